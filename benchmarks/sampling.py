@@ -118,7 +118,7 @@ def samplings(rounds: int) -> dict[str, float]:
 def batches(data: Data, laid_out: DistributedData, rounds: int) -> dict[str, float]:
     """Cutting a batch, beside the others' ways."""
     loader = UniformVertexLoader(laid_out, BATCH_SIZE, prefetch=False)
-    nodes = [loader.sampling.node_id(k) for k in range(rounds + 2)]
+    nodes = [loader.sampler.node_id(k) for k in range(rounds + 2)]
     local = laid_out.graph.local
     matrix = scipy.sparse.csr_matrix(
         (torch.ones(local.num_entries).numpy(), local.col.numpy(), local.rowptr.numpy()), shape=(data.num_nodes,) * 2

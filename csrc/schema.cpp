@@ -71,6 +71,10 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // y[i] = what stands at place[i] of a permutation of [0, size): formats/permutation.h
   m.def("keyed_permutation(Tensor place, int size, int seed) -> Tensor");
 
+  // `count` entries of each row[i] of a pattern, drawn by (seed, key[i]): their rowptr, and where each stood:
+  // kernels/cpu/sample_rows.h
+  m.def("sample_rows(Tensor rowptr, Tensor row, Tensor key, int count, bool replace, int seed) -> (Tensor, Tensor)");
+
   // The rows and columns of a pattern that two lists name, the columns ascending, numbered by their places there:
   // rowptr, col, where each entry stood; and the transpose with the places in these: kernels/patterns.h
   m.def(

@@ -205,6 +205,34 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
     return torch.tensor(permuted, dtype=torch.int64)
 
 
+def sample_rows(
+    rowptr: Tensor, row: Tensor, key: Tensor, count: int, seed: int, replace: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Floyd's algorithm row by row, on the words of SplitMix64."""
+    starts, entries = [0], []
+    for r, k in zip(row.tolist(), key.tolist(), strict=True):
+        first, last = int(rowptr[r]), int(rowptr[r + 1])
+        degree, state = last - first, mixed_seed(seed, k)
+
+        def below(n: int) -> int:
+            nonlocal state
+            state = (state + 0x9E3779B97F4A7C15) % 2**64
+            return mix(state) * n >> 64
+
+        if degree == 0 or count < 0 or (not replace and degree <= count):
+            chosen = list(range(degree))
+        elif replace:
+            chosen = [below(degree) for _ in range(count)]
+        else:
+            chosen = []
+            for j in range(degree - count, degree):
+                x = below(j + 1)
+                chosen.append(j if x in chosen else x)
+        entries += [first + x for x in sorted(chosen)]
+        starts.append(len(entries))
+    return torch.tensor(starts), torch.tensor(entries, dtype=torch.int64)
+
+
 def restrict_csr(
     rowptr: Tensor, col: Tensor, row: Tensor, column: Tensor, num_cols: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

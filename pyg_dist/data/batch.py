@@ -12,7 +12,7 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import SampledGraph
-from pyg_dist.graph.sample import Sample
+from pyg_dist.graph.sample import Subset
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.sharding import require_same
@@ -27,14 +27,38 @@ def ready(data: Data) -> None:
     data.graph.prepare_subgraphs()
 
 
-def induced(data: Data, sample: Sample) -> Data:
+def induced(data: Data, sample: Subset) -> Data:
     """The subgraph, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready."""
     with torch.inference_mode(False):
         graph = data.graph.induced(sample)
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
         of: Any = type(data)
         batch = of.__new__(of)
-        batch._adopt_rows(graph, data.plan, _attributes(data, graph, nodes, edges) | {"n_id": nodes, "e_id": edges})
+        known = {"n_id": nodes, "e_id": edges, **sample.attributes}
+        rows = nodes._sharding
+        for name, value in sample.node_attributes.items():
+            known[name] = NodeTensor.from_local(value[rows.position].to(graph.device), rows)
+        batch._adopt_rows(graph, data.plan, _attributes(data, graph, nodes, edges) | known)
+    return batch
+
+
+def plain_batch(data: Data, subset: Subset) -> Data:
+    """The batch of a graph that one process has, as PyG makes it; for a subset that names its edges."""
+    kept = subset.kept
+    assert kept is not None
+    batch = data.__class__()
+    for name, value in data.items():
+        if name == "edge_index":
+            value = torch.stack([kept.source, kept.target]).to(value.device)
+        elif isinstance(value, Tensor) and data.is_node_attr(name):
+            value = value[subset.node_id.to(value.device)]
+        elif isinstance(value, Tensor) and data.is_edge_attr(name):
+            value = value[kept.edge_id.to(value.device)]
+        batch[name] = value
+    batch.num_nodes = subset.node_id.numel()
+    batch.n_id, batch.e_id = subset.node_id, kept.edge_id
+    for name, value in {**subset.attributes, **subset.node_attributes}.items():
+        batch[name] = value
     return batch
 
 
@@ -90,7 +114,17 @@ def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
                 f"or selection): select it alike"
             )
         subset = subset.full_tensor()
-    num_nodes = data.num_nodes
+    ids: Tensor = torch.unique(listed_nodes(subset, data.num_nodes, what))
+    require_same(data.graph.group, digest(ids), what)
+    return ids
+
+
+def listed_nodes(subset: Any, num_nodes: int, what: str) -> Tensor:
+    """Ids of nodes that are given as ids, whose order stays, or as a mask; int64. Not collective.
+
+    Raises:
+        DataError: They are neither.
+    """
     if isinstance(subset, str) or subset is None:
         raise DataError(f"Expected '{what}' to be a mask of {num_nodes} nodes, or a list of ids (got {subset!r})")
     subset = torch.as_tensor(subset).cpu()
@@ -101,8 +135,9 @@ def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
             f"Expected '{what}' to be a mask of {num_nodes} nodes, or a list of ids (got {subset.dtype} of shape "
             f"{list(subset.shape)})"
         )
-    ids: Tensor = subset.nonzero().view(-1) if is_mask else torch.unique(subset.long())
-    if ids.numel() and not (int(ids[0]) >= 0 and int(ids[-1]) < num_nodes):
-        raise DataError(f"Expected ids in '{what}' between 0 and {num_nodes - 1} (got {int(ids[0])} to {int(ids[-1])})")
-    require_same(data.graph.group, digest(ids), what)
+    ids: Tensor = subset.nonzero().view(-1) if is_mask else subset.long()
+    if ids.numel():
+        low, high = (int(end) for end in ids.aminmax())
+        if low < 0 or high >= num_nodes:
+            raise DataError(f"Expected ids in '{what}' between 0 and {num_nodes - 1} (got {low} to {high})")
     return ids

@@ -27,7 +27,7 @@ from pyg_dist.errors import LayoutMismatchError, MixedRowsError, PygDistError, U
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
-from pyg_dist.graph.sample import Sample
+from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
@@ -195,7 +195,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             (10, (10, 34), [0, 1, 2])
         """
         ready(self)
-        found: DistributedData = induced(self, Sample(chosen_nodes(self, subset)))
+        found: DistributedData = induced(self, Subset(chosen_nodes(self, subset)))
         add_learning(self, found)
         return found
 

@@ -19,7 +19,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
-from pyg_dist.graph.sample import Sample
+from pyg_dist.graph.sample import Subset
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
@@ -79,7 +79,7 @@ class NodeSharding(RowSharding):
         return False
 
     @property
-    def sample(self) -> Sample | None:
+    def sample(self) -> Subset | None:
         """Which nodes of a graph these are, for a batch."""
         return None
 
@@ -325,7 +325,7 @@ class DistributedGraph(GraphProducts, Protocol):
     def prepare_subgraphs(self) -> None:
         """Make what subgraphs are cut from without messages (collective at the first use)."""
 
-    def induced(self, sample: Sample) -> SampledGraph:
+    def induced(self, sample: Subset) -> SampledGraph:
         """The subgraph that a sample of the nodes induces, once subgraphs are prepared (not collective)."""
 
     # ---- Single edges ----------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""A sample of nodes, the same on every rank, and the probabilities of the pairs in it."""
+"""What a sampler draws: nodes of a graph, the same on every rank of a data group, and what its edges are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,15 +86,44 @@ class DataGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """Nodes, the same ones on every rank of a data group.
+class KeptEdges:
+    """The edges of a batch, where it has not all between its nodes: the same list on every rank.
 
     Attributes:
-        node_id: global ids, ascending, int64 ``[B]``.
-        pairs: by what the weights of edges are divided so that sums are unbiased; ``None``: they are not.
-        group: the place in the union of all groups' samples; ``None``: the sample is the same on all ranks.
+        edge_id: their places in the graph's order, ascending, int64 ``[m]``.
+        source, target: numbers of their ends in the batch, int64 ``[m]``.
+        owner: the rank that has each of the batch's nodes, ``[B]``.
+        repeats: whether nodes or edges of the graph may be in the batch several times.
+    """
+
+    edge_id: Tensor
+    source: Tensor
+    target: Tensor
+    owner: Tensor
+    repeats: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """A mini-batch as a sampler draws it, the same on every rank of a data group.
+
+    Attributes:
+        node_id: global ids in the batch's order, int64 ``[B]``: ascending and distinct, unless ``kept`` is given.
+        kept: which edges; ``None``: all between the nodes.
+        scale: by what the weights of edges are divided so that sums are unbiased; ``None``: they are not.
+        group: the place in the union of all groups' subsets; ``None``: the subset is the same on all ranks.
+        attributes: plain attributes of the batch, by name.
+        node_attributes: attributes with a value for each node of the batch, ``[B, ...]``, by name.
     """
 
     node_id: Tensor
-    pairs: PairProbability | None = None
+    kept: KeptEdges | None = None
+    scale: PairProbability | None = None
     group: DataGroup | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    node_attributes: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether nodes or edges of the graph may be there several times: what stands for them is their place."""
+        return self.kept is not None and self.kept.repeats

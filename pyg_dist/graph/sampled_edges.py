@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.graph.sample import DataGroup
+from pyg_dist.graph.sample import Subset
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
@@ -21,19 +21,32 @@ class SampledEdges(RowSharding):
         place: the local ones among them, int64 ``[e]``.
         parent_key: their keys in the graph, int64 ``[e]``.
         ranks: the ranks over which they lie.
-        union: of what they are a part, where data groups have samples of their own.
+        subset: the sample.
+        position: which of the edges that a subset names each is; with repetitions it is the key, too.
     """
 
     counts_selections = False
 
     def __init__(
-        self, parent: RowSharding, place: Tensor, parent_key: Tensor, ranks: Group, union: DataGroup | None = None
+        self,
+        parent: RowSharding,
+        place: Tensor,
+        parent_key: Tensor,
+        ranks: Group,
+        subset: Subset,
+        position: Tensor | None = None,
     ) -> None:
+        union, kept = subset.group, subset.kept
+        key = position if position is not None and subset.repeats else parent_key
         first = 0 if union is None else union.index * parent.num_rng_keys
-        super().__init__(ranks, "edge", 0, parent_key + first if first else parent_key)
+        super().__init__(ranks, "edge", 0, key + first if first else key)
         self.parent, self.place, self.parent_key = parent, place, parent_key
-        self._union = union
+        self._union, self._least_keys = union, 0
         del self.size
+        if kept is not None:
+            assert position is not None
+            self.__dict__.update(_position=position, size=kept.edge_id.numel())
+            self._least_keys = kept.edge_id.numel()
 
     @cached_property
     def size(self) -> int:  # type: ignore[override]
@@ -46,7 +59,7 @@ class SampledEdges(RowSharding):
     @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_rng_keys * (1 if self._union is None else self._union.index + 1)
+        return max(self.parent.num_rng_keys * (1 if self._union is None else self._union.index + 1), self._least_keys)
 
     @property
     def position(self) -> Tensor:

@@ -18,11 +18,11 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.graph.protocol import Norm
-from pyg_dist.graph.sample import PairProbability, Sample
+from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.graph.sampled_edges import refuse_learning_weights, refuse_other_weights
 from pyg_dist.grid.adjacency import AdjacencyTile
 from pyg_dist.grid.operator import GridOperator, TiledOperator
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, TileLayout
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, TileLayout, split
 from pyg_dist.grid.plan.node_order import SampledOrder, held_positions
 from pyg_dist.grid.products import GridProducts, learns
 from pyg_dist.grid.sharding import Grid, GridNodes
@@ -40,9 +40,9 @@ class SampledGrid(Grid):
     the grid: it goes with its last user.
     """
 
-    sample: Sample
+    sample: Subset
 
-    def __init__(self, parent: Grid, sample: Sample) -> None:
+    def __init__(self, parent: Grid, sample: Subset) -> None:
         orders = tuple(SampledOrder.at(order, sample.node_id) for order in parent.orders)
         super().__init__(parent.mesh, orders, parent.sums, parent.num_blocks, parent.comm_dtype)
         self.parent, self.sample = parent, sample
@@ -64,11 +64,12 @@ class SampledGrid(Grid):
     @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_rng_keys * (1 if self.sample.group is None else self.sample.group.index + 1)
+        of_groups = self.parent.num_rng_keys * (1 if self.sample.group is None else self.sample.group.index + 1)
+        return max(of_groups, self.num_nodes)
 
     def rng_key(self, node: Tensor) -> Tensor:
         """See :class:`~pyg_dist.grid.sharding.Grid`: data groups draw other numbers for a node."""
-        key = self.parent.rng_key(self.parent_id(node))
+        key = node if self.sample.repeats else self.parent.rng_key(self.parent_id(node))
         return key if self.sample.group is None else key + self.sample.group.index * self.parent.num_rng_keys
 
     def parent_id(self, node: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class ProductsAtSample(GridProducts):
     """See the module; ``parent`` is the whole graph."""
 
     parent: GridProducts
-    _sample: Sample
+    _sample: Subset
     _sampled_grid: SampledGrid
 
     @lasting
@@ -129,14 +130,29 @@ class ProductsAtSample(GridProducts):
         return known
 
     def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
-        csr = whole.csr.on_host
-        pattern, entry = csr.restricted(*self._tile_places(whole))
-        order = torch.argsort(csr.places(entry))  # as ids ascend, so that values of edges arrive
-        row, column = pattern.row()[order].int(), pattern.col[order]
+        kept = self._sample.kept
+        if kept is None:
+            csr = whole.csr.on_host
+            pattern, entry = csr.restricted(*self._tile_places(whole))
+            order = torch.argsort(csr.places(entry))  # as ids ascend, so that values of edges arrive
+            row, column = pattern.row()[order].int(), pattern.col[order]
+        else:
+            at_row, (row_low, row_high) = self._positions(kept.target, whole.row_order, whole.row_axis)
+            at_column, (column_low, column_high) = self._positions(kept.source, whole.column_order, whole.column_axis)
+            inside = (at_row >= row_low) & (at_row < row_high) & (at_column >= column_low) & (at_column < column_high)
+            row, column = (at_row[inside] - row_low).int(), (at_column[inside] - column_low).int()
         return AdjacencyTile.of_entries(
             self.grid, self.edges_of_group, self.edge_sharding.global_id,
             whole.row_axis, whole.column_axis, whole.column_order, row, column, self.device,
         )  # fmt: skip
+
+    def _positions(self, node: Tensor, order: int, axis: str) -> tuple[Tensor, tuple[int, int]]:
+        """Of some of the batch's nodes in a node order, and the first and last one, exclusive, of the block here."""
+        nodes = self.grid.orders[order]
+        bounds = split(nodes.num_split, self.grid.mesh.grid_shape[axis])
+        index = self.grid.mesh.coordinates[axis]
+        low, high = nodes.bounds(bounds[index : index + 2])
+        return nodes.positions(node), (low, high)
 
     def _tile_places(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
         """Which rows and columns of the graph's tile are the sample's."""
@@ -151,7 +167,7 @@ class ProductsAtSample(GridProducts):
         GCN's norm needs the degrees of the whole graph: with weights that learn, or that are no attribute of it, it
         raises.
         """
-        if self._sample.pairs is None:
+        if self._sample.scale is None:
             return super().operator(norm, weight, dtype)
         known = origin_of(weight)
         origin: Any = None if known is None else known[0]
@@ -211,5 +227,5 @@ class ProductsAtSample(GridProducts):
 
     @property
     def _pairs(self) -> PairProbability:
-        assert self._sample.pairs is not None
-        return self._sample.pairs
+        assert self._sample.scale is not None
+        return self._sample.scale

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
@@ -18,7 +19,7 @@ from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges, EdgesAndLoops
 from pyg_dist.graph.operator_cache import OperatorCache
 from pyg_dist.graph.protocol import EdgeView, Norm
-from pyg_dist.graph.sample import Sample
+from pyg_dist.graph.sample import Subset
 from pyg_dist.graph.sampled_edges import SampledEdges
 from pyg_dist.grid.attention import grid_attention
 from pyg_dist.grid.batch import PickedTiles, ProductsAtSample, SampledGrid
@@ -64,7 +65,7 @@ class GridGraph(GridProducts):
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.edges`."""
         return OperatorEdges.of_graph(self, weight)
 
-    def induced(self, sample: Sample) -> GridBatch:
+    def induced(self, sample: Subset) -> GridBatch:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
         return GridBatch(self, sample)
 
@@ -249,16 +250,24 @@ class GridBatch(ProductsAtSample, GridGraph):
 
     parent: GridGraph
 
-    def __init__(self, parent: GridGraph, sample: Sample) -> None:
+    def __init__(self, parent: GridGraph, sample: Subset) -> None:
         self.parent = parent
         self._sample = sample
         grid = SampledGrid(parent.grid, sample)
-        node_id, stored = sample.node_id, parent.stored_by_source
-        pattern, entry = stored.restricted(node_id, node_id)
-        place, order = stored.places(entry).long().sort()
-        edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
+        number, kept = None, sample.kept
+        if kept is None:
+            node_id, stored = sample.node_id, parent.stored_by_source
+            pattern, entry = stored.restricted(node_id, node_id)
+            place, order = stored.places(entry).long().sort()
+            edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
+        else:
+            ids, places = parent.edge_sharding.ordered_position
+            at = ops.find_sorted(ids, kept.edge_id)
+            number = (at >= 0).nonzero().view(-1)
+            place = places[at[number]]
+            edge_index = torch.stack([kept.source[number], kept.target[number]]) + grid.first
         key = parent.edge_sharding.rng_key.index_select(0, place)
-        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample.group)
+        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample, number)
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
 

@@ -19,7 +19,7 @@ from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
 from pyg_dist.graph.protocol import NodeSharding
-from pyg_dist.graph.sample import Sample
+from pyg_dist.graph.sample import Subset
 from pyg_dist.grid.mesh import Mesh
 from pyg_dist.grid.plan.mesh_shape import (
     GRID_AXES,
@@ -177,7 +177,7 @@ class GridNodes(NodeSharding):
         return self.grid.is_union
 
     @property
-    def sample(self) -> Sample | None:
+    def sample(self) -> Subset | None:
         """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
         return self.grid.sample
 
@@ -232,7 +232,7 @@ class Grid:
 
     first = 0
     is_union = False
-    sample: Sample | None = None
+    sample: Subset | None = None
 
     def __init__(
         self,

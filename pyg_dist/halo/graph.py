@@ -19,7 +19,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import Norm
-from pyg_dist.graph.sample import PairProbability, Sample
+from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.graph.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
@@ -57,7 +57,7 @@ class HaloGraph(HaloProducts):
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.edges`."""
         return Edges.all_of(self, weight)
 
-    def induced(self, sample: Sample) -> HaloBatch:
+    def induced(self, sample: Subset) -> HaloBatch:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
         return HaloBatch(self, sample)
 
@@ -179,8 +179,8 @@ class SampledNodes(HaloNodes):
 
     counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
 
-    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Sample) -> None:
-        union, key = sample.group, parent.rng_key.index_select(0, row)
+    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Subset) -> None:
+        union, key = sample.group, place if sample.repeats else parent.rng_key.index_select(0, row)
         self._sample, self._own_place = sample, place
         if union is None:
             size = sample.node_id.numel()
@@ -203,7 +203,7 @@ class SampledNodes(HaloNodes):
         return 0 if self._sample.group is None else self._sample.group.first
 
     @property
-    def sample(self) -> Sample:
+    def sample(self) -> Subset:
         """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
         return self._sample
 
@@ -224,7 +224,8 @@ class SampledNodes(HaloNodes):
     @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
+        of_groups = self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
+        return max(of_groups, self.size)
 
 
 class HaloBatch(HaloGraph):
@@ -242,16 +243,17 @@ class HaloBatch(HaloGraph):
 
     may_send_weights = False  # to know whether that pays, ranks would have to communicate for each batch
 
-    def __init__(self, parent: HaloGraph, sample: Sample) -> None:
+    def __init__(self, parent: HaloGraph, sample: Subset) -> None:
         self.parent = parent
-        self.restriction: Restriction = restricted(parent.share, parent.links.links, sample.node_id)
+        stored = None if sample.kept is None else parent.edge_sharding.ordered_position
+        self.restriction: Restriction = restricted(parent.share, parent.links.links, sample, stored)
         share = self.restriction.share
         of_graph = parent.node_sharding
         nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
         of_edges, edge = parent.edge_sharding, self.restriction.edge
         is_known = of_edges.rng_key is parent.share.edge_id  # but for a graph with loops or of a batch
         key = share.edge_id if is_known else of_edges.rng_key.index_select(0, edge)
-        rows = SampledEdges(of_edges, edge, key, nodes.group, sample.group)
+        rows = SampledEdges(of_edges, edge, key, nodes.group, sample, self.restriction.kept)
         self._replicas = None if sample.group is None else of_graph.groups.data
         ranks, device = parent.exchange_group, parent.device
         super().__init__(share, nodes, parent.loop_rule, parent.num_messages, rows, ranks, device)
@@ -288,7 +290,7 @@ class HaloBatch(HaloGraph):
             UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
                 degrees of the whole graph.
         """
-        if self._sample.pairs is None:
+        if self._sample.scale is None:
             return super().operator(norm, weight, dtype)
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             return self._learning_at_sample(norm, weight.to_local(), dtype)
@@ -296,7 +298,7 @@ class HaloBatch(HaloGraph):
 
     def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
         """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`."""
-        return super().operator_over(edges, norm, weight, dtype) if self._sample.pairs is None else None
+        return super().operator_over(edges, norm, weight, dtype) if self._sample.scale is None else None
 
     def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> LinearOperator:
         """The graph's operator, restricted and rescaled (collective)."""
@@ -387,8 +389,8 @@ class HaloBatch(HaloGraph):
 
     @property
     def _pairs(self) -> PairProbability:
-        assert self._sample.pairs is not None
-        return self._sample.pairs
+        assert self._sample.scale is not None
+        return self._sample.scale
 
     @lasting
     def _factors(self, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -14,28 +14,40 @@ from pyg_dist.backend import timing
 from pyg_dist.backend.on_device import Made, SideStream, taken
 from pyg_dist.backend.session.state import current
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 
-class Prefetcher(Generic[T]):
+class _Begun(NamedTuple, Generic[P, T]):
+    step: int
+    device: torch.device
+    prepared: P
+    future: Future[Made[T]]
+
+
+class Prefetcher(Generic[P, T]):
     """Makes the item of a step, in advance if possible, by a thread that lasts until :meth:`close`.
 
     The thread ends with the session, too, and with the last reference to the prefetcher. Items are not kept here once
-    they have been taken. Not collective.
+    they have been taken. Collective only if ``prepare`` is.
 
     Args:
-        make: makes the item of a step. It sends nothing and draws from no generator; what it raises reaches
+        prepare: makes what the item of a step needs, on the thread that calls :meth:`begin` or :meth:`take`.
+        make: makes the item of a step from that. It sends nothing and draws from no generator; what it raises reaches
             :meth:`take`.
         device: where items made from now on lie, asked each time; on a GPU the thread has a stream of its own.
     """
 
     def __init__(
-        self, make: Callable[[int], T], device: Callable[[], torch.device] = lambda: torch.device("cpu")
+        self,
+        prepare: Callable[[int], P],
+        make: Callable[[int, P], T],
+        device: Callable[[], torch.device] = lambda: torch.device("cpu"),
     ) -> None:
-        self._make, self._device = make, device
+        self._prepare, self._make, self._device = prepare, make, device
         self._stream = SideStream(device())
         self._thread: ThreadPoolExecutor | None = None
-        self._next: tuple[tuple[int, torch.device], Future[Made[T]]] | None = None
+        self._next: _Begun[P, T] | None = None
 
     def begin(self, step: int) -> None:
         """Have the thread make the item of a step; one that was not taken is dropped."""
@@ -46,15 +58,21 @@ class Prefetcher(Generic[T]):
         if device != self._stream.device:
             self._stream = SideStream(device)
         self._stream.follow()
+        with timing.phase("sampling"):
+            prepared = self._prepare(step)
         # Not self, which would be a cycle: the thread ends with the last reference to this.
-        self._next = (step, device), self._thread.submit(_timed, self._stream, partial(self._make, step))
+        future = self._thread.submit(_timed, self._stream, partial(self._make, step, prepared))
+        self._next = _Begun(step, device, prepared, future)
 
     def take(self, step: int) -> T:
         """The item of a step: the one that was begun, waited for, or else made now, as where the device is another."""
         begun, self._next = self._next, None
         with timing.phase("sampling"):
-            is_begun = begun is not None and begun[0] == (step, self._device())
-            return taken(begun[1].result()) if begun is not None and is_begun else self._make(step)
+            if begun is None or begun.step != step:
+                return self._make(step, self._prepare(step))
+            if begun.device != self._device():
+                return self._make(step, begun.prepared)
+            return taken(begun.future.result())
 
     def close(self) -> None:
         """End the thread once it has made what it is making."""

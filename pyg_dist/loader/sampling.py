@@ -1,44 +1,60 @@
-"""The samples of nodes, S_t: functions of the seed, the step and the sizes, computed alike on every rank."""
+"""Uniform samples of nodes, S_t: functions of the seed, the step and the sizes, computed alike on every rank."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.graph.sample import DataGroup, PairProbability, Sample
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.graph.sample import DataGroup, PairProbability, Subset
 
 
 @dataclass(frozen=True, eq=False)
 class UniformSampling:
     """Uniform samples without replacement (ScaleGNN, III-D), each from the first places of a keyed permutation.
 
-    Not collective, and equal on every machine. O(B) time and memory, whatever N is.
+    A :class:`~pyg_dist.loader.sampler.Sampler` without messages, equal on every machine. O(B) time and memory, whatever
+    N is.
 
     Attributes:
         num_nodes: N.
         batch_size: B.
         num_steps: of an epoch.
         seed: any integer modulo 2^64.
+        group: the number of this rank's data group.
         num_groups: data groups, which draw independently.
         cover: an epoch is one permutation, cut into batches whose sizes differ by one at most.
         input_nodes: ascending ids of the nodes of which every batch has the same number; ``None``: no such nodes.
         other_nodes: ascending ids of the others, where there are input nodes.
+        rescale: whether subsets have the probabilities of their pairs.
     """
 
     num_nodes: int
     batch_size: int
     num_steps: int
     seed: int
+    group: int = 0
     num_groups: int = 1
     cover: bool = False
     input_nodes: Tensor | None = None
     other_nodes: Tensor | None = None
+    rescale: bool = True
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
+        nodes = None if self.input_nodes is None else digest(self.input_nodes)
+        return {
+            "seed": self.seed, "num_nodes": self.num_nodes, "batch_size": self.batch_size, "num_steps": self.num_steps,
+            "num_groups": self.num_groups, "cover": self.cover, "rescale": self.rescale, "input_nodes": nodes,
+        }  # fmt: skip
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -48,17 +64,22 @@ class UniformSampling:
         num_input = max(1, round(self.batch_size * self.input_nodes.numel() / self.num_nodes))
         return num_input, self.batch_size - num_input
 
-    def sample(self, step: int, group: int, rescale: bool) -> Sample:
-        """The sample of a step, counted over all epochs, and the probabilities of its pairs."""
-        node_id = self.node_id(step, group)
-        pairs = self._pairs(node_id.numel()) if rescale else None
-        if self.num_groups == 1:
-            return Sample(node_id, pairs)
-        sizes = [self._size(step, g) for g in range(self.num_groups)]
-        return Sample(node_id, pairs, DataGroup(group, sum(sizes[:group]), sum(sizes)))
+    def prepare(self, step: int) -> None:
+        """Nothing: every rank knows all that a sample follows from."""
 
-    def node_id(self, step: int, group: int = 0) -> Tensor:
+    def sample(self, step: int, prepared: None = None) -> Subset:
+        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
+        node_id = self.node_id(step)
+        scale = self._pairs(node_id.numel()) if self.rescale else None
+        if self.num_groups == 1:
+            return Subset(node_id, scale=scale)
+        sizes = [self._size(step, g) for g in range(self.num_groups)]
+        group = DataGroup(self.group, sum(sizes[: self.group]), sum(sizes))
+        return Subset(node_id, scale=scale, group=group)
+
+    def node_id(self, step: int) -> Tensor:
         """S_t, ascending, int64 ``[B]``."""
+        group = self.group
         if self.cover:
             return self._piece(step, group)
         words = (self.seed, step, group, self.num_nodes, self.batch_size)

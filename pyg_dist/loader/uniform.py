@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
+from pyg_dist.backend.session.agreement import raise_together, require_equal
 from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
+from pyg_dist.data.batch import chosen_nodes, ready
 from pyg_dist.errors import DataError, OptionError, PygDistError
-from pyg_dist.loader.prefetch import Prefetcher
+from pyg_dist.loader.batches import BatchLoader
 from pyg_dist.loader.sampling import UniformSampling
 from pyg_dist.tensor import NodeTensor
 
 _LIKELY = 0.5
 
 
-class UniformVertexLoader:
+class UniformVertexLoader(BatchLoader[None]):
     r"""Iterates over subgraphs that B uniformly drawn nodes induce, each a ``DistributedData``.
 
     The sample of a step is a function of the seed, the step, N and B: every rank computes it and selects its own rows
@@ -73,6 +71,8 @@ class UniformVertexLoader:
         (2, (17, 34))
     """
 
+    sampler: UniformSampling
+
     def __init__(
         self,
         data: DistributedData,
@@ -103,107 +103,29 @@ class UniformVertexLoader:
             is_other = torch.ones(num_nodes, dtype=torch.bool)
             is_other[given] = False
             others = is_other.nonzero().view(-1)
-        self.data = data
-        self._group, num_groups = data.graph.data_group
-        self.rescale, self.prefetch = bool(rescale), bool(prefetch)
-        self.sampling = UniformSampling(
+        group, num_groups = data.graph.data_group
+        sampler = UniformSampling(
             num_nodes,
             int(batch_size),
             math.ceil(num_nodes / (batch_size * num_groups)) if num_steps is None else int(num_steps),
             int(seed),
+            group,
             num_groups,
             cover=bool(cover),
             input_nodes=given,
             other_nodes=others,
+            rescale=bool(rescale),
         )
-        self._step, self._loop = 0, object()
-        # Not self, which would be a cycle: the thread ends with the last reference to the loader.
-        self._batches = Prefetcher(
-            partial(_batch_of, data, self.sampling, self._group, self.rescale), lambda: data.graph.device
-        )
+        super().__init__(data, sampler, prefetch)
         self._warn()
 
-    def __len__(self) -> int:
-        return self.sampling.num_steps
-
     def __repr__(self) -> str:
-        s = self.sampling
+        s = self.sampler
         return f"{type(self).__name__}({s.batch_size} of {s.num_nodes} nodes, {s.num_steps} steps)"
-
-    def __iter__(self) -> Iterator[DistributedData]:
-        last, loop = (self._step // len(self) + 1) * len(self), object()
-        self._loop = loop
-        try:
-            while self._step < last:
-                yield self._take()  # not held here: the caller's is the last reference
-                if self._loop is not loop:
-                    raise OptionError(
-                        f"Expected one loop over a {type(self).__name__} at a time (got another one before this one's "
-                        f"end): both would share its steps; make a loader for each"
-                    )
-        except GeneratorExit:  # a break: who knows whether there is a next step
-            self._batches.close()
-            raise
-
-    def _take(self) -> DistributedData:
-        """The batch of the next step; the one after it is begun."""
-        batch = self._batches.take(self._step)
-        self._step += 1
-        if self.prefetch:
-            self._batches.begin(self._step)
-        add_learning(self.data, batch)
-        return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """The next step, and the options that the samples follow from.
-
-        Example:
-            >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
-            >>> batch = next(iter(loader))
-            >>> loader.state_dict()["step"]
-            1
-        """
-        return {"step": self._step, **self._identity()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state, bit for bit (not collective; every rank loads the same state).
-
-        Raises:
-            OptionError: The state is of a loader with other options or another number of nodes.
-
-        Example:
-            >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
-            >>> batch, state = next(iter(loader)), loader.state_dict()
-            >>> resumed = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
-            >>> resumed.load_state_dict(state)
-            >>> next(iter(resumed)).n_id.tolist() == next(iter(loader)).n_id.tolist()
-            True
-        """
-        if not isinstance(state, dict):
-            raise OptionError(f"Expected the dict of state_dict() (got {type(state).__name__})")
-        mine = self._identity()
-        differing = [name for name, value in mine.items() if state.get(name) != value]
-        step = state.get("step")
-        if differing or not isinstance(step, int) or step < 0:
-            name = differing[0] if differing else "step"
-            raise OptionError(
-                f"Expected the state of a loader with the same options (got {name}={state.get(name)!r}"
-                f"{f' for {mine[name]!r}' if name in mine else ''}): make the loader as it was"
-            )
-        self._step = step
-
-    def _identity(self) -> dict[str, Any]:
-        s = self.sampling
-        nodes = None if s.input_nodes is None else digest(s.input_nodes)
-        return {
-            "seed": s.seed, "num_nodes": s.num_nodes, "batch_size": s.batch_size, "num_steps": s.num_steps,
-            "num_groups": s.num_groups,
-            "cover": s.cover, "rescale": self.rescale, "input_nodes": nodes,
-        }  # fmt: skip
 
     def _warn(self) -> None:
         """Say what the script's loss, or its sums, will not be (collective where the data has a mask)."""
-        s, messages = self.sampling, []
+        s, messages = self.sampler, []
         mask = self.data.get("train_mask")
         if s.input_nodes is None and isinstance(mask, NodeTensor) and mask.dtype == torch.bool and mask.dim() == 1:
             none = s.probability_of_none(int(mask.sum())) ** s.num_groups
@@ -212,7 +134,7 @@ class UniformVertexLoader:
                     f"{none:.0%} of the batches have no node of train_mask, and a mean over none is NaN: pass "
                     f"input_nodes=data.train_mask, or a larger batch_size"
                 )
-        if s.input_nodes is not None and s.other_nodes is not None and self.rescale:
+        if s.input_nodes is not None and s.other_nodes is not None and s.rescale:
             pairs = zip(s.sizes, (s.input_nodes.numel(), s.other_nodes.numel()), strict=True)
             if any(drawn < min(number, 2) for drawn, number in pairs):
                 messages.append(
@@ -222,14 +144,6 @@ class UniformVertexLoader:
         if session.is_main():
             for message in messages:
                 warnings.warn(message, stacklevel=3)
-
-
-def _batch_of(
-    data: DistributedData, sampling: UniformSampling, group: int, rescale: bool, step: int
-) -> DistributedData:
-    """The batch of a step, without what learns."""
-    batch: DistributedData = induced(data, sampling.sample(step, group, rescale))
-    return batch
 
 
 def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, input_nodes: Any) -> None:

@@ -223,7 +223,9 @@ def _checked_with_graph(y: Tensor, train_mask: Tensor, num_classes: int, rows: R
     if of_mask is None or of_y is None or of_mask[1] is not of_y[1] or not isinstance(rows, NodeSharding):
         return None
     mask_of_graph, nodes = of_mask[0], of_mask[1].source
-    if rows.sample is None or not isinstance(nodes, NodeSharding) or nodes.sample is not None:
+    if rows.sample is None or rows.sample.kept is not None:
+        return None  # whose nodes do not ascend
+    if not isinstance(nodes, NodeSharding) or nodes.sample is not None:
         return None  # of a subgraph, whose keys are not the places of its nodes
     of_graph = _checked(of_y[0], mask_of_graph, num_classes, nodes)
     if of_graph.bits is None:

@@ -112,7 +112,8 @@ def of_whole_graphs() -> str:
         if name == "__init__" and asker.__module__.startswith("torch_geometric.loader."):
             loader = asker.__name__  # the outermost one is what the script knows
         frame = frame.f_back
-    return f"{loader} {_GOT}: use pyg_dist.loader.UniformVertexLoader for mini-batches" if loader else ""
+    ours = loader if loader in ("NeighborLoader", "LinkNeighborLoader") else "UniformVertexLoader"
+    return f"{loader} {_GOT}: use pyg_dist.loader.{ours} for mini-batches" if loader else ""
 
 
 def function_that_needs_all_edges(inner: FrameType | None) -> str:

@@ -149,6 +149,7 @@ const std::set<std::string> host_only = {
     "pyg_dist::csr_from_edges", "pyg_dist::transpose_csr",  "pyg_dist::restrict_csr",
     "pyg_dist::find_sorted",    "pyg_dist::spmm_csr_guess", "pyg_dist::empty_rows",
     "pyg_dist::relu",           "pyg_dist::relu_grad",      "pyg_dist::bipartite_matching",
+    "pyg_dist::sample_rows",
 };
 
 bool is_mask(const at::Tensor& x) {

@@ -116,7 +116,13 @@ def test_gat() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("full_batch_gcn", "edge_weights")), "minibatch_4d"],
+    [
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("full_batch_gcn", "edge_weights", "neighbor_sampling")
+        ),
+        "minibatch_4d",
+    ],
 )
 def test_two_ranks_print_the_same_as_one(name: str) -> None:
     """The GCN drops out: equal losses mean equal masks. Each line stands there once: the other rank is silent."""

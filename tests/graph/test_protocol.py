@@ -397,7 +397,7 @@ def same_slope(name: str, out: Tensor, expected: Tensor, x: Tensor) -> None:
 def subgraphs(graph: Data, data: Any, how: Layout) -> None:
     """A graph cuts PyG's subgraph, on each data group."""
     from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.graph.sample import Sample
+    from pyg_dist.graph.sample import Subset
 
     laid, count = data.graph, how.get("mesh", {}).get("data", 1)
     index, world = laid.data_group[0], world_group()
@@ -406,7 +406,7 @@ def subgraphs(graph: Data, data: Any, how: Layout) -> None:
     assert laid.group.size == world.size // count
     laid.prepare_subgraphs()
     nodes = torch.arange(0, N, 2)
-    expected, sampled = graph.subgraph(nodes), laid.induced(Sample(nodes))
+    expected, sampled = graph.subgraph(nodes), laid.induced(Subset(nodes))
     assert sampled.parent is laid
     node, edge = sampled.pick_nodes(), sampled.pick_edges()
     assert_same_bits(node.full_tensor(), nodes)

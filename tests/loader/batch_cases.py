@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -255,7 +256,7 @@ def one_step(case: Case) -> str:
     model = pyg_dist.distribute(conv)
     close = {"rtol": 0, "atol": 1e-10}
     for step, batch in enumerate(loader):
-        samples = [loader.sampling.sample(step, g, loader.rescale) for g in range(loader.sampling.num_groups)]
+        samples = [replace(loader.sampler, group=g).sample(step) for g in range(loader.sampler.num_groups)]
         ids = torch.cat([sample.node_id for sample in samples])
         check_attributes(case, graph, batch, [sample.node_id for sample in samples])
         weight = {"none": None, "constant": batch.get("edge_weight"), "learned": batch.get("edge_weight")}.get(
@@ -274,7 +275,7 @@ def one_step(case: Case) -> str:
         for sample in samples:
             x = torch.cat([graph.x[sample.node_id], embedding[sample.node_id]], dim=1)
             weight = None if case.weights == "none" else graph.edge_weight
-            pieces.append(reference(twin, graph, case, sample.node_id, sample.pairs, x, weight))
+            pieces.append(reference(twin, graph, case, sample.node_id, sample.scale, x, weight))
         expected = twin_norm(torch.cat(pieces))
         expected_loss = F.cross_entropy(expected, graph.y[ids])
         torch.testing.assert_close(out.full_tensor(), expected, **close)

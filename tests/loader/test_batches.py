@@ -87,7 +87,7 @@ def mean_over_all_samples(conv_name: str, draws: str, mesh: dict[str, int] | Non
     """The largest difference to the full aggregation of the mean over all samples that hold a node."""
     import pyg_dist
     from pyg_dist.data.batch import induced, ready
-    from pyg_dist.graph.sample import PairProbability, Sample
+    from pyg_dist.graph.sample import PairProbability, Subset
 
     graph, with_input = random_graph(8, 40), draws == "input"
     if draws == "loop-free":
@@ -110,7 +110,7 @@ def mean_over_all_samples(conv_name: str, draws: str, mesh: dict[str, int] | Non
         ids = torch.tensor(chosen)
         if with_input and int(is_other[ids].sum()) != 2:
             continue
-        batch = induced(data, Sample(ids, pairs))
+        batch = induced(data, Subset(ids, scale=pairs))
         with torch.no_grad():
             total[ids] += conv(batch.x, batch.edge_index).full_tensor()
         count[ids] += 1

@@ -63,10 +63,12 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
     from pyg_dist.loader.sampling import UniformSampling
 
     num_steps = -(-num_nodes // (batch_size * num_groups))
-    sampling = UniformSampling(num_nodes, batch_size, num_steps, 0, num_groups, cover=True)
+    groups = [
+        UniformSampling(num_nodes, batch_size, num_steps, 0, group, num_groups, cover=True)
+        for group in range(num_groups)
+    ]
     epochs = [
-        [sampling.node_id(epoch * num_steps + t, g) for t in range(num_steps) for g in range(num_groups)]
-        for epoch in range(2)
+        [sampling.node_id(epoch * num_steps + t) for t in range(num_steps) for sampling in groups] for epoch in range(2)
     ]
     for pieces in epochs:
         assert torch.equal(torch.cat(pieces).sort().values, torch.arange(num_nodes))
@@ -76,7 +78,7 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
         assert not all(torch.equal(a, b) for a, b in zip(*epochs, strict=True))
     smallest = min(range(num_steps * num_groups), key=lambda k: epochs[0][k].numel())
     step, group = divmod(smallest, num_groups)
-    pairs = sampling.sample(step, group, rescale=True).pairs
+    pairs = groups[group].sample(step).scale
     assert pairs is not None
     assert pairs.table[0, 0].item() == (epochs[0][smallest].numel() - 1) / (num_nodes - 1)
 

@@ -21,6 +21,7 @@ from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
 from pyg_dist.backend.ops.keyed import keyed_uniform as keyed_uniform
 from pyg_dist.backend.ops.keyed import mixed_seed as mixed_seed
+from pyg_dist.backend.ops.keyed import sample_rows as sample_rows
 from pyg_dist.backend.ops.library import FLOATS as FLOATS
 from pyg_dist.backend.ops.library import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.patterns import bipartite_matching as bipartite_matching

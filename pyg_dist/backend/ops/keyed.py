@@ -76,6 +76,41 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
     return call(native.keyed_permutation.default, place.contiguous(), size, signed(seed))
 
 
+def sample_rows(
+    rowptr: Tensor, row: Tensor, key: Tensor, count: int, seed: int, replace: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Some entries of rows of a pattern, drawn uniformly: a function of (seed, key of the row, its degree) alone.
+
+    Without replacement by Floyd's algorithm (``csrc/kernels/cpu/sample_rows.h``): O(count) time a row, whatever its
+    degree. Integers alone: equal on every machine.
+
+    Shapes:
+        - rowptr: int64 ``[num_rows + 1]``
+        - row: int64 ``[k]``, which rows, in any order; key: int64 ``[k]``
+        - output: int64 ``[k + 1]``, how many entries of the rows before; int64 ``[m]``, which, ascending in each row
+
+    Args:
+        rowptr: The rows of the pattern.
+        row: Which of them.
+        key: What stands for each of these rows, for instance global node ids.
+        count: Entries of a row; -1: all of them, which only a draw without replacement can be.
+        seed: Any integer modulo 2^64; :func:`mixed_seed` makes one of several numbers.
+        replace: Whether an entry may come several times. Otherwise a row with fewer entries has them all.
+
+    Raises:
+        DataError: a shape, dtype or value does not fit.
+        UnsupportedError: a tensor is not a dense CPU tensor.
+
+    Example:
+        >>> rowptr = torch.tensor([0, 2, 7])
+        >>> starts, entry = sample_rows(rowptr, torch.tensor([1, 0]), torch.tensor([1, 0]), 2, seed=0)
+        >>> starts.tolist(), entry[2:].tolist()
+        ([0, 2, 4], [0, 1])
+    """
+    args = (rowptr.contiguous(), row.contiguous(), key.contiguous(), count, replace, signed(seed))
+    return call(native.sample_rows.default, *args)
+
+
 def mixed_seed(*numbers: int) -> int:
     """A seed of 64 bits in which every bit of every number (modulo 2^64) counts, and their order."""
     seed = 0

@@ -110,8 +110,8 @@ class SampledOrder(ListedOrder):
 
     @staticmethod
     def at(parent: NodeOrder, node_id: Tensor) -> SampledOrder:
-        """The order of the sampled nodes (ascending ids). O(B log B) time."""
-        parent_position, place = parent.positions(node_id).sort()
+        """The order of the sampled nodes. O(B log B) time."""
+        parent_position, place = parent.positions(node_id).sort(stable=True)
         position = torch.empty_like(place).scatter_(0, place, torch.arange(place.numel()))
         split_position = parent_position
         if isinstance(parent, SampledOrder):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, OneWay, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.transfer import Places, no_transfer, receive_lists, send_lists, transfer
@@ -109,6 +111,7 @@ class Restriction:
         edge: places of the edges in the graph's edge storage, int64 ``[e]``.
         remote_edge: the edges of other ranks that are summed here: places in :attr:`RemoteLinks.place`'s list.
         remote_ends: global ids of source and target of these edges, int64 ``[2, k]``.
+        kept: which of the edges that the subset names each edge is, int64 ``[e]``; ``None``: it names none.
     """
 
     share: HaloShare
@@ -116,58 +119,82 @@ class Restriction:
     edge: Tensor
     remote_edge: Tensor
     remote_ends: Tensor
+    kept: Tensor | None = None
 
 
-def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restriction:
-    """The share of the subgraph that ``node_id`` (ascending, the same on every rank) induces.
+def restricted(
+    share: HaloShare, links: RemoteLinks, subset: Subset, stored: tuple[Tensor, Tensor] | None = None
+) -> Restriction:
+    """The share of the batch with a subset's nodes and edges.
 
     Not collective: ranks agree on what they exchange without messages. O(B log n + edges of the sampled rows + remote
-    edges of the rank) time.
+    edges of the rank) time; where the subset names its edges, in these.
+
+    Args:
+        share: the rank's share of the graph.
+        links: its remote edges.
+        subset: the nodes, the same on every rank.
+        stored: the rank's edges by ascending id, and their places in edge storage; for a subset that names its edges.
     """
-    rank = share.rank
+    node_id, kept = subset.node_id, subset.kept
     place = links.find(node_id)
     position = (place >= 0).nonzero().view(-1)
     of_sample = _at(links.local_id, _at(place, position)).long()
     order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
-    row = _at(of_sample, order)
+    row, number = _at(of_sample, order), _at(position, order)
     num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
-    local, local_edge = share.local.restricted(row, row)
+    if kept is None:
+        local, local_edge = share.local.restricted(row, row)
+        remote, halo_id = links.between(node_id) if links.row.numel() else (None, None)
+        own_id, own_row = _at(node_id, position), torch.empty(num_local, dtype=torch.int32)
+        own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+    else:
+        own_id, own_row = torch.arange(node_id.numel()), torch.full((node_id.numel(),), -1, dtype=torch.int32)
+        own_row[number] = torch.arange(num_local, dtype=torch.int32)
+        local, local_edge, remote = _kept_edges(kept, own_row, share.rank, links.load)
+        halo_id = remote.rows.node
+
+    def local_id(node: Tensor) -> Tensor:
+        return _at(own_row, node if kept is not None else torch.searchsorted(own_id, node, out_int32=True))
 
     share_of = partial(
         HaloShare,
-        rank=rank,
+        rank=share.rank,
         num_ranks=share.num_ranks,
         num_nodes=node_id.numel(),
         num_edges=-1,  # not known without communication
-        node_id=_at(position, order),
+        node_id=number,
         num_inner=num_inner,
         local=local,
         exchange=share.exchange,
     )
     kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
-    if links.row.numel() == 0:  # one rank
+
+    def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Places in edge storage, given those or the numbers of kept edges, and these."""
+        if kept is None or stored is None:
+            return edge, None
+        ids, place = stored
+        return _at(place, torch.searchsorted(ids, _at(kept.edge_id, edge))), edge
+
+    if remote is None or share.num_ranks == 1:
         none = torch.empty(0, dtype=torch.int64)
         nothing = no_transfer(share.num_ranks, num_local, num_local - num_inner)
+        edge, number_of = numbered(local_edge)
         alone = share_of(
-            edge_id=_at(share.edge_id, local_edge),
+            edge_id=_at(share.edge_id, edge),
             row_transfer=nothing,
             sum_transfer=nothing,
             halo_id=none,
             rows_sent=dict.fromkeys(kinds, 0),
         )
-        return Restriction(alone, row, local_edge, none, none.view(2, 0))
+        return Restriction(alone, row, edge, none, none.view(2, 0), number_of)
 
-    remote, halo_id = links.between(node_id)
-    own_id, own_row = _at(node_id, position), torch.empty(num_local, dtype=torch.int32)
-    own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
-
-    def local_id(node: Tensor) -> Tensor:
-        return _at(own_row, torch.searchsorted(own_id, node, out_int32=True))
-
-    here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
+    assert halo_id is not None
+    here, (arriving, leaving) = remote.arriving(share.rank), OneWay.both(remote, share.rank)
     assert arriving.edge is not None
     places = Places.of(arriving, local_id, num_local, num_inner, local.num_entries)
-    edge = torch.cat([local_edge, places.stored(arriving.edge)])
+    edge, number_of = numbered(torch.cat([local_edge, places.stored(arriving.edge)]))
 
     covers = {kind: remote.cover(kind).split(here.rows, here.sums) for kind in kinds}
     lists = {
@@ -183,7 +210,31 @@ def restricted(share: HaloShare, links: RemoteLinks, node_id: Tensor) -> Restric
         rows_sent={kind: int(sent.left.sum() + sent.right.sum()) for kind, (_, sent) in covers.items()},
     )
     ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
-    return Restriction(result, row, edge, remote.edge[summed], ends)
+    return Restriction(result, row, edge, remote.edge[summed], ends, number_of)
+
+
+def _kept_edges(kept: KeptEdges, own_row: Tensor, rank: int, load: Tensor) -> tuple[CSR, Tensor, RemoteEdges]:
+    """The rank's edges between its own nodes, the numbers of these among all, and the edges between it and others.
+
+    Args:
+        kept: the edges of the batch.
+        own_row: the local id of each of the batch's nodes, int32 ``[B]``.
+        rank: the rank.
+        load: see :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
+    """
+    sender, receiver = (_at(kept.owner, ends) for ends in (kept.source, kept.target))
+    begins, ends = sender == rank, receiver == rank
+    inside, crossing = ((begins & ends).nonzero().view(-1), (begins != ends).nonzero().view(-1))
+    num_local = int((own_row >= 0).sum())
+    target, source = (_at(own_row, _at(end, inside)) for end in (kept.target, kept.source))
+    csr = CSR.from_edges(target, source, None, num_local, num_local)
+    local = CSR(csr.rowptr, csr.col, None, num_local)
+    number = inside if csr.place is None else _at(inside, csr.place)
+    remote = RemoteEdges.of_list(
+        crossing, _at(kept.source, crossing), _at(kept.target, crossing),
+        _at(sender, crossing), _at(receiver, crossing), kept.owner.numel(), load, rank,
+    )  # fmt: skip
+    return local, number, remote
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import subgraph
 
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.restriction import RemoteLinks, Restriction, restricted
 from pyg_dist.halo.plan.share import HaloShare, halo_share
@@ -34,7 +35,7 @@ def all_restricted(
     graph: Any, parts: Tensor, num_ranks: int, sample: Tensor, exchange: ExchangeKind
 ) -> list[Restriction]:
     shares = [halo_share(graph.edge_index, parts, rank, num_ranks, exchange) for rank in range(num_ranks)]
-    return [restricted(share, links_of(share, graph.edge_index, parts), sample) for share in shares]
+    return [restricted(share, links_of(share, graph.edge_index, parts), Subset(sample)) for share in shares]
 
 
 def dense(csr: CSR) -> Tensor:

@@ -1,0 +1,123 @@
+"""``BatchLoader``: the batches that a sampler draws, in advance where possible, restartable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Generic
+
+import torch
+from torch_geometric.data import Data
+
+from pyg_dist.backend.session.agreement import require_equal
+from pyg_dist.data import DistributedData
+from pyg_dist.data.batch import add_learning, induced, plain_batch, ready
+from pyg_dist.errors import OptionError
+from pyg_dist.loader.prefetch import Prefetcher
+from pyg_dist.loader.sampler import P, Sampler
+
+
+class BatchLoader(Generic[P]):
+    """Iterates over the subgraphs that a sampler draws, each a ``DistributedData``: the factory of every loader.
+
+    A batch has the attributes of ``data``, those of its subset, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` selects
+    the batch's rows of any node tensor of ``data``, with gradients and without communication. The numbers of steps
+    continue over epochs. An iteration ends with its epoch; after a ``break`` the next one continues.
+
+    Args:
+        data: the graph; a plain ``Data`` in one process, for samplers that name the edges.
+        sampler: a :class:`~pyg_dist.loader.sampler.Sampler`.
+        prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs, until a ``break``,
+            the end of the session, or of the loader.
+
+    Making it is collective. Drawing batches is as far as the sampler's ``prepare``; using them is.
+    """
+
+    def __init__(self, data: Data, sampler: Sampler[P], prefetch: bool = True) -> None:
+        require_equal({f"option {k}": str(v) for k, v in sampler.options.items()}, "give every rank the same sampler")
+        if isinstance(data, DistributedData):
+            ready(data)
+            device = partial(_device_of, data)
+        else:
+            device = partial(torch.device, "cpu")
+        self.data, self.sampler, self.prefetch = data, sampler, bool(prefetch)
+        self._step, self._loop = 0, object()
+        # Not self, which would be a cycle: the thread ends with the last reference to the loader.
+        self._batches = Prefetcher(sampler.prepare, partial(_batch_of, data, sampler), device)
+
+    def __len__(self) -> int:
+        return self.sampler.num_steps
+
+    def __iter__(self) -> Iterator[Any]:
+        last, loop = (self._step // len(self) + 1) * len(self), object()
+        self._loop = loop
+        try:
+            while self._step < last:
+                yield self._take()  # not held here: the caller's is the last reference
+                if self._loop is not loop:
+                    raise OptionError(
+                        f"Expected one loop over a {type(self).__name__} at a time (got another one before this one's "
+                        f"end): both would share its steps; make a loader for each"
+                    )
+        except GeneratorExit:  # a break: who knows whether there is a next step
+            self._batches.close()
+            raise
+
+    def _take(self) -> Any:
+        """The batch of the next step; the one after it is begun."""
+        batch = self._batches.take(self._step)
+        self._step += 1
+        if self.prefetch:
+            self._batches.begin(self._step)
+        if isinstance(self.data, DistributedData):
+            add_learning(self.data, batch)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The next step, and the options that the samples follow from.
+
+        Example:
+            >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
+            >>> batch = next(iter(loader))
+            >>> loader.state_dict()["step"]
+            1
+        """
+        return {"step": self._step, **self.sampler.options}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state, bit for bit (not collective; every rank loads the same state).
+
+        Raises:
+            OptionError: The state is of a loader with other options or another number of nodes.
+
+        Example:
+            >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
+            >>> batch, state = next(iter(loader)), loader.state_dict()
+            >>> resumed = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
+            >>> resumed.load_state_dict(state)
+            >>> next(iter(resumed)).n_id.tolist() == next(iter(loader)).n_id.tolist()
+            True
+        """
+        if not isinstance(state, dict):
+            raise OptionError(f"Expected the dict of state_dict() (got {type(state).__name__})")
+        mine = self.sampler.options
+        differing = [name for name, value in mine.items() if state.get(name) != value]
+        step = state.get("step")
+        if differing or not isinstance(step, int) or step < 0:
+            name = differing[0] if differing else "step"
+            raise OptionError(
+                f"Expected the state of a loader with the same options (got {name}={state.get(name)!r}"
+                f"{f' for {mine[name]!r}' if name in mine else ''}): make the loader as it was"
+            )
+        self._step = step
+
+
+def _batch_of(data: Data, sampler: Sampler[P], step: int, prepared: P) -> Any:
+    """The batch of a step, without what learns."""
+    subset = sampler.sample(step, prepared)
+    return induced(data, subset) if isinstance(data, DistributedData) else plain_batch(data, subset)
+
+
+def _device_of(data: Data) -> torch.device:
+    device: torch.device = data.graph.device
+    return device

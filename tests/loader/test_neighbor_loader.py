@@ -1,0 +1,310 @@
+"""``NeighborLoader`` and ``LinkNeighborLoader``: batches and steps are those of one process and stock PyG."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from batch_cases import laid_out
+from random_graphs import random_graph
+from torch import Tensor, nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.sampler import NegativeSampling
+from torch_geometric.utils import k_hop_subgraph, to_undirected
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+LAYOUTS = [(1, None), (2, None), (3, None), (2, {"x": 2}), (3, {"y": 3})]
+N = 41
+OPTIONS: dict[str, dict[str, Any]] = {
+    "directional": {"shuffle": True},
+    "induced": {"subgraph_type": "induced"},
+    "bidirectional": {"subgraph_type": "bidirectional"},
+    "disjoint": {"disjoint": True, "shuffle": True},
+    "disjoint, induced": {"disjoint": True, "subgraph_type": "induced"},
+    "replace": {"replace": True},
+    "all": {"num_neighbors": [-1, -1]},
+    "no hop's edges": {"num_neighbors": [2, 0, 2], "drop_last": True},
+}
+
+
+def graph_of(name: str) -> Data:
+    graph = random_graph(N, 150)
+    if name == "bidirectional":
+        graph.edge_index, graph.edge_weight = to_undirected(graph.edge_index, graph.edge_weight)
+        graph.edge_attr = torch.stack([graph.edge_weight, graph.edge_weight**2, graph.edge_weight.cos()], dim=1)
+    return graph
+
+
+def loader_of(data: Any, name: str) -> Any:
+    from pyg_dist.loader import NeighborLoader
+
+    options = {"num_neighbors": [3, 2], "batch_size": 8, **OPTIONS[name]}
+    return NeighborLoader(data, input_nodes=data.train_mask, **options)
+
+
+def model() -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList([SAGEConv(5, 8), GATConv(8, 6, edge_dim=3), GCNConv(6, 4)]).double()
+
+
+def step(convs: nn.ModuleList, batch: Any) -> Any:
+    x = convs[0](batch.x, batch.edge_index).relu()
+    x = convs[1](x, batch.edge_index, edge_attr=batch.edge_attr).relu()
+    x = convs[2](x, batch.edge_index, batch.edge_weight)
+    return F.cross_entropy(x[: batch.batch_size], batch.y[: batch.batch_size])
+
+
+def whole_of(rows: Any) -> Any:
+    return rows.full_tensor() if hasattr(rows, "full_tensor") else rows
+
+
+def trained(name: str, mesh: dict[str, int] | str | None) -> list[tuple[Any, ...]]:
+    """Facts of each batch of an epoch, and its loss while training; ``"stock"``: with PyG alone, in one process."""
+    import pyg_dist
+
+    graph = graph_of(name)
+    data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
+    convs: Any = model() if isinstance(mesh, str) else pyg_dist.distribute(model())
+    optimizer, found = torch.optim.SGD(convs.parameters(), lr=0.1), []
+    for batch in loader_of(data, name):
+        optimizer.zero_grad()
+        loss = step(convs, batch)
+        loss.backward()
+        optimizer.step()
+        whole = [whole_of(batch[key]).tolist() for key in ("n_id", "e_id", "edge_index")]
+        facts = [batch.get(key) for key in ("batch_size", "num_sampled_nodes", "num_sampled_edges")]
+        trees = whole_of(batch.batch).tolist() if "disjoint" in name else None
+        found.append((*whole, batch.input_id.tolist(), facts, trees, loss.item()))
+    return found
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
+    (stock,) = workers(1).run(trained, name, "stock")
+    graph = graph_of(name)
+    seeds = graph.train_mask.nonzero().view(-1)
+    for n_id, e_id, edge_index, input_id, facts, trees, _ in stock:
+        nodes, edges = torch.tensor(n_id), torch.tensor(edge_index).view(2, -1)
+        assert facts[0] == len(input_id)
+        assert torch.equal(nodes[: facts[0]], seeds[input_id])
+        assert torch.equal(nodes[edges], graph.edge_index[:, e_id])
+        assert sum(facts[1]) == len(n_id)
+        assert facts[2] is None or sum(facts[2]) == len(e_id)
+        if trees is not None:
+            assert trees[: facts[0]] == list(range(facts[0]))
+            assert torch.equal(torch.tensor(trees)[edges[0]], torch.tensor(trees)[edges[1]])
+    for size, mesh in LAYOUTS:
+        for found in workers(size).run(trained, name, mesh):
+            assert [batch[:-1] for batch in found] == [batch[:-1] for batch in stock]
+            torch.testing.assert_close([b[-1] for b in found], [b[-1] for b in stock], rtol=0, atol=1e-10)
+
+
+def test_a_large_fan_out_gives_the_k_hop_subgraph() -> None:
+    from pyg_dist.loader import NeighborLoader
+
+    graph = random_graph(N, 150)
+    for num_neighbors in ([-1, -1], [150, 150]):
+        for subgraph_type in ("directional", "induced"):
+            for batch in NeighborLoader(graph, num_neighbors, batch_size=5, subgraph_type=subgraph_type):
+                seeds = batch.n_id[: batch.batch_size]
+                nodes, _, _, mask = k_hop_subgraph(seeds, 2, graph.edge_index, num_nodes=N)
+                if subgraph_type == "directional":
+                    inner, *_ = k_hop_subgraph(seeds, 1, graph.edge_index, num_nodes=N)
+                    mask = torch.isin(graph.edge_index[1], inner)
+                assert torch.equal(batch.n_id.sort().values, nodes)
+                assert torch.equal(batch.e_id, mask.nonzero().view(-1))
+
+
+def test_counts_of_edges() -> None:
+    """Of each node min(fan-out, degree) in-edges; each once without replacement; those of isolated seeds are none."""
+    from pyg_dist.loader import NeighborLoader
+
+    graph = random_graph(N, 150)
+    degree = torch.bincount(graph.edge_index[1], minlength=N)
+    isolated = (degree == 0).nonzero().view(-1)
+    assert isolated.numel()
+    seen: set[tuple[int, ...]] = set()
+    loader = NeighborLoader(graph, [2], batch_size=7)
+    for _ in range(20):
+        for batch in loader:
+            counts = torch.bincount(batch.edge_index[1], minlength=batch.num_nodes)
+            assert torch.equal(counts[: batch.batch_size], degree[batch.n_id[: batch.batch_size]].clamp(max=2))
+            assert batch.e_id.unique().numel() == batch.e_id.numel()
+            seen.add(tuple(batch.e_id.tolist()))
+    assert len(seen) > 100  # epochs draw anew
+    (batch,) = NeighborLoader(graph, [2, 2], input_nodes=isolated, batch_size=N)
+    assert torch.equal(batch.n_id, isolated)
+    assert batch.num_edges == 0
+    assert batch.num_sampled_nodes == [isolated.numel(), 0, 0]
+
+
+def test_steps() -> None:
+    from pyg_dist.loader import NeighborLoader
+
+    graph, nodes = random_graph(N, 150), torch.tensor([7, 3, 30, 1, 9])
+    given = [b.n_id[: b.batch_size].tolist() for b in NeighborLoader(graph, [1], input_nodes=nodes, batch_size=2)]
+    assert given == [[7, 3], [30, 1], [9]]
+    loader = NeighborLoader(graph, [1], input_nodes=nodes, batch_size=2, drop_last=True, shuffle=True)
+    assert len(loader) == 2
+    epochs = [[b.input_id.tolist() for b in loader] for _ in range(6)]
+    assert len({str(epoch) for epoch in epochs}) > 1
+    assert all(len({k for ids in epoch for k in ids}) == 4 for epoch in epochs)
+    transformed = NeighborLoader(graph, [1], batch_size=2, transform=lambda batch: batch.num_nodes)
+    assert all(isinstance(count, int) for count in transformed)
+
+
+def link_losses(mesh: dict[str, int] | str | None, negatives: str) -> list[tuple[Any, ...]]:
+    import pyg_dist
+    from pyg_dist.loader import LinkNeighborLoader
+
+    graph = random_graph(N, 150)
+    data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
+    torch.manual_seed(0)
+    conv = SAGEConv(5, 4).double()
+    convs = conv if isinstance(mesh, str) else pyg_dist.distribute(conv)
+    sampling = {"none": None, "two": NegativeSampling("triplet", 2), "weighted labels": "binary"}.get(
+        negatives, negatives
+    )
+    label = torch.arange(150) % 3 if negatives == "weighted labels" else None
+    found = []
+    for batch in LinkNeighborLoader(data, [3, 2], edge_label=label, batch_size=50, shuffle=True, neg_sampling=sampling):
+        z = convs(batch.x, batch.edge_index)
+        if sampling is not None and negatives not in ("binary", "weighted labels"):
+            source, target, negative = batch.src_index, batch.dst_pos_index, batch.dst_neg_index
+            pairs = [(source, target), (source, negative.reshape(len(source), -1)[:, 0])]
+            ends = [source, target, negative]
+        else:
+            pairs, ends = [tuple(batch.edge_label_index)], [batch.edge_label_index]
+        loss = sum((z[a] * z[b]).sum(-1).sigmoid().mean() for a, b in pairs)
+        loss.backward()
+        n_id = whole_of(batch.n_id)
+        labels = batch.edge_label.tolist() if "edge_label" in batch else None
+        found.append((batch.input_id.tolist(), [n_id[end].tolist() for end in ends], labels, loss.item()))
+    return found
+
+
+@pytest.mark.parametrize("negatives", ["none", "binary", "triplet", "two", "weighted labels"])
+def test_links(negatives: str, workers: Pools) -> None:
+    (stock,) = workers(1).run(link_losses, "stock", negatives)
+    graph = random_graph(N, 150)
+    assert sorted(k for batch in stock for k in batch[0]) == list(range(150))
+    for input_id, ends, labels, _ in stock:
+        edges = graph.edge_index[:, input_id].tolist()
+        if negatives in ("triplet", "two"):
+            assert ends[:2] == edges
+            assert torch.tensor(ends[2]).shape == ((50,) if negatives == "triplet" else (50, 2))
+        else:
+            assert [side[:50] for side in ends[0]] == edges
+            expected = {"none": None, "binary": [1.0] * 50 + [0.0] * 50}.get(
+                negatives, [k % 3 + 1 for k in input_id] + [0] * 50
+            )
+            assert labels == expected
+    for size, mesh in ((1, None), (2, None), (3, None), (2, {"x": 2})):
+        for found in workers(size).run(link_losses, mesh, negatives):
+            assert [batch[:-1] for batch in found] == [batch[:-1] for batch in stock]
+            torch.testing.assert_close([b[-1] for b in found], [b[-1] for b in stock], rtol=0, atol=1e-10)
+
+
+def refusals() -> list[str]:
+    import pyg_dist
+    from pyg_dist import DistributedData
+    from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
+
+    graph, rank = random_graph(20, 60), pyg_dist.rank()
+    data = laid_out(graph, None)
+    edges = graph.edge_index
+
+    def first(loader: Any) -> None:
+        next(iter(loader))
+
+    calls: list[Callable[[], Any]] = [
+        lambda: NeighborLoader(graph, [2]),
+        lambda: NeighborLoader([graph], [2]),
+        lambda: NeighborLoader(data, []),
+        lambda: NeighborLoader(data, [2, -2]),
+        lambda: NeighborLoader(data, {("v", "e", "v"): [2]}),
+        lambda: NeighborLoader(data, [2], batch_size=0),
+        lambda: NeighborLoader(data, [2], batch_size=21, drop_last=True),
+        lambda: NeighborLoader(data, [2], subgraph_type="undirected"),
+        lambda: NeighborLoader(data, [2], input_nodes=torch.tensor([1, 1])),
+        lambda: NeighborLoader(data, [2], input_nodes=torch.tensor([20])),
+        lambda: NeighborLoader(data, [2], input_nodes=torch.tensor([rank])),
+        lambda: NeighborLoader(data, [2], input_nodes=("v", torch.tensor([1]))),
+        lambda: NeighborLoader(data, [2], seed=rank),
+        lambda: NeighborLoader(data, [2], time_attr="time"),
+        lambda: NeighborLoader(data, [2], weight_attr="edge_weight"),
+        lambda: NeighborLoader(data, [2], num_neighbours=2),
+        lambda: first(NeighborLoader(data, [2], batch_size=20, subgraph_type="bidirectional")),
+        lambda: NeighborLoader(DistributedData(graph, layout="grid", mesh={"data": 2}), [2]),
+        lambda: LinkNeighborLoader(data, [2], edges[:1]),
+        lambda: LinkNeighborLoader(data, [2], edges, torch.ones(7)),
+        lambda: LinkNeighborLoader(data, [2], edges, torch.ones(60), neg_sampling="triplet"),
+        lambda: LinkNeighborLoader(data, [2], edges, neg_sampling="some"),
+        lambda: LinkNeighborLoader(data, [2], edges, disjoint=True),
+        lambda: LinkNeighborLoader(
+            data, [2], edges, neg_sampling=NegativeSampling("binary", 1, src_weight=torch.ones(20))
+        ),
+    ]
+    messages = []
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            messages.append(f"{type(error).__name__}: {error}")
+        else:
+            messages.append("no error")
+    return messages
+
+
+def test_refusals(workers: Pools) -> None:
+    expected = [
+        "DataError: Expected a DistributedData on several ranks (got Data)",
+        "DataError: Expected a Data or DistributedData (got list)",
+        "OptionError: Expected num_neighbors to be a list of counts of each hop, -1 for all (got [])",
+        "OptionError: Expected num_neighbors to be a list of counts of each hop",
+        "OptionError: Expected num_neighbors to be a list of counts of each hop",
+        "OptionError: Expected batch_size to be an integer from 1 (got 0)",
+        "OptionError: Expected at least one batch of 21 inputs (got 20 inputs and drop_last=True)",
+        "OptionError: Expected subgraph_type to be one of directional, induced, bidirectional (got 'undirected')",
+        "DataError: Expected distinct 'input_nodes'",
+        "DataError: Expected ids in 'input_nodes' between 0 and 19 (got 20 to 20)",
+        "AgreementError: Expected the same on every rank: option input_nodes",
+        "DataError: Expected 'input_nodes' without a node type",
+        "AgreementError: Expected the same on every rank: option seed",
+        "UnsupportedError: Expected NeighborLoader without time_attr (got 'time')",
+        "UnsupportedError: Expected NeighborLoader without weight_attr (got 'edge_weight')",
+        "OptionError: Expected an option of NeighborLoader (got num_neighbours=2)",
+        "DataError: Expected an undirected graph for subgraph_type='bidirectional'",
+        "UnsupportedError: Expected one data group in NeighborLoader (got 2)",
+        "DataError: Expected 'edge_label_index' to be a tensor of shape [2, n] (got [1, 60])",
+        "DataError: Expected 'edge_label' to have 60 rows (got shape [7])",
+        "OptionError: Expected no edge_label with neg_sampling='triplet'",
+        "OptionError: Expected neg_sampling to be 'binary', 'triplet' or a NegativeSampling (got 'some')",
+        "UnsupportedError: Expected disjoint=False in LinkNeighborLoader",
+        "UnsupportedError: Expected neg_sampling without weights",
+    ]
+    for messages in workers(2).run(refusals):
+        assert len(messages) == len(expected)
+        for message, start in zip(messages, expected, strict=True):
+            assert message.startswith(start), (message, start)
+            assert "\n" not in message
+
+
+def test_options_of_workers_have_no_effect() -> None:
+    from pyg_dist.loader import NeighborLoader
+
+    graph = random_graph(N, 150)
+    with pytest.warns(UserWarning, match="num_workers has no effect: a thread makes the next batch"):
+        NeighborLoader(graph, [2], batch_size=8, num_workers=2, persistent_workers=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied = copy.copy(NeighborLoader(graph, [2], batch_size=8, num_workers=0, is_sorted=True, directed=False))
+    assert copied.sampler.subgraph_type == "induced"
+    assert isinstance(next(iter(copied)).e_id, Tensor)

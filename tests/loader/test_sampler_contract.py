@@ -1,0 +1,135 @@
+"""What ``BatchLoader`` promises of every sampler, and asks of it. A new sampler is a line of ``SAMPLERS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from batch_cases import laid_out, quiet
+from every_second import EverySecond
+from random_graphs import random_graph
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.utils import subgraph
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+LAYOUTS = [(1, None), (2, None), (3, None), (1, {"x": 1}), (2, {"x": 2}), (2, {"y": 2}), (3, {"z": 3})]
+
+
+def uniform(data: Any, **options: Any) -> Any:
+    from pyg_dist.loader import UniformVertexLoader
+
+    return quiet(lambda: UniformVertexLoader(data, 9, **options))
+
+
+def every_second(data: Any) -> Any:
+    from pyg_dist.loader import BatchLoader
+
+    return BatchLoader(data, EverySecond(data.num_nodes))
+
+
+def neighbours(data: Any, **options: Any) -> Any:
+    from pyg_dist.loader import NeighborLoader
+
+    return NeighborLoader(data, [3, 2], batch_size=8, **options)
+
+
+def links(data: Any) -> Any:
+    from pyg_dist.loader import LinkNeighborLoader
+
+    return LinkNeighborLoader(data, [2, 2], batch_size=40, neg_sampling="triplet", shuffle=True)
+
+
+SAMPLERS: dict[str, Callable[[Any], Any]] = {
+    "every second": every_second,
+    "uniform": uniform,
+    "uniform, rescaled": lambda data: uniform(data, rescale=True, input_nodes=data.train_mask),
+    "uniform, covering": lambda data: uniform(data, cover=True),
+    "neighbours": lambda data: neighbours(data, input_nodes=data.train_mask),
+    "neighbours, induced, shuffled": lambda data: neighbours(data, subgraph_type="induced", shuffle=True),
+    "neighbours, disjoint, with replacement": lambda data: neighbours(
+        data, disjoint=True, replace=True, drop_last=True
+    ),
+    "links": lambda data: links(data),
+}
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Of tensors, and of what has tensors as attributes."""
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list):
+        return one == other
+    if hasattr(one, "__dict__") or isinstance(one, dict):
+        both = [thing if isinstance(thing, dict) else vars(thing) for thing in (one, other)]
+        return both[0].keys() == both[1].keys() and all(is_same(both[0][k], both[1][k]) for k in both[0])
+    return bool(one == other)
+
+
+def check_batch(graph: Data, batch: Any, subset: Any) -> None:
+    """Compare a batch with what PyG makes of its nodes, or with the edges that the subset names."""
+    if subset.kept is None:
+        edge_index, _, keep = subgraph(
+            subset.node_id, graph.edge_index, relabel_nodes=True, num_nodes=graph.num_nodes, return_edge_mask=True
+        )
+        e_id = keep.nonzero().view(-1)
+    else:
+        edge_index, e_id = torch.stack([subset.kept.source, subset.kept.target]), subset.kept.edge_id
+        assert torch.equal(subset.node_id[edge_index], graph.edge_index[:, e_id])
+    assert torch.equal(batch.n_id.full_tensor(), subset.node_id)
+    assert torch.equal(batch.x.full_tensor(), graph.x[subset.node_id])
+    assert torch.equal(batch.e_id.full_tensor(), e_id)
+    assert torch.equal(batch.edge_index.full_tensor(), edge_index)
+    assert torch.equal(batch.edge_attr.full_tensor(), graph.edge_attr[e_id])
+
+
+def drawn(name: str, mesh: dict[str, int] | None) -> list[tuple[list[int], list[int]]]:
+    """Nodes and edges of two epochs, after the checks."""
+    from pyg_dist.backend.comm.calls import Calls
+
+    graph = random_graph(41, 150)
+    data = laid_out(graph, mesh)
+    loader = SAMPLERS[name](data)
+    sampler, num_steps = loader.sampler, len(loader)
+    prepared = [sampler.prepare(step) for step in range(2 * num_steps)]
+    with mock.patch.object(Calls, "next", side_effect=AssertionError("sample sends")):
+        subsets = [sampler.sample(step, prepared[step]) for step in range(2 * num_steps)]
+        again = [sampler.sample(step, prepared[step]) for step in reversed(range(2 * num_steps))]
+    assert all(is_same(a, b) for a, b in zip(subsets, reversed(again), strict=True))
+    assert is_same(subsets[1], sampler.sample(1, sampler.prepare(1)))  # in any order, as after a restart
+    found, states = [], [loader.state_dict()]
+    for _ in range(2):
+        for batch in loader:
+            check_batch(graph, batch, subsets[len(found)])
+            assert all(is_same(batch[key], value) for key, value in subsets[len(found)].attributes.items())
+            found.append((batch.n_id.tolist(), batch.e_id.tolist()))
+            states.append(loader.state_dict())
+    assert len(found) == 2 * num_steps
+    other = SAMPLERS[name](data)
+    other.load_state_dict(states[num_steps + 1])
+    assert [(b.n_id.tolist(), b.e_id.tolist()) for b in other] == found[num_steps + 1 :]
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_subsets_and_batches(name: str, workers: Pools) -> None:
+    """Pure functions of the step: alike on all ranks, world sizes and layouts, and after a restart."""
+    runs = [found for size, mesh in LAYOUTS for found in workers(size).run(drawn, name, mesh)]
+    assert all(found == runs[0] for found in runs)
+
+
+def diverging() -> None:
+    import pyg_dist
+    from pyg_dist.loader import BatchLoader
+
+    data = laid_out(random_graph(20, 60), None)
+    with pytest.raises(ValueError, match="Expected the same on every rank: option num_nodes"):
+        BatchLoader(data, EverySecond(20 - pyg_dist.rank()))
+
+
+def test_ranks_have_one_sampler(workers: Pools) -> None:
+    workers(2).run(diverging)
