@@ -151,8 +151,8 @@ class NeighborLoader(_Neighbors):
     Example:
         >>> loader = NeighborLoader(data, [4, 2], input_nodes=data.train_mask, batch_size=2)
         >>> batch = next(iter(loader))
-        >>> batch.batch_size, batch.n_id.tolist()[:2], batch.num_sampled_nodes[0]
-        (2, [0, 33], 2)
+        >>> batch.batch_size, batch.n_id.tolist()[:2], batch.num_sampled_nodes
+        (2, [0, 4], [2, 5, 2])
     """
 
     def __init__(
