@@ -89,7 +89,7 @@ def check_batch(graph: Data, batch: Any, subset: Any) -> None:
 
 def drawn(name: str, mesh: dict[str, int] | None) -> list[tuple[list[int], list[int]]]:
     """Nodes and edges of two epochs, after the checks."""
-    from pyg_dist.backend.comm.calls import Calls
+    from pyg_dist.backend.comm.checks.calls import Calls
 
     graph = random_graph(41, 150)
     data = laid_out(graph, mesh)
