@@ -25,6 +25,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import machine
@@ -115,7 +116,10 @@ class Variant:
 
         def waiting(*args: Any) -> Any:
             started = start(*args)
-            return started.wait() if isinstance(started, Pending) else started
+            if not isinstance(started, Pending):
+                return started
+            result = started.wait()
+            return SimpleNamespace(wait=lambda: result)
 
         self.data.graph.start = waiting
         return self
