@@ -131,8 +131,9 @@ def memory_of(path: str) -> int:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
 
-    warm = distribute(random_graph(50, 100, dtype=torch.float32), 1)
-    conv = DistributedSAGEConv(5, 3)
+    # Pages of libraries, METIS' too, are mapped when they are first used.
+    warm = DistributedData(random_graph(2000, 10_000, 5, dtype=torch.float32))
+    conv = DistributedSAGEConv(5, 16)
     conv(warm.x, warm.edge_index).sum().backward()
     del warm, conv
     before = resident_bytes()
