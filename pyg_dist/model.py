@@ -23,7 +23,7 @@ from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
 from pyg_dist.conv.any_conv import convs_of, distributed_class_of
 from pyg_dist.errors import OptionError, UnsupportedError
-from pyg_dist.nn.graph_norms import DistributedGraphNorm, DistributedInstanceNorm
+from pyg_dist.nn.norms import DistributedGraphNorm, DistributedInstanceNorm
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
 
 M = TypeVar("M", bound=nn.Module)

@@ -78,7 +78,7 @@ def _leave(what: str) -> None:
         "torch.distributed.all_reduce": lambda: setattr(dist, "all_reduce", print),
         "pyg_dist.data.distributed_data.DistributedData.traffic": lambda: setattr(DistributedData, "traffic", None),
         "test_workers.KEPT is another": lambda: globals().update(KEPT=[keeper]),
-        "pyg_dist.conv.linear_order.NORMS": lambda: linear_order.NORMS.update({int: Norm.SUM}),
+        "pyg_dist.conv.weighted_sum.NORMS": lambda: linear_order.NORMS.update({int: Norm.SUM}),
     }[what]()
 
 
@@ -87,7 +87,7 @@ LEFT = [
     "environment variable PYG_DIST_BITS", "the default dtype", "the number of threads", "grad mode",
     "warnings' filters", "modules that cannot be imported", "the session's options", "pyg_dist.backend.ops.spmm_csr",
     "torch.distributed.all_reduce", "pyg_dist.data.distributed_data.DistributedData.traffic",
-    "test_workers.KEPT is another", "pyg_dist.conv.linear_order.NORMS",
+    "test_workers.KEPT is another", "pyg_dist.conv.weighted_sum.NORMS",
 ]  # fmt: skip
 
 

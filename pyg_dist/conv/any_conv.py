@@ -2,7 +2,7 @@
 
 The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
 enter where they meet rows. What it does with edges goes through three doors:
-    :func:`~pyg_dist.graph.node_edge.nodes_to_edges` sends nodes' rows to edges (the only exchange, post), an
+    :func:`~pyg_dist.graph.edges.nodes_to_edges` sends nodes' rows to edges (the only exchange, post), an
     aggregation sums messages at their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are
     ours. So
     nothing is assumed about a conv: what it does is distributed, or raises.
@@ -10,18 +10,20 @@ enter where they meet rows. What it does with edges goes through three doors:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from inspect import Signature, signature
+from inspect import Parameter, signature
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
-from pyg_dist.conv.attention import edge_weights, fused_forward, fusing, is_fusable, weighed_sum
+from pyg_dist.conv.attention import attention_call
+from pyg_dist.conv.fast_paths import fast_path_of, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
-from pyg_dist.conv.hops import polynomial_forward
 from pyg_dist.conv.inputs import (
     edge_handle,
     edge_values,
@@ -35,22 +37,11 @@ from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
 from pyg_dist.conv.one_rank import stock_result
 from pyg_dist.conv.sage import DistributedSAGEConv
-from pyg_dist.conv.special_sums import (
-    averaging_forward,
-    gated_sum,
-    initial_residual_forward,
-    is_gated,
-    isomorphism_forward,
-    own_methods,
-    personalized_forward,
-    stacked_forward,
-)
-from pyg_dist.conv.weighted_sum import native_sum, needs_operators_only
+from pyg_dist.conv.special_sums import own_methods
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.graph.edge_blocks import BlockEdges
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edges import Edges, NodeIds
-from pyg_dist.graph.node_edge import no_layer_within, nodes_to_edges, share_halo_within
+from pyg_dist.graph.edges import Edges, NodeIds, no_layer_within, nodes_to_edges, share_halo_within
 from pyg_dist.graph.protocol import EdgeView, have_same_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
@@ -59,17 +50,6 @@ C = TypeVar("C", bound=MessagePassing)
 _OWN: dict[type, type] = {SAGEConv: DistributedSAGEConv, GCNConv: DistributedGCNConv}
 
 _STOCK = {ours: stock for stock, ours in _OWN.items()}
-
-_FORWARDS = (
-    fused_forward,
-    stacked_forward,
-    averaging_forward,
-    isomorphism_forward,
-    initial_residual_forward,
-    personalized_forward,
-    polynomial_forward,
-)
-"""What takes the place of a whole forward, where it knows the conv."""
 
 
 def DistributedConv(conv: C) -> C:
@@ -202,12 +182,12 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
-        small = stock_result(self, self.stock, args, kwargs, self._has_kernels)
+        small = stock_result(self, self.stock, args, kwargs, lambda: needs_no_edges(self))
         if small is not None:
             return small
-        bound = _signature(self.stock).bind(self, *args, **kwargs)
-        given = dict(list(bound.arguments.items())[1:])
-        first, *others = (name for name in _signature(self.stock).parameters if _is_edge_index(name))
+        arguments = _arguments(self.stock)
+        given = arguments.by_name(self, args, kwargs)
+        first, *others = arguments.edges
         if isinstance(given.get(first), Edges):  # of a conv that calls this one
             given = made(given)
         features = next(iter(given.values()))
@@ -227,15 +207,14 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
             require_all_nodes(_name(self), graph, given["size"])
             given["size"] = None
-        with share_halo_within(self), fusing(self, given):
-            for name, value in given.items():
-                bound.arguments[name] = self._row_values(name, value, given[first])
+        with share_halo_within(self), attention_call(self, given):
+            given = {name: self._row_values(name, value, given[first]) for name, value in given.items()}
             try:
-                for forward in _FORWARDS:
-                    fused = forward(self, bound.arguments)
-                    if fused is not None:
-                        return fused
-                out = self.code.forward(*bound.args, **bound.kwargs)
+                fused = fast_path_of(self, "forward")
+                out = None if fused is None else fused(self, given[first], _others(given, first))
+                if out is not None:
+                    return out
+                out = arguments.call(self.code.forward, self, given)
             except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
                 if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named
                     raise
@@ -243,7 +222,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 plain = "use a stock conv on the plain Data"
                 if self.stock.__module__.startswith("torch_geometric."):
                     advice = plain
-                elif isinstance(error, MixedRowsError):
+                elif isinstance(error, MixedRowsError) and _is_in_functions_of_pyg(error):
                     advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
                 raise UnsupportedError(
                     f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
@@ -259,7 +238,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         Raises:
             UnsupportedError: An ``adj_t`` whose values PyG would not take for weights of the messages.
         """
-        parameters = _signature(self.stock).parameters
+        parameters = _arguments(self.stock).names
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
         is_weighted = edge_index.weight is not None and "edge_weight" not in parameters
         if edge_index.is_sparse and (given.get("edge_attr") is not None or reads_attributes or is_weighted):
@@ -267,11 +246,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} expected data.edge_index (got adj_t, whose values it reads otherwise than as weights): "
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
-        return edge_index.edges(self._has_kernels())
-
-    def _has_kernels(self) -> bool:
-        """Whether operators and rows at the ends of edges are all that its steps take."""
-        return needs_operators_only(self) or is_gated(self) or is_fusable(self)
+        return edge_index.edges(needs_no_edges(self))
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's.
@@ -318,10 +293,10 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             require_all_nodes(_name(self), edge_index.graph, size)
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
-            for fused in (weighed_sum, native_sum, gated_sum):
-                sums = fused(self, edge_index, kwargs)
-                if sums is not None:
-                    return sums
+            fused = fast_path_of(self, "propagate")
+            sums = None if fused is None else fused(self, edge_index, kwargs)
+            if sums is not None:
+                return sums
             edges = made(edge_index)
             edge_index = edges.by_target_rank
             kwargs = moved_values(made(kwargs), edges, edge_index)
@@ -336,7 +311,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)
-            weights = edge_weights(self, edge_index, kwargs)
+            fused = fast_path_of(self, "edge_updater")
+            weights = None if fused is None else fused(self, edge_index, kwargs)
             if weights is not None:
                 return weights
             edges, edge_index = edge_index, edge_index.by_target_rank
@@ -391,6 +367,49 @@ def _restore(stock: Any, is_inner: bool = False) -> Any:
     return cls.__new__(cls)
 
 
+def _is_in_functions_of_pyg(error: BaseException) -> bool:
+    """Whether it was raised in a function of PyG's that is not replaced by ours."""
+    names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
+    return any(name.startswith("torch_geometric.utils.") for name in names)
+
+
+class _Arguments:
+    """What a forward takes.
+
+    Attributes:
+        names: of its arguments.
+        edges: those that are edges.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        self._signature = signature(stock.forward)
+        _, *parameters = self._signature.parameters.values()
+        self.names = tuple(p.name for p in parameters)
+        self.edges = tuple(filter(_is_edge_index, self.names))
+        self._needed = {p.name for p in parameters if p.default is Parameter.empty}
+        self._by_name = all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    def by_name(self, conv: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        fits = self._by_name and len(given) == len(args) + len(kwargs) and self._needed <= given.keys()
+        if fits and given.keys() <= set(self.names):
+            return given
+        return dict(list(self._signature.bind(conv, *args, **kwargs).arguments.items())[1:])  # or the TypeError
+
+    def call(self, forward: Any, conv: Any, given: dict[str, Any]) -> Any:
+        """``forward`` of ``conv`` with these arguments."""
+        if self._by_name:
+            return forward(conv, **given)
+        bound = self._signature.bind_partial(conv)
+        bound.arguments.update(given)
+        return forward(*bound.args, **bound.kwargs)
+
+
 @cache
-def _signature(stock: Any) -> Signature:
-    return signature(stock.forward)
+def _arguments(stock: Any) -> _Arguments:
+    return _Arguments(stock)
+
+
+def _others(given: dict[str, Any], name: str) -> dict[str, Any]:
+    return {other: value for other, value in given.items() if other != name}

@@ -2,17 +2,17 @@
 
 PyG's forwards of ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` run unchanged, with one call in
 place of their steps on edges: GATv2 calls ``edge_updater`` for attention weights and then ``propagate`` for the
-weighted sum; the others call ``propagate``. GAT has its own forward, :func:`fused_forward`. Attention weights, a number
-for each edge and head, are made only if the conv is to return them.
+weighted sum; the others call ``propagate``. GAT has its own forward. Attention weights, a number for each edge and
+head, are made only if the conv is to return them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,29 +24,25 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
+from pyg_dist.conv.fast_paths import Step, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
-from pyg_dist.conv.inputs import changed_step
-from pyg_dist.conv.linear_order import commutes
+from pyg_dist.conv.weighted_sum import commutes
 from pyg_dist.graph.edges import Edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import local_values
 
-_CONVS = (GATConv, GATv2Conv, TransformerConv, AGNNConv, GeneralConv)
-_CODE = (
-    *("forward", "message", "edge_update", "aggregate", "update", "message_and_aggregate", "edge_updater"),
-    "message_basic",  # GeneralConv's
-)
+Fused = TypeVar("Fused", bound=Callable[..., Any])
 
 
 @dataclass(eq=False)
 class _Call:
-    """A conv that runs by the op.
+    """An attention conv that runs.
 
     Attributes:
         conv: the conv.
         returns_weights: whether it is to return the weights of edges.
-        alpha: what its forward was given for them.
+        alpha: what GATv2's forward was given for them.
         sums: what they weigh.
     """
 
@@ -60,79 +56,56 @@ _running: _Call | None = None
 
 
 @contextmanager
-def fusing(conv: Any, given: dict[str, Any]) -> Iterator[None]:
-    """Context in which ``conv``, called with ``given``, takes the fused steps if it may.
-
-    PyG's own steps run where the conv's code is changed, hooked or adapted.
-    """
+def attention_call(conv: Any, given: dict[str, Any]) -> Iterator[None]:
+    """Context in which ``conv``, an attention conv that was called with ``given``, may take the fused steps."""
     global _running
     asked = given.get("return_attention_weights")
     asks = isinstance(asked, bool) if isinstance(conv, TransformerConv) else bool(asked)  # as their forwards do
-    outer, _running = _running, _Call(conv, asks) if is_fusable(conv) else None
+    outer, _running = _running, _Call(conv, asks)
     try:
         yield
     finally:
         _running = outer
 
 
-def is_fusable(conv: Any) -> bool:
-    """Whether ``conv`` may take the fused steps."""
-    base = next((c for c in _CONVS if issubclass(conv.stock, c)), None)
+def _takes_op(conv: Any) -> bool:
+    """Whether the op knows the conv's options."""
     return (
-        base is not None
-        and all(getattr(conv.stock, name, None) is getattr(base, name, None) for name in _CODE)
-        and changed_step(conv) is None
-        and type(conv.aggr_module) is SumAggregation
-        and conv.decomposed_layers == 1
-        and getattr(conv, "negative_slope", 0.0) >= 0
+        getattr(conv, "negative_slope", 0.0) >= 0
         and getattr(conv, "heads", 1) <= MAX_HEADS
         and not (conv.training and getattr(conv, "dropout", 0.0) >= 1)
         and (getattr(conv, "lin_edge", None) is None or commutes(conv.lin_edge))
-        and (base is not GeneralConv or _weighs_sources(conv))
     )
 
 
 def _weighs_sources(conv: Any) -> bool:
     """Whether a GeneralConv's messages are the sources' projected rows, whose logits are of the op's forms."""
-    is_additive = conv.attention and conv.attention_type == "additive"
+    is_additive = conv.attention and conv.attention_type == "additive" and _takes_op(conv)
     return is_additive and conv.directed_msg and conv.in_edge_channels is None and commutes(conv.lin_msg)
 
 
-def _call_of(conv: Any, kind: type[MessagePassing]) -> _Call | None:
-    return _running if _running is not None and _running.conv is conv and isinstance(conv, kind) else None
+def _attention(conv: type, step: Step, when: Callable[[Any], bool] = _takes_op) -> Callable[[Fused], Fused]:
+    """Register a fused step, which takes the call that runs in place of the conv, and arguments by name."""
+
+    def register(fused: Fused) -> Fused:
+        @fast_path(conv, step=step, sums=(SumAggregation,), when=when)
+        def run(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
+            call = _running
+            return None if call is None or call.conv is not conv else fused(call, edges, **given)
+
+        return fused
+
+    return register
 
 
-def edge_weights(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
-    """The attention weights of GATv2, or a placeholder; ``None`` where its own steps have to run (collective).
-
-    The weighted sums are made in the same pass.
-    """
-    call = _call_of(conv, GATv2Conv)
-    return None if call is None else _dynamic(call, edges, **given)
-
-
-def weighed_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
-    """The result of ``propagate``; ``None`` where the conv's own steps have to run (collective)."""
-    alpha = given.get("alpha")
-    if _running is not None and alpha is not None and alpha is _running.alpha:
-        return _running.sums
-    for kind, sums in ((TransformerConv, _dot), (AGNNConv, _cosine), (GeneralConv, _of_sources)):
-        call = _call_of(conv, kind)
-        if call is not None:
-            return sums(call, edges, **given)
-    return None
-
-
-def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
-    """GATConv's forward; ``None`` where PyG's has to run (collective).
+@_attention(GATConv, "forward")
+def _additive(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None, **others: Any) -> Any:
+    """GATConv's forward.
 
     The logits of nodes are products with a matrix that has the heads' vectors: PyG's ``(x * att).sum(-1)`` makes two
     more tensors as large as x, and four in the backward pass.
     """
-    call = _call_of(conv, GATConv)
-    if call is None:
-        return None
-    x, edges, edge_attr = given["x"], given["edge_index"], given.get("edge_attr")
+    conv: Any = call.conv
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
     lin_source, lin_target = (conv.lin, conv.lin) if conv.lin is not None else (conv.lin_src, conv.lin_dst)
     attr = edge_attr if conv.lin_edge is not None else None
@@ -143,22 +116,23 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
     if weight is None or not _meet(source, weight, conv.att_src) or not _fits(conv, edges, attr, source):
         return None
     residual = None if conv.res is None or target is None else conv.res(target)
-    value = lin_source(source).to_rows()
+    rows: Any = lin_source(source).to_rows()
+    dtype = _dtype_of_sums(rows, conv.att_src)
+    value = rows.to_local().to(dtype)
     own: Any = value if target is source and lin_target is lin_source else None
     if own is None and target is not None:
-        own = lin_target(target).to_rows()
-    dtype = _dtype_of_sums(value, conv.att_src)
-    is_one, value = own is value, value.to(dtype)
-    own = value if is_one else None if own is None else own.to(dtype)
+        own = lin_target(target).to_rows().to_local().to(dtype)
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
         edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)
     elif attr is not None and edges.rows.size == 0:
         attr = None  # PyG does not look at it where there are no edges at all
-    heads, columns = conv.heads, conv.out_channels
-    by_source, by_target = (_diagonal(att.view(heads, columns).to(dtype)) for att in (conv.att_src, conv.att_dst))
-    key: Any
-    query: Any
+    key: Tensor
+    query: Tensor | None
+    heads, columns, enter = conv.heads, conv.out_channels, edges.graph.node_sharding.copy_to_ranks
+    by_source, by_target = (
+        _diagonal(enter(att).view(heads, columns).to(dtype)) for att in (conv.att_src, conv.att_dst)
+    )
     edge_weight = None
     with torch.autocast(value.device.type, enabled=False):
         if own is value:
@@ -170,13 +144,15 @@ def fused_forward(conv: Any, given: dict[str, Any]) -> Any:
             of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
             edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1)).to(dtype)
     spec = _spec(conv, "additive", slope=conv.negative_slope)
-    queries = None if query is None else query.to_local()
-    inputs = AttentionInputs(value.to_local(), key.to_local(), queries, _local_attr(edges, attr, dtype), edge_weight)
+    inputs = AttentionInputs(value, key, query, _local_attr(edges, attr, dtype), edge_weight)
     sums, _, alpha = _attend(call, edges, inputs, spec)
+    if not conv.concat:
+        sums = sums.view(-1, heads, columns).mean(dim=1)
+    if residual is None and conv.bias is not None:
+        sums = sums + enter(conv.bias)
     out: Any = _nodes(edges, sums)
-    out = out if conv.concat else out.view(-1, heads, columns).mean(dim=1)
-    out = out if residual is None else out + residual
-    out = out if conv.bias is None else out + conv.bias
+    if residual is not None:
+        out = out + residual if conv.bias is None else out + residual + conv.bias
     return out if alpha is None else (out, (edges, _dropped(alpha, spec)))
 
 
@@ -205,8 +181,12 @@ def _diagonal(att: Tensor) -> Tensor:
     return (heads.unsqueeze(2) * att).flatten(1)
 
 
+@_attention(GATv2Conv, "edge_updater")
 def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> Any:
-    """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge."""
+    """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge.
+
+    Returns the attention weights, or what stands for them; the weighted sums are made in the same pass.
+    """
     conv: Any = call.conv
     if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, *x) and _meet(x[0], conv.att)):
         return None
@@ -223,6 +203,12 @@ def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None)
     return call.alpha
 
 
+@_attention(GATv2Conv, "propagate")
+def _sums_of_dynamic(call: _Call, edges: Edges, x: Any, alpha: Any) -> NodeTensor | None:
+    return call.sums if alpha is not None and alpha is call.alpha else None
+
+
+@_attention(TransformerConv, "propagate")
 def _dot(
     call: _Call, edges: Edges, query: Any, key: Any, value: Any, edge_attr: Tensor | None = None
 ) -> NodeTensor | None:
@@ -248,6 +234,7 @@ def _dot(
     return _nodes(edges, out)
 
 
+@_attention(AGNNConv, "propagate")
 def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
     """AGNN: dot products of rows of length one, times beta."""
     conv: Any = call.conv
@@ -259,6 +246,7 @@ def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None
     return _nodes(edges, _attend(call, edges, inputs, _spec(conv, "dot"))[0])
 
 
+@_attention(GeneralConv, "propagate", _weighs_sources)
 def _of_sources(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> NodeTensor | None:
     """GeneralConv: logits are of the sources' messages alone."""
     conv: Any = call.conv

@@ -10,11 +10,9 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_floats, snapshot
-from pyg_dist.conv.linear_order import can_project_last, commutes, project_first
-from pyg_dist.conv.one_rank import stock_result
-from pyg_dist.conv.scripting import stock_twin
+from pyg_dist.conv.one_rank import stock_result, stock_twin
+from pyg_dist.conv.weighted_sum import add_into_, can_project_last, commutes, project_first
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.graph.accumulate import add_into_
 from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator, have_same_edges
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype

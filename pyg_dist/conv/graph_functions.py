@@ -19,8 +19,7 @@ from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.conv.inputs import require_all_nodes, require_floats
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.graph import node_edge
-from pyg_dist.graph.edges import Edges, NodeIds
+from pyg_dist.graph.edges import Edges, NodeIds, edges_to_nodes
 from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.store.manifest import LoopRule
@@ -86,7 +85,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
     ids = _require_ids("scatter", index)
     _require_rows("scatter", src, dim)
     require_all_nodes("scatter", ids.edges.graph, dim_size)
-    return node_edge.edges_to_nodes(src, ids, reduce)  # type: ignore[arg-type]
+    return edges_to_nodes(src, ids, reduce)  # type: ignore[arg-type]
 
 
 @_stands_for(pyg.degree)
@@ -96,7 +95,7 @@ def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None =
     require_all_nodes("degree", ids.edges.graph, num_nodes)
     dtype = dtype or torch.get_default_dtype()
     counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
-    return node_edge.edges_to_nodes(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
+    return edges_to_nodes(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
 
 
 def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
@@ -220,7 +219,7 @@ def _gcn_norm(
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype) if edge_weight is None else edge_weight
     end = source if by_source else target
-    scale = inverse_sqrt_degree(node_edge.edges_to_nodes(weight, end))  # type: ignore[arg-type]
+    scale = inverse_sqrt_degree(edges_to_nodes(weight, end))  # type: ignore[arg-type]
     return edge_index, scale[source] * weight * scale[target]  # type: ignore[return-value]
 
 
@@ -238,7 +237,7 @@ def get_laplacian(
     edges, weight = remove_self_loops(edge_index, edge_weight)
     weight = _ones(edges, dtype or torch.get_default_dtype()) if weight is None else weight
     source, target = edges.end(0), edges.end(1)
-    degree: Any = node_edge.edges_to_nodes(weight, source)
+    degree: Any = edges_to_nodes(weight, source)
     values: Any = weight
     if normalization == "sym":
         scale = inverse_sqrt_degree(degree)

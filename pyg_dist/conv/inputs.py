@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.session.state import world_size
+from pyg_dist.conv.fast_paths import STEPS, changed_step
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
@@ -99,45 +99,12 @@ def require_all_nodes(name: str, graph: DistributedGraph | EdgeView, size: Any) 
         )
 
 
-_STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-
-
 @cache
 def _overridden(cls: type) -> str | None:
     """The step of PyG's conv that a user's subclass has replaced. Distributed, it would never be called."""
     stock = next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
     # PyG itself writes a `propagate` for every class.
-    return next((s for s in ("update", *_STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
-
-
-def hooked(conv: MessagePassing) -> str | None:
-    """The step that has hooks."""
-    return next(
-        (s for s in _STEPS if getattr(conv, f"_{s}_forward_pre_hooks") or getattr(conv, f"_{s}_forward_hooks")), None
-    )
-
-
-def changed_step(conv: MessagePassing) -> str | None:
-    """The step that this one conv, and not its class, has changed: it is explained, hooked or replaced."""
-    return "explain" if conv.explain else hooked(conv) or _patched(conv)
-
-
-_NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
-"""Aggregations whose modules are not called: kernels compute what they stand for."""
-
-
-def _patched(conv: MessagePassing) -> str | None:
-    """The step that this one conv does otherwise than its class, or its aggregation."""
-    module = conv.aggr_module
-    if module is None:  # aggr=None: the class has an aggregate of its own
-        return next((name for name in ("update", *_STEPS) if name in vars(conv)), None)
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if type(module) in _NATIVE and ("forward" in vars(module) or any(hooks)):
-        return "aggr_module"
-    own = {name: vars(conv)[name] for name in ("update", *_STEPS) if name in vars(conv)}
-    # PyG itself puts one of its class's two there, for explainers and `decomposed_layers`.
-    pygs = [getattr(type(conv), f"_{kind}_propagate", None) for kind in ("orig", "jinja")]
-    return next((name for name, step in own.items() if getattr(step, "__func__", step) not in pygs), None)
+    return next((s for s in ("update", *STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
 
 
 def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -> NodeTensor:

@@ -27,11 +27,11 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.session.generators import host_states, set_host_states
 from pyg_dist.backend.session.settings import MESSAGE_MIB
 from pyg_dist.backend.sparse.csr import Block, Place
-from pyg_dist.conv.inputs import changed_step, node_rows
+from pyg_dist.conv.fast_paths import changed_step, is_hooked
+from pyg_dist.conv.inputs import node_rows
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.graph.edge_blocks import BlockEdges
-from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.node_edge import known_neighbour_rows, neighbour_rows
+from pyg_dist.graph.edges import Edges, known_neighbour_rows, neighbour_rows
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_tensors
 
@@ -79,9 +79,7 @@ def _may_run(conv: Any) -> bool:
     """Whether the steps of ``conv`` are neither changed nor hooked."""
     if changed_step(conv) is not None or conv.decomposed_layers > 1:
         return False
-    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    parts = [part for part in conv.modules() if part is not conv]
-    if any(getattr(part, name) for part in parts for name in hooks):
+    if any(is_hooked(part) for part in conv.modules() if part is not conv):
         return False
     return not any(is_lazy(p) or isinstance(p, RowTensor) for p in conv.parameters())
 

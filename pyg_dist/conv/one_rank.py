@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,11 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import timing
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
+from pyg_dist.conv.fast_paths import STEP_HOOKS, is_hooked
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-_STEP_HOOKS = tuple(f"_{step}_forward{kind}_hooks" for step in _STEPS for kind in ("", "_pre"))
 _CHANGED = ("message", "aggregate", "update", "message_and_aggregate", "edge_update", "forward")
 
 _OTHERS_DRAW = frozenset({"SuperGATConv"})
@@ -62,12 +60,12 @@ def stock_result(
         return None
     graph = edge_index.graph
     edges = graph.one_rank_edges
-    if edges is None or not _runs_plainly(conv, stock):
+    if edges is None:
         return None
     try:
         with local_tensors():
             args = [edges if arg is edge_index else _local(arg, graph) for arg in args]
-            if not _is_small(edges, args[0] if args else None, has_kernels):
+            if not (_is_small(edges, args[0] if args else None, has_kernels) and _runs_plainly(conv, stock)):
                 return None
             kwargs = {name: edges if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
             out = stock.forward(conv, *args, **kwargs)
@@ -104,7 +102,7 @@ def _runs_plainly(conv: MessagePassing, stock: Any) -> bool:
     state = conv.__dict__
     return (
         _is_pygs(stock)
-        and not (conv.explain or state.get("cached") or any(state[hooks] for hooks in _STEP_HOOKS))
+        and not (conv.explain or state.get("cached") or any([state[hooks] for _, hooks in STEP_HOOKS]))
         and not any(name in state for name in _CHANGED)
         and _is_unobserved(conv)
         and not (timing.is_recording() or torch._C._get_tracing_state() is not None)
@@ -117,7 +115,7 @@ def _is_unobserved(module: nn.Module) -> bool:
     state = module.__dict__
     cls: Any = type(module)
     known, draws = _known(cls)
-    if not known or any(state[hooks] for hooks in _HOOKS):
+    if not known or is_hooked(module):
         return False
     # of its own: a script may keep dropouts in training within a conv that it evaluates
     if state["training"] and ((draws and state.get("p", 1)) or _drops(state.get("dropout"))):
@@ -147,3 +145,15 @@ def _known(cls: type) -> tuple[bool, bool]:
 @cache
 def _is_pygs(stock: type) -> bool:
     return stock.__module__.startswith("torch_geometric.nn.conv.") and stock.__name__ not in _OTHERS_DRAW
+
+
+C = TypeVar("C", bound=MessagePassing)
+
+
+def stock_twin(conv: MessagePassing, stock: type[C]) -> C:
+    """A ``stock`` conv with the parameters, buffers and options of ``conv``, its subclass (not copies)."""
+    with torch.random.fork_rng(devices=[]):
+        twin = stock(1, 1)  # constructed, not only allocated: PyG completes a class at its first instance
+    twin.__dict__.clear()
+    twin.__dict__.update(conv.__dict__)
+    return twin  # type: ignore[no-any-return]

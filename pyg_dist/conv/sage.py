@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
+from pyg_dist.conv.fast_paths import NORMS
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_all_nodes
-from pyg_dist.conv.linear_order import NORMS, commutes, project_first
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
-from pyg_dist.conv.one_rank import stock_result
-from pyg_dist.conv.scripting import stock_twin
-from pyg_dist.graph.accumulate import add_into_
+from pyg_dist.conv.one_rank import stock_result, stock_twin
+from pyg_dist.conv.weighted_sum import add_into_, commutes, project_first
 from pyg_dist.graph.protocol import DistributedGraph, Operator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype

@@ -10,7 +10,6 @@ per edge, and rows travel by the chosen exchange.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -18,16 +17,82 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.dense import Linear
 
 from pyg_dist.backend import ops
-from pyg_dist.conv.inputs import changed_step, flat_weight, require_all_nodes
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.backend.session.settings import PROJECT_FIRST
+from pyg_dist.conv.fast_paths import NORMS, fast_path, is_hooked
+from pyg_dist.conv.inputs import flat_weight, require_all_nodes
 from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
-from pyg_dist.conv.linear_order import NORMS
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import Norm, Operator
+from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
+
+
+def commutes(lin: torch.nn.Module) -> bool:
+    """Whether ``lin`` is a plain linear map: without hooks or a forward of its own, and of no other class (pruned,
+    adapted, parametrized).
+    """
+    return (
+        type(lin) is Linear
+        and "forward" not in vars(lin)
+        and not isinstance(lin.weight, UninitializedParameter)
+        and not is_hooked(lin)
+    )
+
+
+def can_project_last(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the map may come after a normalised sum in ``dtype``: where the stock order has that of x throughout."""
+    return commutes(lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+
+
+def project_first(lin: Linear, graph: DistributedGraph, x: NodeTensor, operator: Operator) -> bool:
+    """Whether ``A (x W)`` costs less than ``(A x) W``.
+
+    Rows sent, values added and values waited for all grow with the number of columns that are aggregated, forward and
+    backward, whatever the plan or the mesh: ``(A x) W`` aggregates F_in columns, and as many backward if x needs a
+    gradient; ``A (x W)`` aggregates F_out, and as many backward if x or W needs one. What is cached is free from
+    the second time on. (Where the widths are equal, the all-reduce form of the grid still sends more or less in one
+    order than in the other, as its mesh has it; that is not looked at.)
+
+    Args:
+        lin: W.
+        graph: whose edges A has.
+        x: ``[N, F_in]``.
+        operator: A.
+
+    Where both orders cost the same the sum goes first, as in PyG's SAGE, whose bits one rank then has. But ``W`` needs
+    ``A x`` for its derivative, and SAGE's root keeps x anyhow. ``PYG_DIST_PROJECT_FIRST=1`` lets the linear map go
+    first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4).
+    """
+    if graph.is_cached(x, operator):
+        return False
+    backward = torch.is_grad_enabled()
+    first = lin.in_channels * (1 + (backward and x.requires_grad))
+    second = lin.out_channels * (1 + (backward and (x.requires_grad or lin.weight.requires_grad)))
+    if second > first or (second == first and not PROJECT_FIRST.value()):
+        return False
+    x._is_reused = True  # if it comes again, its sums are worth remembering
+    return True
+
+
+def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
+    """:func:`~pyg_dist.backend.dense.large_tensors.add_into_` of rows and other rows, or a row for all."""
+    if type(out) is not NodeTensor:  # tiles take operands in their own way
+        return torch.add(out, addend, alpha=alpha)
+    rows = out._sharding
+    if isinstance(addend, RowTensor):
+        if addend._sharding is not rows:
+            return torch.add(out, addend, alpha=alpha)
+    else:
+        addend = rows.copy_to_ranks(addend)
+    with local_tensors():
+        return as_row_tensor_(large_tensors.add_into_(out, addend, alpha), rows)
 
 
 class SumForm(NamedTuple):
@@ -82,9 +147,7 @@ class _Rows:
 
 @cache
 def sum_form(stock: type[MessagePassing]) -> SumForm | None:
-    """What the messages of a class are; ``None`` where they are something else, or not summed as they are."""
-    if stock.update is not MessagePassing.update or stock.aggregate is not MessagePassing.aggregate:
-        return None
+    """What the messages of a class are; ``None`` where they are something else."""
     _, *names = signature(stock.message).parameters
     rows = [name for name in names if name.endswith("_j")]
     others = [name for name in names if not name.endswith(("_i", "_j"))]
@@ -108,31 +171,14 @@ def _message(stock: Any, given: dict[str, Any]) -> Any:
         return None
 
 
-def is_native(conv: Any, aggregations: Iterable[type] = NORMS) -> bool:
-    """Whether the steps of ``conv`` are a sum or mean of weighted rows, neither changed nor hooked.
-
-    Args:
-        conv: the conv.
-        aggregations: others than sum and mean.
-    """
-    is_one = type(conv.aggr_module) in aggregations
-    known = sum_form(conv.stock) is not None and is_one and conv.decomposed_layers == 1
-    return known and changed_step(conv) is None
-
-
-def needs_operators_only(conv: Any) -> bool:
-    """Whether the steps of ``conv`` look at no single edge."""
-    return is_native(conv) and conv.stock.edge_update is MessagePassing.edge_update
-
-
+@fast_path(MessagePassing, step="propagate", code=("update", "aggregate", "edge_update"), of_class=sum_form)
+@fast_path(MessagePassing, step="propagate", code=("update", "aggregate"), of_class=sum_form, needs_edges=True)
 def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
-    """The result of ``propagate``; ``None`` where the conv's own steps have to run (collective).
+    """The sum or mean of weighted rows (collective).
 
     Exact, but for a training ``conv`` with ``bits``.
     """
-    form = sum_form(conv.stock)
-    if form is None or not is_native(conv):
-        return None
+    form: Any = sum_form(conv.stock)
     x = given.get(form.rows)
     weight = None if form.weight is None else given.get(form.weight)
     if weight is None and form.needs_weight:

@@ -3,28 +3,165 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
 from pyg_dist.backend.dense.large_tensors import select, sum_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.errors import MixedRowsError, UnsupportedError
-from pyg_dist.graph.node_edge import edges_to_nodes, neighbour_rows, nodes_to_edges
-from pyg_dist.graph.operator_cache import OperatorCache
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView
-from pyg_dist.graph.self_loops import put_loop_values
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, by_row_mask, local_tensors
+from pyg_dist.tensor.row_tensor import (
+    EdgeTensor,
+    NodeTensor,
+    RowTensor,
+    as_row_tensor_,
+    by_row_mask,
+    local_tensors,
+    local_values,
+    version_of,
+)
 from pyg_dist.tensor.selection import rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
+
+_FEW_COLUMNS = 16
+"""Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
+positions. A column of these has a meaning and a range of its own, and what follows is no sum (a softmax of rounded
+logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
+
+
+def is_wide(rows: Tensor) -> bool:
+    """Whether these rows may be sent in ``bits`` when edges need them."""
+    return rows.dtype.is_floating_point and rows.shape[1:].numel() >= _FEW_COLUMNS
+
+
+class EdgeEnd(Protocol):
+    """What a :class:`~pyg_dist.graph.edges.NodeIds` is: the sources (0) or targets (1) of edges."""
+
+    edges: Any
+    end: Any
+
+
+_EdgeRows = tuple[NodeTensor, tuple[int | None, bool], Tensor]
+
+
+@dataclass
+class _Call:
+    """A layer that runs, and the rows that it has exchanged: by tensor and graph, the tensor's state and the rows."""
+
+    layer: nn.Module
+    is_message: bool = False
+    exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
+
+
+_call: _Call | None = None
+
+
+@contextmanager
+def share_halo_within(layer: nn.Module) -> Iterator[None]:
+    """Within it exchanges are those of ``layer``, and a node tensor is exchanged once.
+
+    Raises:
+        UnsupportedError: See :func:`no_layer_within`.
+    """
+    global _call
+    if _call is not None and _call.is_message:
+        name, outer_name = (type(one).__name__.removeprefix("Distributed") for one in (layer, _call.layer))
+        raise UnsupportedError(
+            f"{outer_name} calls {name} within its message, which some ranks run more often than others: call it in "
+            f"the forward, before propagate, and pass what it gives to propagate"
+        )
+    outer, _call = _call, _Call(layer)
+    try:
+        yield
+    finally:
+        _call = outer
+
+
+@contextmanager
+def no_layer_within(layer: nn.Module) -> Iterator[None]:
+    """Context for the messages of ``layer``: another layer that runs within it would wait for other ranks."""
+    global _call
+    outer = _call
+    _call = _Call(layer, True, {} if outer is None else outer.exchanged)
+    try:
+        yield
+    finally:
+        _call = outer
+
+
+def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
+    """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
+
+    Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at random,
+    and so are their gradients on the way back.
+
+    Shapes:
+        - x: ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; integers and
+          bools as int64
+        - output: ``[E, ...]``
+    """
+    edges = ids.edges
+    edges.end(ids.end)  # raises where they were changed
+    if not edges.graph.owns(x):
+        raise LayoutMismatchError(
+            f"Expected a row for each of the {edges.graph.node_sharding} of the edges' graph (got {x._sharding} of "
+            f"another graph or selection): take both from one data"
+        )
+    return cast(EdgeTensor, edges.fetch(x, ids.end))
+
+
+def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
+    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
+    known = known_neighbour_rows(x, graph)
+    if known is not None:
+        return known
+    local, state = x.to_local(), _state(x)
+    call = None if state[0] is None else _call
+    rows = graph.neighbour_rows(local, call.layer if call is not None and is_wide(local) else None)
+    if call is not None:
+        call.exchanged[id(x), graph] = (x, state, rows)
+    return rows
+
+
+def known_neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor | None:
+    """:func:`neighbour_rows`, where they have been exchanged in this call; ``None``: they have not."""
+    known = None if _call is None else _call.exchanged.get((id(x), graph))
+    return known[2] if known is not None and known[1] == _state(x) else None
+
+
+def _state(x: NodeTensor) -> tuple[int | None, bool]:
+    return version_of(x), x.requires_grad and torch.is_grad_enabled()
+
+
+def edges_to_nodes(values: EdgeTensor, ids: EdgeEnd, reduce: str = "sum") -> NodeTensor:
+    """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
+
+    Collective for sources.
+
+    Shapes:
+        - values: ``[E, ...]``
+        - output: ``[N, ...]``
+
+    Raises:
+        UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
+    """
+    edges = ids.edges
+    out = edges.reduce(local_values(values, edges.rows), ids.end, reduce)
+    return cast(NodeTensor, as_row_tensor_(out, edges.graph.node_sharding))
+
 
 End = Literal[0, 1]
 """0: sources, 1: targets."""
@@ -183,7 +320,7 @@ class Edges(Tensor):
         return Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote)
 
     def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
-        """See :func:`~pyg_dist.graph.node_edge.nodes_to_edges`."""
+        """See :func:`~pyg_dist.graph.edges.nodes_to_edges`."""
         rows = x.to_rows()
         local = rows.to_local() if end == 1 else neighbour_rows(rows, self.graph)
         return self.tensor(select(local, self.target if end == 1 else self.source))
@@ -208,7 +345,7 @@ class Edges(Tensor):
         return cast(Tensor, pyg_scatter(values, self.target, 0, self.graph.num_local, reduce))
 
     def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
-        """:func:`~pyg_dist.graph.self_loops.put_loop_values` of the loops among these edges.
+        """:func:`~pyg_dist.graph.gcn_norm.put_loop_values` of the loops among these edges.
 
         Shapes:
             - filled: ``[n, ...]``
@@ -259,9 +396,10 @@ class Edges(Tensor):
                     return edges.end(index % 2)  # type: ignore[arg-type]
                 if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
                     return edges.selected(index[1])
+        name = public_name(func)
+        remedy = "pass data.edge_index.flip(0) to the conv" if name == "flip" else "run it on the plain Data"
         raise MixedRowsError(
-            f"{public_name(func)} of a distributed edge_index needs all edges, and each rank has its own only: "
-            f"run it on the plain Data"
+            f"{name} of a distributed edge_index needs all edges, and each rank has its own only: {remedy}"
         )
 
 
@@ -319,7 +457,7 @@ def _first(graph: DistributedGraph | EdgeView) -> int:
 
 
 class NodeIds(RowIndex):
-    """The global id of each edge's source or target; ``x[ids]`` fetches rows (:mod:`.node_edge`)."""
+    """The global id of each edge's source or target; ``x[ids]`` fetches rows (:func:`nodes_to_edges`)."""
 
     edges: Edges
     end: End
@@ -333,9 +471,9 @@ class NodeIds(RowIndex):
         return ids  # type: ignore[no-any-return]
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
-        """See :func:`~pyg_dist.graph.node_edge.nodes_to_edges`."""
+        """See :func:`~pyg_dist.graph.edges.nodes_to_edges`."""
         return nodes_to_edges(x, self)
 
     def add_up(self, values: EdgeTensor) -> NodeTensor:
-        """See :func:`~pyg_dist.graph.node_edge.edges_to_nodes`."""
+        """See :func:`~pyg_dist.graph.edges.edges_to_nodes`."""
         return edges_to_nodes(values, self)

@@ -8,10 +8,16 @@ Constant weights make two scales for each node, :func:`gcn_scales`. Weights that
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from pyg_dist.backend.ops.memory import trim_after
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.sharding import lasting
 
 T = TypeVar("T", bound=Tensor)
 
@@ -83,3 +89,129 @@ def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Callable[[Any], Any])
     """
     of_rows, of_columns = scales
     return multiply(x * of_columns.to(x.dtype)) * of_rows.to(x.dtype)
+
+
+def put_loop_values(filled: Tensor, node: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
+    """The values of the added loops, given those of loops that exist; differentiable.
+
+    Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
+
+    Shapes:
+        - filled: ``[n, ...]``, the values of new loops
+        - node: int64 ``[l]``, whose loop each of ``values`` is, in PyG's order of edges
+        - values: ``[l, ...]``
+    """
+    return filled if rule == "replace" else filled.index_put((node,), values, accumulate=rule == "add")
+
+
+Entries = tuple[Tensor, Tensor, Tensor]
+"""Row, column and place in edge storage of each entry of a pattern; those of a row in PyG's order of edges."""
+
+
+class SelfLoops:
+    """A pattern with and without its self loops. Patterns are made when first used, and kept. Not collective.
+
+    Args:
+        entries: gives the pattern's entries, which need not be kept.
+        shape: of the pattern, ``(n, m)``.
+        loop_row: rows that have their own node among the columns, int64 ``[k]``.
+        loop_col: those columns, int64 ``[k]``.
+        rule: what becomes of loops that exist.
+        num_edges: of the edge storage; the values of added loops lie behind it, in the order of ``loop_row``.
+        device: where patterns and values are wanted. All else is on the host.
+    """
+
+    def __init__(
+        self,
+        entries: Callable[[], Entries],
+        shape: tuple[int, int],
+        loop_row: Tensor,
+        loop_col: Tensor,
+        rule: LoopRule,
+        num_edges: int,
+        device: torch.device,
+    ) -> None:
+        self._entries = entries
+        self._shape = shape
+        self._loop_row = loop_row
+        self._loop_col = loop_col
+        self._rule: LoopRule = rule
+        self._num_edges = num_edges
+        self._device = device
+
+    def _is_loop(self, row: Tensor, col: Tensor) -> Tensor:
+        own_col = torch.full((self._shape[0],), -1, dtype=torch.int32)
+        own_col[self._loop_row] = self._loop_col.to(torch.int32)
+        return own_col.index_select(0, row) == col
+
+    def _others(self) -> Entries:
+        """The entries beside which loops are added."""
+        row, col, edge = self._entries()
+        if self._rule == "add":
+            return row, col, edge
+        is_loop = self._is_loop(row, col)
+        if not is_loop.any():
+            return row, col, edge
+        kept = (~is_loop).nonzero().view(-1)
+        return row.index_select(0, kept), col.index_select(0, kept), edge.index_select(0, kept)
+
+    def _with_loops(self) -> Entries:
+        row, col, edge = self._others()
+        # One after another: where a rank has most of the graph, this is the most memory that it ever needs.
+        row = torch.cat([row, self._loop_row.to(row.dtype)])
+        col = torch.cat([col, self._loop_col.to(col.dtype)])
+        last = self._num_edges + self._loop_row.numel()
+        dtype = torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
+        return row, col, torch.cat([edge, torch.arange(self._num_edges, last, dtype=dtype)])
+
+    @cached_property
+    @lasting
+    def _present(self) -> tuple[Tensor, Tensor]:
+        """Of every loop that exists: its number among the added ones, and its place in edge storage."""
+        row, col, edge = self._entries()
+        number = torch.full((self._shape[0],), -1, dtype=torch.int64)
+        number[self._loop_row] = torch.arange(self._loop_row.numel())
+        entry = self._is_loop(row, col).nonzero().view(-1)
+        return number[row[entry].long()].to(self._device), edge[entry].long().to(self._device)
+
+    @cached_property
+    @lasting
+    def others(self) -> CSR:
+        """The edges beside which one loop a node is added."""
+        return self._made(self._others)
+
+    @cached_property
+    @lasting
+    def added(self) -> CSR:
+        """The same edges with the added loops."""
+        return self._made(self._with_loops)
+
+    def _made(self, entries: Callable[[], Entries]) -> CSR:
+        csr = CSR.from_edges(*entries(), *self._shape).to(self._device)
+        trim_after(csr.num_entries)
+        return csr
+
+    def weight(self, values: Tensor, loop_value: float) -> Tensor:
+        """The weight of each added loop: its node's own where the rule keeps one, else ``loop_value``; differentiable.
+
+        Shapes:
+            - values: ``[e]``, of the edges
+            - output: ``[k]``
+        """
+        filled = values.new_full((self._loop_row.numel(),), loop_value)
+        if self._rule != "remaining":
+            return filled
+        number, edge = self._present
+        return put_loop_values(filled, number, values[edge], self._rule)
+
+    def with_loops(self, values: Tensor | None, loop_value: float, dtype: torch.dtype) -> Tensor | None:
+        """The values of :attr:`added`'s edges and loops; ``None`` where all are one.
+
+        Shapes:
+            - values: ``[e]``, or ``None``: ones
+            - output: ``[e + k]``
+        """
+        if values is None and loop_value == 1.0:
+            return None
+        of_edges = torch.ones(self._num_edges, dtype=dtype, device=self._device) if values is None else values
+        return torch.cat([of_edges, self.weight(of_edges, loop_value)])

@@ -2,7 +2,7 @@
 
 Two layouts implement it: :class:`~pyg_dist.halo.graph.HaloGraph` (rows of nodes by part) and
 :class:`~pyg_dist.grid.graph.GridGraph` (tiles on a mesh). Only the factories name them
-(:mod:`~pyg_dist.graph.edge_sets` and ``pyg_dist/data``).
+(:mod:`~pyg_dist.graph.edge_index` and ``pyg_dist/data``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.graph.self_loops import SelfLoops
+from pyg_dist.graph.gcn_norm import SelfLoops
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, split
 from pyg_dist.grid.plan.node_order import NodeOrder, edge_blocks
 from pyg_dist.grid.sharding import Grid

@@ -15,9 +15,9 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
+from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.edge_index import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges, EdgesAndLoops
-from pyg_dist.graph.operator_cache import OperatorCache
 from pyg_dist.graph.protocol import EdgeView, Norm
 from pyg_dist.graph.sample import Subset
 from pyg_dist.graph.sampled_edges import SampledEdges

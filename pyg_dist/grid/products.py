@@ -14,9 +14,9 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.graph import aggregation_cache
+from pyg_dist.graph import caches
+from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.graph.operator_cache import OperatorCache
 from pyg_dist.graph.protocol import NodeSharding, Norm
 from pyg_dist.grid.adjacency import AdjacencyTile, ReadTile
 from pyg_dist.grid.collectives import sum_all
@@ -128,10 +128,10 @@ class GridProducts:
         row, column, free = layout.rows[0], layout.columns, layout.free_axis()
         after = self._product_sharding(x, x._sharding.width)
         matrix = operator.tile(layout)
-        known = aggregation_cache.lookup(x, matrix)
+        known = caches.lookup(x, matrix)
         if known is not None:
             return Pending(lambda: TileTensor.from_local(known, after))
-        kept = not matrix.learns and aggregation_cache.is_cacheable(x, after)
+        kept = not matrix.learns and caches.is_cacheable(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
         # A gather is the second half of a big sum if a scattered sum has made x; else it gathers an input.
@@ -153,7 +153,7 @@ class GridProducts:
         def finish() -> TileTensor:
             out = multiply(local, product, pending)
             if kept:
-                aggregation_cache.store(x, matrix, out)
+                caches.store(x, matrix, out)
             x._is_reused = True
             return TileTensor.from_local(out, after)
 
@@ -165,7 +165,7 @@ class GridProducts:
             return False
         tiles = as_tiles(x)
         after = self._product_sharding(tiles, tiles._sharding.width)
-        return aggregation_cache.is_cached(tiles, lambda: operator.tile(tiles._sharding.layout), after)
+        return caches.is_cached(tiles, lambda: operator.tile(tiles._sharding.layout), after)
 
     def linear_sum(
         self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
@@ -181,12 +181,12 @@ class GridProducts:
         """X in the sharding of a product of ``like`` (collective, unless it is cached or has that sharding)."""
         x = as_tiles(x)
         rows = self._product_sharding(as_tiles(like), x._sharding.width)
-        known = aggregation_cache.lookup(x, rows)
+        known = caches.lookup(x, rows)
         if known is not None:
             return TileTensor.from_local(known, rows)
         out = as_tile(x, rows)
-        if out is not x and aggregation_cache.is_cacheable(x, rows):
-            aggregation_cache.store(x, rows, out.to_local())
+        if out is not x and caches.is_cacheable(x, rows):
+            caches.store(x, rows, out.to_local())
         return out
 
     def _product_sharding(self, x: TileTensor, width: int) -> Tile:

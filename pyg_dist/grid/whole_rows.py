@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.redistribution import Redistribution, RowsByRank
 from pyg_dist.graph.edges import Edges, End, SelectedEdges, require_sum
-from pyg_dist.graph.self_loops import put_loop_values
+from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, WHOLE_ROWS
 from pyg_dist.grid.sharding import Grid
 from pyg_dist.halo.plan.cover import OneWay, RemoteEdges

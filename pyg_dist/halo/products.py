@@ -7,18 +7,17 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT
 from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.graph import aggregation_cache
-from pyg_dist.graph.accumulate import add_into_
+from pyg_dist.graph import caches
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.graph.protocol import Norm
@@ -28,6 +27,7 @@ from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
 from pyg_dist.halo.plan.transfer import UNIT
 from pyg_dist.halo.transfer import HaloTransfer
 from pyg_dist.halo.view import HaloView
+from pyg_dist.tensor.functions.layers import local_linear
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, as_row_tensor_
 from pyg_dist.tensor.sharding import lasting
 
@@ -53,14 +53,14 @@ class HaloProducts(HaloView):
         if isinstance(operator, LearningOperator):
             return self._learning_product(x, operator, layer)
         codecs = (EXACT, EXACT) if layer is None else self.codecs(layer)
-        result = aggregation_cache.lookup(x, operator)
+        result = caches.lookup(x, operator)
         if result is None:
-            cached = aggregation_cache.is_cacheable(x, x._sharding)
+            cached = caches.is_cacheable(x, x._sharding)
             result = aggregate(x.to_local(), operator if cached else operator.coded(codecs))
             x._is_reused = True
             if not cached:
                 return as_row_tensor_(result, x._sharding)  # type: ignore[return-value]
-            aggregation_cache.store(x, operator, result)
+            caches.store(x, operator, result)
         return NodeTensor.from_local(result, x._sharding)
 
     start = aggregate  # which hides its messages behind local edges
@@ -76,13 +76,16 @@ class HaloProducts(HaloView):
         out: Any = None
         for given, weight in pairs:
             x = given if isinstance(given, NodeTensor) else given.wait()
-            product: Any = F.linear(x, weight, bias if out is None else None)
-            out = product if out is None else add_into_(out, product)
-        return out  # type: ignore[no-any-return]
+            product = local_linear(x, weight, bias if out is None else None)
+            if out is None:
+                out, rows = product, x._sharding
+            else:
+                out = large_tensors.add_into_(out, product)
+        return as_row_tensor_(out, rows)  # type: ignore[no-any-return]
 
     def is_cached(self, x: NodeTensor, operator: HaloOperator) -> bool:
         """Whether the product of the operator and x is known, or would be kept."""
-        return not operator.learns and aggregation_cache.is_cached(x, lambda: operator, x._sharding)
+        return not operator.learns and caches.is_cached(x, lambda: operator, x._sharding)
 
     def _neighbourhood(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
         """Sum or mean over in-edges, for constant weights in edge storage order."""

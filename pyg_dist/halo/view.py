@@ -18,10 +18,9 @@ from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import attention
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.graph import node_edge
-from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.operator_cache import OperatorCache
-from pyg_dist.graph.self_loops import SelfLoops
+from pyg_dist.graph.edges import Edges, is_wide
+from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.gcn_norm import SelfLoops
 from pyg_dist.halo.attention import halo_attention
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
@@ -244,7 +243,7 @@ class HaloView:
 
     def _edge_transfer(self, x: Tensor | None, layer: nn.Module | None) -> HaloTransfer:
         """How rows reach edges: in few bits while ``layer`` trains, unless they are narrow."""
-        if layer is None or x is None or not node_edge.is_wide(x):
+        if layer is None or x is None or not is_wide(x):
             return self.row_transfer
         return self.row_transfer.coded(self.codecs(layer, of_rows=True))
 

@@ -64,7 +64,7 @@ class RowTensor(Tensor):
 
     kind: Kind
     _sharding: RowSharding
-    _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.graph.aggregation_cache
+    _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.graph.caches
     _is_reused: bool = False
     # Caches (KEPT) are valid for this object at one version. They never reference a leaf's autograd graph, which would
     # be a cycle.

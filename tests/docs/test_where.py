@@ -11,14 +11,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "developers" / "where.md").read_text()
 TERMS = {
-    "cached aggregation": "pyg_dist/graph/aggregation_cache.py",
+    "cached aggregation": "pyg_dist/graph/caches.py",
     "dropout": "pyg_dist/tensor/functions/random.py",
     "GCN norm": "pyg_dist/graph/gcn_norm.py",
     "gradient all-reduce": "pyg_dist/backend/autograd/gradient_bucket.py",
     "overlap": "pyg_dist/halo/aggregate.py",
     "point-to-point or all-to-all": "pyg_dist/backend/comm/transport.py",
     "redistribute": "pyg_dist/backend/comm/redistribution.py",
-    "self loops": "pyg_dist/graph/self_loops.py",
+    "self loops": "pyg_dist/graph/gcn_norm.py",
     "sharding spec": "pyg_dist/tensor/sharding.py",
     "x[mask]": "pyg_dist/tensor/functions/indexing.py",
 }

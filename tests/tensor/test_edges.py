@@ -29,7 +29,7 @@ def pair(mesh: dict[str, int] | None = None) -> tuple[Any, Any]:
 
 def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
     from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
-    from pyg_dist.graph.node_edge import edges_to_nodes, nodes_to_edges
+    from pyg_dist.graph.edges import edges_to_nodes, nodes_to_edges
 
     data, ours = pair(mesh)
     edges, cube = ours.edge_index.edges(by_operator=True), torch.stack([data.x, data.x.tanh()], 1)
@@ -99,7 +99,7 @@ def test_lift_and_scatter_alone(workers: Pools) -> None:
 
 
 def exchanges() -> list[int]:
-    from pyg_dist.graph.node_edge import nodes_to_edges, share_halo_within
+    from pyg_dist.graph.edges import nodes_to_edges, share_halo_within
 
     _, ours = pair()
     sources, sent = ours.edge_index.edges().end(0), []
@@ -128,7 +128,7 @@ def test_lifts_of_one_tensor_share_an_exchange(workers: Pools) -> None:
 
 def views(mesh: dict[str, int] | None) -> None:
     from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-    from pyg_dist.graph.node_edge import nodes_to_edges
+    from pyg_dist.graph.edges import nodes_to_edges
 
     data, ours = pair(mesh)
     edges = ours.edge_index.edges(by_operator=True)

@@ -283,6 +283,18 @@ def add_(a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
     return a.add_(b, alpha=alpha)
 
 
+def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
+    """``out + alpha * addend``, written into ``out`` where that changes nothing else.
+
+    To be called only if nothing else refers to ``out`` and no derivative needs it, as for the output of a linear map
+    without hooks. It is not done in place for views, whose gradients autograd copies for functions in place, nor under
+    dispatch modes, since selective checkpointing keeps outputs of linear maps.
+    """
+    if out.dtype == addend.dtype and not out._is_view() and not torch._C._len_torch_dispatch_stack():
+        return add_(out, addend, alpha)
+    return torch.add(out, addend, alpha=alpha)
+
+
 def subtract(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.sub``, of any operands."""
     if _are_large(a, b) and type(alpha) in (int, float):

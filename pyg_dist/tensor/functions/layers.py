@@ -57,16 +57,25 @@ def linear(function: Function, args: Args, kwargs: Kwargs) -> object:
     x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
     if not isinstance(x, RowTensor) or isinstance(weight, RowTensor) or isinstance(bias, RowTensor):
         return with_parameters(function, args, kwargs)  # which refuses
+    return as_row_tensor_(local_linear(x, weight, bias), x._sharding)
+
+
+def local_linear(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The linear map of this rank's rows.
+
+    Raises:
+        DataError: The rows have another number of columns.
+    """
     with local_tensors():
         rows = x._sharding
-        shape = rows.global_shape(x.shape)
-        if shape[-1] != weight.shape[-1]:
+        if x.shape[-1] != weight.shape[-1]:
+            shape = rows.global_shape(x.shape)
             raise DataError(
-                f"{public_name(function)} expected rows with {weight.shape[-1]} columns, got shape {list(shape)}: make "
+                f"linear expected rows with {weight.shape[-1]} columns, got shape {list(shape)}: make "
                 f"the layer with in_channels={shape[-1]}{running_layer()}"
             )
         weight, bias = rows.copy_to_ranks(weight), None if bias is None else rows.copy_to_ranks(bias)
-        return as_row_tensor_(large_tensors.linear(x, weight, bias), rows)
+        return large_tensors.linear(x, weight, bias)
 
 
 @implements("relu")

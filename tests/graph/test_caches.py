@@ -10,7 +10,7 @@ from against_torch import distribute, node_rows
 from workers import Workers
 
 from pyg_dist import rank
-from pyg_dist.graph.operator_cache import OperatorCache
+from pyg_dist.graph.caches import OperatorCache
 
 
 def kept() -> None:

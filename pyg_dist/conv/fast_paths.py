@@ -1,0 +1,153 @@
+"""One table of what takes the place of a stock conv's code, and the one guard before it.
+
+A fast path computes what ``forward``, ``propagate`` or ``edge_updater`` of some classes of PyG would, by fewer or
+cheaper kernels, exactly. It is registered once::
+
+    @fast_path(GINConv, sums=(SumAggregation,), when=lambda conv: not conv.eps.requires_grad)
+    def isomorphism_forward(conv, edges, given): ...
+
+and runs if the conv's code is that of the class, nothing of the conv is hooked, replaced or explained, and its
+aggregation is one of ``sums``. It may still return ``None`` for arguments that it does not know: then PyG's code runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+
+from pyg_dist.graph.protocol import Norm
+
+Step = Literal["forward", "propagate", "edge_updater"]
+Run = Callable[[Any, Any, dict[str, Any]], Any]
+"""Called with the conv, its edges and the step's other arguments by name."""
+
+R = TypeVar("R", bound=Run)
+
+NORMS: dict[type, Norm] = {SumAggregation: Norm.SUM, MeanAggregation: Norm.MEAN}
+"""The aggregations that are products with a matrix."""
+
+STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+"""What PyG lets hooks see, but for ``edge_updater``."""
+
+STEP_HOOKS = tuple((step, f"_{step}_forward{kind}_hooks") for step in STEPS for kind in ("_pre", ""))
+
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_CODE = ("forward", "message", "message_basic", "edge_update", "aggregate", "update", "message_and_aggregate")
+
+_NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
+"""Aggregations whose modules are not called: kernels compute what they stand for."""
+
+
+class FastPath(NamedTuple):
+    """An entry of the table; see :func:`fast_path`."""
+
+    run: Run
+    sums: tuple[type, ...]
+    when: Callable[[Any], bool] | None
+    needs_edges: bool
+
+    def fits(self, conv: Any) -> bool:
+        """Whether it may run for ``conv`` as it is now."""
+        return type(conv.aggr_module) in self.sums and (self.when is None or self.when(conv))
+
+
+class _Entry(NamedTuple):
+    conv: type
+    code: tuple[str, ...]
+    of_class: Callable[[Any], object] | None
+    path: FastPath
+
+
+_TABLE: dict[Step, list[_Entry]] = {"forward": [], "propagate": [], "edge_updater": []}
+
+
+def fast_path(
+    *convs: type,
+    step: Step = "forward",
+    code: tuple[str, ...] = _CODE,
+    sums: tuple[type, ...] = tuple(NORMS),
+    of_class: Callable[[Any], object] | None = None,
+    when: Callable[[Any], bool] | None = None,
+    needs_edges: bool = False,
+) -> Callable[[R], R]:
+    """Register the decorated function in place of a step of ``convs`` and of subclasses with the same code.
+
+    Args:
+        convs: classes of PyG.
+        step: what it computes.
+        code: the methods that must be the class's own.
+        sums: the aggregations that it knows.
+        of_class: what else must hold for a class; asked once for each.
+        when: what else must hold for a conv; asked in each call.
+        needs_edges: whether edges have to be on the ranks of their targets; else operators and rows at the ends of
+            edges, wherever these lie, are enough.
+    """
+
+    def register(run: R) -> R:
+        path = FastPath(run, sums, when, needs_edges)
+        _TABLE[step] += [_Entry(conv, code, of_class, path) for conv in convs]
+        return run
+
+    return register
+
+
+@cache
+def _paths(stock: Any, step: Step) -> tuple[FastPath, ...]:
+    """Those of a class: its own before any conv's."""
+    return tuple(
+        entry.path
+        for entry in sorted(_TABLE[step], key=lambda entry: entry.conv is MessagePassing)
+        if issubclass(stock, entry.conv)
+        and all(getattr(stock, name, None) is getattr(entry.conv, name, None) for name in entry.code)
+        and (entry.of_class is None or entry.of_class(stock))
+    )
+
+
+def fast_path_of(conv: Any, step: Step) -> Run | None:
+    """What takes the place of a step of ``conv`` as it is now; ``None``: nothing."""
+    paths = _paths(conv.stock, step)
+    if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:
+        return None
+    return next((path.run for path in paths if path.fits(conv)), None)
+
+
+def needs_no_edges(conv: Any) -> bool:
+    """Whether all steps of ``conv`` take operators, and rows at the ends of edges wherever these lie."""
+    paths = [path for step in _TABLE for path in _paths(conv.stock, step) if not path.needs_edges]
+    if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:
+        return False
+    return any(path.fits(conv) for path in paths)
+
+
+def changed_step(conv: MessagePassing) -> str | None:
+    """The step that this one conv, and not its class, has changed: it is explained, hooked or replaced."""
+    if conv.explain:
+        return "explain"
+    state = vars(conv)
+    for step, hooks in STEP_HOOKS:
+        if state[hooks]:
+            return step
+    for name in ("update", *STEPS):
+        if name in state and (conv.aggr_module is None or not _is_pygs(conv, state[name])):
+            return name
+    module = conv.aggr_module
+    if type(module) in _NATIVE and ("forward" in vars(module) or is_hooked(module)):
+        return "aggr_module"
+    return None
+
+
+def _is_pygs(conv: MessagePassing, step: Any) -> bool:
+    """Whether PyG has put one of its class's two ``propagate`` there, for explainers and ``decomposed_layers``."""
+    pygs = [getattr(type(conv), f"_{kind}_propagate", None) for kind in ("orig", "jinja")]
+    return getattr(step, "__func__", step) in pygs
+
+
+def is_hooked(module: Any) -> bool:
+    """Whether hooks see what a module does."""
+    state = vars(module)
+    return any([state[hooks] for hooks in MODULE_HOOKS])

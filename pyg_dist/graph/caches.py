@@ -1,0 +1,148 @@
+"""What is kept with a graph or a tensor: operators of constant weights, and sums over neighbours of constant inputs.
+
+An :class:`OperatorCache` keeps what was made from edge weights while these live and do not change.
+
+A sum over neighbours of a constant input, as layer 1's of ``data.x``, is computed once. It is an attribute of the input
+tensor and is freed with it. An entry holds for one operator, which changes with the edge weights, and for one version
+of the tensor, which torch counts up at every change in place. On the grid redistributing a tensor is such an operator,
+too: a root's features move to where its neighbours' sum is. A result is kept if its input needs no gradient and is
+lasting: an attribute of a ``DistributedData``, or, outside of checkpoints, a tensor that has been aggregated before.
+Every rank decides alike, by the object and its version.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.ops.memory import trim_after
+from pyg_dist.backend.session.settings import REMEMBER_MIB
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, version_of
+from pyg_dist.tensor.sharding import RowSharding, lasting
+
+T = TypeVar("T")
+
+# Convs of one script over one graph have a few sets of weights among them; drawn ones of the last steps count, too.
+_MOST_WEIGHTS = 8
+
+
+@dataclass(eq=False)
+class _Entry(Generic[T]):
+    weight: weakref.ref[RowTensor] | None
+    version: int | None
+    operator: T | None  # None: the weight is gone, and its place is not
+
+    def is_of(self, weight: RowTensor | None) -> bool:
+        return (None if self.weight is None else self.weight()) is weight and self.operator is not None
+
+    def forget_dead(self) -> None:
+        if self.weight is not None and self.weight() is None:
+            self.operator = None
+
+
+class OperatorCache(Generic[T]):
+    """What was built from weights, by a key and these weights.
+
+    Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor object and
+    its version, never by addresses, which are all zero on a rank without edges.
+
+    Args:
+        num_entries: of the operators, roughly.
+    """
+
+    def __init__(self, num_entries: int) -> None:
+        self._num_entries = num_entries
+        self._kept: dict[Hashable, list[_Entry[T]]] = {}
+
+    @lasting
+    def get(self, key: Hashable, weight: RowTensor | None, build: Callable[[], T]) -> T:
+        """The operator for ``key`` and ``weight``, built where there is none, or where the weights have changed.
+
+        Args:
+            key: what else it depends on.
+            weight: constant weights, or ``None``. Where torch does not count their changes, nothing is kept.
+            build: makes it.
+        """
+        version = None if weight is None else version_of(weight)
+        # The latest used ones. Those of weights that are gone keep their places: when Python finds out that they are
+        # gone differs by rank, and which places are given up must not.
+        places = self._kept.setdefault(key, [])
+        for kept in places:
+            kept.forget_dead()
+        for kept in places:
+            if kept.is_of(weight) and kept.version == version and (weight is None or version is not None):
+                places.append(places.pop(places.index(kept)))
+                return kept.operator  # type: ignore[return-value]
+        operator = build()
+        trim_after(self._num_entries, each_step=True)  # weights may be drawn in each step
+        if weight is None or version is not None:
+            new = _Entry(None if weight is None else weakref.ref(weight), version, operator)
+            self._kept[key] = [*(kept for kept in places if not kept.is_of(weight)), new][-_MOST_WEIGHTS:]
+        return operator
+
+
+# A tensor meets one operator per kind of conv; more of them at once are edge weights that change.
+_MAX_OPERATORS = 2
+
+
+@dataclass(frozen=True)
+class CachedAggregate:
+    """``result`` is ``operator`` times ``owner``, at their versions."""
+
+    owner: weakref.ref[NodeTensor]  # a copy of a tensor may carry its attributes along
+    version: int | None
+    operator: object
+    result: Tensor
+    result_version: int
+
+
+def is_cached(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) -> bool:
+    """Whether the result is known, or would be kept for the next time. Not collective, apart from ``operator``.
+
+    Args:
+        x: what is aggregated.
+        operator: gives the operator; called only where x has some results.
+        rows: of the result.
+    """
+    return is_cacheable(x, rows) or (bool(x._cached_aggregates) and lookup(x, operator()) is not None)
+
+
+def lookup(x: NodeTensor, operator: object) -> Tensor | None:
+    """The local rows of what ``operator`` made of x, if they are still right."""
+    for known in x._cached_aggregates:
+        if known.operator is operator and known.owner() is x:
+            is_valid = (
+                _may_cache(x) and known.version == version_of(x) and known.result_version == known.result._version
+            )
+            return known.result if is_valid else None
+    return None
+
+
+def is_cacheable(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool:
+    """Whether results of x with these rows are worth keeping: up to a number of bytes a rank, on average."""
+    # Autograd refuses tensors made in inference mode, later.
+    if not (_may_cache(x) and (x._is_attribute or x._is_reused)) or torch.is_inference_mode_enabled():
+        return False
+    return num_results * x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.group.size
+
+
+def store(x: NodeTensor, operator: object, result: Tensor) -> None:
+    """Remember the local rows of what ``operator`` made of x."""
+    known = CachedAggregate(weakref.ref(x), version_of(x), operator, result, result._version)
+    alike = [r for r in x._cached_aggregates if type(r.operator) is type(operator) and r.operator is not operator]
+    others = [r for r in x._cached_aggregates if type(r.operator) is not type(operator)]
+    x._cached_aggregates = (*others, *(*alike, known)[-_MAX_OPERATORS:])
+
+
+def _may_cache(x: NodeTensor) -> bool:
+    """Whether results of x may be remembered, and what is remembered may stand for them, here and now."""
+    if x.requires_grad or x.is_inference():
+        return False
+    # In a checkpoint, what is computed again must take the same way, whatever was remembered meanwhile: an attribute
+    # is remembered from its first time on, another tensor would be from its second one.
+    return x._is_attribute or torch._C._autograd._top_saved_tensors_default_hooks(True) is None
