@@ -84,10 +84,11 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         if operator is not None and not project_first(self.lin, graph, x, operator):
             out: Tensor = graph.linear_sum([(graph.start(x, operator, self), self.lin.weight)])
         else:
-            projected = self.lin(x)
+            projected = graph.linear_sum([(x, self.lin.weight)]) if commutes(self.lin) else self.lin(x)
             if self.normalize or weight is not None:
                 # PyG's norm has the dtype of the weights or of x, which autocast does not change, and promotes.
-                projected = projected.to(torch.promote_types(projected.dtype, dtype))
+                wide = torch.promote_types(projected.dtype, dtype)
+                projected = projected if projected.dtype == wide else projected.to(wide)
             if operator is None or projected.dtype != x.dtype:
                 operator = self._operator(graph, weight, projected.dtype)
             out = graph.aggregate(graph.place(projected), operator, self)

@@ -21,7 +21,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.row_tensor import described, version_of
+from pyg_dist.tensor.row_tensor import described, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -116,11 +116,14 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) 
         UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
     """
     name, rows = type(conv).__name__, graph.node_sharding
-    if isinstance(x, Tensor) and x.device != graph.device:
-        raise LayoutMismatchError(
-            f"{name} expected features on {graph.device}, where the edges are (got them on {x.device}): "
-            f"data.to('{x.device.type}') moves both"
-        )
+    if isinstance(x, Tensor):
+        with local_tensors():
+            device = x.device
+        if device != graph.device:
+            raise LayoutMismatchError(
+                f"{name} expected features on {graph.device}, where the edges are (got them on {device}): "
+                f"data.to('{device.type}') moves both"
+            )
     if isinstance(x, NodeTensor):
         if not graph.owns(x):
             permuted = rows.align_by_position(
@@ -156,7 +159,9 @@ def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -
         DataError: Also for another number of dimensions, or another dtype.
     """
     rows = node_rows(conv, graph, x)
-    if rows.dim() != 2 or rows.dtype not in ops.FLOATS:
+    with local_tensors():
+        fits = rows.dim() == 2 and rows.dtype in ops.FLOATS
+    if not fits:
         raise DataError(
             f"{type(conv).__name__} expected features [N, F] in float32, float64, bfloat16 or float16 (got shape "
             f"{list(rows.shape)} in {rows.dtype}): reshape or convert data.x"

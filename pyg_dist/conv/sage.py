@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
+from pyg_dist.backend.ops.call import sum_dtype
 from pyg_dist.conv.fast_paths import NORMS
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_all_nodes
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
@@ -15,7 +16,7 @@ from pyg_dist.conv.one_rank import stock_result, stock_twin
 from pyg_dist.conv.weighted_sum import add_into_, commutes, project_first
 from pyg_dist.graph.protocol import DistributedGraph, Operator
 from pyg_dist.tensor import NodeTensor
-from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.row_tensor import local_tensors
 
 
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
@@ -58,15 +59,20 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         graph = handle.graph
         require_all_nodes(type(self).__name__, graph, size)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
-        source = graph.place(features(self, graph, source), self)
+        is_root, has_root = target is source, self.root_weight and target is not None
+        source = placed = graph.place(features(self, graph, source), self)
         if self.project:
             source = graph.place(self.lin(source).relu())
-        root = graph.place(features(self, graph, target)) if self.root_weight and target is not None else None
+        root = None
+        if has_root:
+            root = placed if is_root else graph.place(features(self, graph, target))
         # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
         weight = edge_rows(self, handle, None) if self.fuse and graph.loop_rule == "add" else None
         norm = NORMS.get(type(self.aggr_module))
         if norm is not None:
-            operator = graph.operator(norm, weight, accumulation_dtype(source.dtype))
+            with local_tensors():
+                dtype = sum_dtype(source)
+            operator = graph.operator(norm, weight, dtype)
             out = self._linear_aggregation(graph, source, root, operator)
         else:
             view = graph.edge_view
@@ -91,8 +97,11 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             return graph.linear_sum(pairs, self.lin_l.bias)
         out = graph.aggregate(graph.linear_sum([(source, self.lin_l.weight)]), operator, self)
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not. Autocast narrows the sum.
-        out = out if self.lin_l.bias is None else add_into_(out, self.lin_l.bias.to(out.dtype))
-        return out if root is None else add_into_(out, self.lin_r(root))
+        if self.lin_l.bias is not None:
+            with local_tensors():
+                bias = self.lin_l.bias.to(out.dtype)
+            out = add_into_(out, bias)
+        return out if root is None else add_into_(out, graph.linear_sum([(root, self.lin_r.weight)]))
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)

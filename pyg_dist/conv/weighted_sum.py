@@ -73,8 +73,10 @@ def project_first(lin: Linear, graph: DistributedGraph, x: NodeTensor, operator:
     if graph.is_cached(x, operator):
         return False
     backward = torch.is_grad_enabled()
-    first = lin.in_channels * (1 + (backward and x.requires_grad))
-    second = lin.out_channels * (1 + (backward and (x.requires_grad or lin.weight.requires_grad)))
+    with local_tensors():
+        learns = x.requires_grad
+    first = lin.in_channels * (1 + (backward and learns))
+    second = lin.out_channels * (1 + (backward and (learns or lin.weight.requires_grad)))
     if second > first or (second == first and not PROJECT_FIRST.value()):
         return False
     x._is_reused = True  # if it comes again, its sums are worth remembering

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import REMEMBER_MIB
-from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, version_of
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 T = TypeVar("T")
@@ -141,8 +141,9 @@ def store(x: NodeTensor, operator: object, result: Tensor) -> None:
 
 def _may_cache(x: NodeTensor) -> bool:
     """Whether results of x may be remembered, and what is remembered may stand for them, here and now."""
-    if x.requires_grad or x.is_inference():
-        return False
+    with local_tensors():
+        if x.requires_grad or x.is_inference():
+            return False
     # In a checkpoint, what is computed again must take the same way, whatever was remembered meanwhile: an attribute
     # is remembered from its first time on, another tensor would be from its second one.
     return x._is_attribute or torch._C._autograd._top_saved_tensors_default_hooks(True) is None
