@@ -149,7 +149,9 @@ class _Rows:
 
 @cache
 def sum_form(stock: type[MessagePassing]) -> SumForm | None:
-    """What the messages of a class are; ``None`` where they are something else."""
+    """What the messages of a class are; ``None`` where they are something else, or not summed as they are."""
+    if stock.update is not MessagePassing.update or stock.aggregate is not MessagePassing.aggregate:
+        return None
     _, *names = signature(stock.message).parameters
     rows = [name for name in names if name.endswith("_j")]
     others = [name for name in names if not name.endswith(("_i", "_j"))]
@@ -173,8 +175,8 @@ def _message(stock: Any, given: dict[str, Any]) -> Any:
         return None
 
 
-@fast_path(MessagePassing, step="propagate", code=("update", "aggregate", "edge_update"), of_class=sum_form)
-@fast_path(MessagePassing, step="propagate", code=("update", "aggregate"), of_class=sum_form, needs_edges=True)
+@fast_path(MessagePassing, step="propagate", code=("edge_update",), of_class=sum_form)
+@fast_path(MessagePassing, step="propagate", code=(), of_class=sum_form, needs_edges=True)
 def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
     """The sum or mean of weighted rows (collective).
 

@@ -18,8 +18,8 @@ from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import attention
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.graph.edges import Edges, is_wide
 from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.edges import Edges, is_wide
 from pyg_dist.graph.gcn_norm import SelfLoops
 from pyg_dist.halo.attention import halo_attention
 from pyg_dist.halo.exchange import exchange_of
