@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from pyg_dist.backend.ops.call import sum_dtype
+from pyg_dist.backend.ops.library import sum_dtype
 from pyg_dist.conv.fast_paths import NORMS
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_all_nodes
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
