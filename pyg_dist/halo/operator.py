@@ -69,7 +69,8 @@ class LinearOperator:
 
     def coded(self, codecs: tuple[Codec, Codec]) -> LinearOperator:
         """The same matrix, whose messages are coded in this way, and in that way on the way back."""
-        return self if codecs == self.halo.codecs else replace(self, halo=self.halo.coded(codecs))
+        halo = self.halo if self.halo.is_empty else self.halo.coded(codecs)
+        return self if halo is self.halo else replace(self, halo=halo)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Begin the product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""

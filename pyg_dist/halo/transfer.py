@@ -79,7 +79,7 @@ class HaloTransfer:
         assert self.steps[-1].incoming is not None
         return self.steps[-1].incoming
 
-    @property
+    @cached_property
     def is_empty(self) -> bool:
         """Whether there is nothing to exchange, and nobody to exchange it with."""
         return self.transport.group.size == 1 and self.steps[0].exchange.num_sent == 0
