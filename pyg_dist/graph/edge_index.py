@@ -47,6 +47,10 @@ class DistributedEdgeIndex(EdgeHandle):
         sparse: whether it stands for ``adj_t``, whose shape is ``[N, N]``, not for ``edge_index``, ``[2, E]``.
         weight: the values of ``adj_t``, where it has any.
 
+    Attributes:
+        graph: the runtime form of the graph (this rank's part).
+        is_sparse: whether it stands for ``adj_t``.
+
     Example:
         >>> row, col = data.edge_index
         >>> forward = data.edge_index[:, row < col]
@@ -61,8 +65,8 @@ class DistributedEdgeIndex(EdgeHandle):
         return _answer(DistributedEdgeIndex, sys._getframe(1))
 
     def __init__(self, graph: DistributedGraph, sparse: bool = False, weight: RowTensor | None = None) -> None:
-        self._graph = graph
-        self._sparse = sparse
+        self.graph = graph
+        self.is_sparse = sparse
         self.weight = weight
         self._edges: tuple[RowTensor | None, Edges] | None = None
 
@@ -70,20 +74,10 @@ class DistributedEdgeIndex(EdgeHandle):
         return self  # immutable
 
     @property
-    def graph(self) -> DistributedGraph:
-        """The runtime form of the graph (this rank's part)."""
-        return self._graph
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether it stands for ``adj_t``."""
-        return self._sparse
-
-    @property
     def shape(self) -> torch.Size:
         """``[2, E]``, or ``[N, N]`` for ``adj_t``, of the whole graph."""
-        nodes, edges = self._graph.node_sharding.size, self._graph.edge_sharding.size
-        return torch.Size((nodes, nodes) if self._sparse else (2, edges))
+        nodes, edges = self.graph.node_sharding.size, self.graph.edge_sharding.size
+        return torch.Size((nodes, nodes) if self.is_sparse else (2, edges))
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Like ``Tensor.size``."""
@@ -105,13 +99,13 @@ class DistributedEdgeIndex(EdgeHandle):
     @property
     def device(self) -> torch.device:
         """Where this rank's edges lie."""
-        return self._graph.device
+        return self.graph.device
 
     def full_tensor(self) -> Tensor:
         """All edges in the input's order, int64 ``[2, E]``, on every rank, for code that looks at them (collective)."""
-        if self._sparse:
+        if self.is_sparse:
             self._refuse("adj_t.full_tensor()")
-        return self._graph.full_edge_index()
+        return self.graph.full_edge_index()
 
     def to(self, device: Any, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
@@ -126,10 +120,10 @@ class DistributedEdgeIndex(EdgeHandle):
         weight = None
         if self.weight is not None:
             weight = RowTensor.from_local(self.weight.to_local().to(graph.device), graph.edge_sharding)
-        return DistributedEdgeIndex(graph, self._sparse, weight)
+        return DistributedEdgeIndex(graph, self.is_sparse, weight)
 
     def __repr__(self) -> str:
-        rows = self._graph.edge_sharding
+        rows = self.graph.edge_sharding
         return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.group.rank})"
 
     def clone(self, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
@@ -193,14 +187,14 @@ class DistributedEdgeIndex(EdgeHandle):
         """
         # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
         if self._edges is None or self._edges[0] is not self.weight:
-            self._edges = self.weight, self._graph.edges(self.weight)
+            self._edges = self.weight, self.graph.edges(self.weight)
         edges = self._edges[1]
         return edges if by_operator else edges.by_target_rank
 
     @cached_property
     def reversed(self) -> DistributedEdgeIndex:
         """The same edges from targets to sources, made once (collective: gathers all edges)."""
-        graph = self._graph
+        graph = self.graph
         turned = self.over(self.full_tensor().flip(0), graph.node_sharding, graph.device, graph.loop_rule)
         assert turned is not None
         return turned
@@ -224,13 +218,13 @@ class DistributedEdgeIndex(EdgeHandle):
     def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
         along = given[0] if len(given) == 1 else given or dims
-        if self._sparse or along not in (0, -2, [0], (0,), [-2], (-2,)):
+        if self.is_sparse or along not in (0, -2, [0], (0,), [-2], (-2,)):
             self._refuse(f"edge_index.flip({along})")
         return self.reversed
 
     def unbind(self, dim: int = 0) -> tuple[EdgeTensor, EdgeTensor]:
         """Sources and targets, global ids."""
-        if self._sparse or dim not in (0, -2):
+        if self.is_sparse or dim not in (0, -2):
             self._refuse(f"edge_index.unbind({dim})")
         edges = self.edges(by_operator=True)
         return edges.end(0), edges.end(1)
@@ -241,7 +235,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def __getitem__(self, index: Any) -> Any:
         """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective)."""
         first, *rest = index if isinstance(index, tuple) else (index,)
-        if self._sparse or len(rest) > 1:
+        if self.is_sparse or len(rest) > 1:
             self._refuse("Indexing edge_index like this")
         if isinstance(first, int) and -2 <= first < 2:
             end = self.unbind()[first]
@@ -252,7 +246,7 @@ class DistributedEdgeIndex(EdgeHandle):
         has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
         if not (rest and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
             self._refuse("Indexing edge_index like this")
-        return DistributedEdgeIndex(self._graph.select(select_rows(self._graph.edge_sharding, rest[0])))
+        return DistributedEdgeIndex(self.graph.select(select_rows(self.graph.edge_sharding, rest[0])))
 
     def matmul(self, x: Any) -> NodeTensor:
         """``adj_t @ x``: the sum of each node's in-edges' sources, times the edges' values. Exact (collective).
@@ -264,8 +258,8 @@ class DistributedEdgeIndex(EdgeHandle):
         Raises:
             DataError: x is something else.
         """
-        graph = self._graph
-        if not self._sparse:
+        graph = self.graph
+        if not self.is_sparse:
             self._refuse("A product with edge_index")
         if isinstance(x, Tensor) and not isinstance(x, RowTensor) and x.shape[:1] == (graph.node_sharding.size,):
             x = NodeTensor.from_local(graph.node_sharding.slice(x), graph.node_sharding)
@@ -283,7 +277,7 @@ class DistributedEdgeIndex(EdgeHandle):
     __matmul__ = mm = spmm = matmul
 
     def _sum(self, x: NodeTensor, norm: Norm) -> NodeTensor:
-        graph, weight = self._graph, self.weight
+        graph, weight = self.graph, self.weight
         dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
         values = None if weight is None else weight.redistribute(graph.edge_sharding)
         operator = graph.operator(norm, values, accumulation_dtype(dtype))
@@ -292,7 +286,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def _refuse(self, what: str) -> NoReturn:
         raise MixedRowsError(
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
-            + ("" if self._sparse else ", or to edge_index.full_tensor(), all edges, which convs take as well")
+            + ("" if self.is_sparse else ", or to edge_index.full_tensor(), all edges, which convs take as well")
         )
 
     def _refuse_operator(self, *args: Any) -> NoReturn:
