@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pyg_dist.backend.comm.wires import mpi
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
-from pyg_dist.backend.session.settings import SETTINGS, SPMM_FORM
+from pyg_dist.backend.session.settings import SETTINGS, SPMM_FORM, WIRE
 from pyg_dist.cli.stored_plan import check_store
 from pyg_dist.pricing.base import fold
 
@@ -50,6 +51,8 @@ def examine() -> dict[str, Any]:
         "no_gpus": no_gpus,
         "gpu_driver": _gpu_driver(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None,  # type: ignore[no-untyped-call]
+        "wire": WIRE.value(),
+        "mpi": mpi.library(),
         "compiler": build["compiler"],
         "built_for_torch": build["torch"],
         "cores": cores,
@@ -140,6 +143,7 @@ def describe(facts: Mapping[str, Any]) -> str:
         f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']})",
         f"gpu kernels  {facts['gpu_kernels'] or 'none: ' + facts['no_gpu_kernels']}",
         f"gpus         {_describe_gpus(facts)}",
+        f"messages     {_messages(facts)}",
         f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
         f"cache        {_cache(facts)}",
         f"products     {_products(facts)}",
@@ -170,6 +174,12 @@ def _run(args: argparse.Namespace) -> None:
         return
     facts = examine()
     print(json.dumps(facts) if args.json else describe(facts))
+
+
+def _messages(facts: Mapping[str, Any]) -> str:
+    if facts["wire"] != "auto":
+        return f"by {facts['wire']}, because PYG_DIST_WIRE says so ({facts['mpi'] or 'no mpi4py'})"
+    return f"by gloo; under mpirun by MPI ({facts['mpi']})" if facts["mpi"] else "by gloo: no mpi4py, or no MPI library"
 
 
 def _cache(facts: Mapping[str, Any]) -> str:

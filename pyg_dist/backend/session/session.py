@@ -10,6 +10,7 @@ import importlib.metadata
 import logging
 import os
 from datetime import timedelta
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -18,11 +19,13 @@ from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks.calls import Standing
 from pyg_dist.backend.comm.connection import LossReason
 from pyg_dist.backend.comm.group import Group, Groups, world_group
+from pyg_dist.backend.comm.wires import mpi
 from pyg_dist.backend.session import devices, generators, launch
 from pyg_dist.backend.session.agreement import Control, require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
 from pyg_dist.backend.session.failure import FailureWatch
 from pyg_dist.backend.session.leaving import leave, way_out
+from pyg_dist.backend.session.settings import WIRE, Wire
 from pyg_dist.backend.session.state import (
     Session,
     current,
@@ -45,7 +48,7 @@ DEFAULT_BACKEND = "auto"
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 
 
-def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
+def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT, wire: Wire = "auto") -> None:
     """Join the other ranks; implied by ``DistributedData``. Collective.
 
     Without a launcher nothing is started and the world size is 1. Under a launcher, torch's default process group is
@@ -56,6 +59,8 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
         backend: torch.distributed backend; "auto" is gloo, and also nccl for CUDA tensors if each rank has its own
             GPU. Ranks that share a GPU send CUDA tensors through host memory.
         timeout: Longest wait of any collective before it raises.
+        wire: What carries the package's messages of CPU tensors, "gloo" or "mpi"; "auto" is ``PYG_DIST_WIRE``, or else
+            MPI under mpirun, if mpi4py sees all its ranks. Sums have the same bits on both.
 
     Raises:
         LaunchError: If the environment contradicts itself, or ``init`` ran before with other arguments.
@@ -65,11 +70,12 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
 
     Example:
         >>> from datetime import timedelta
+    from typing import get_args
         >>> pyg_dist.init(timeout=timedelta(minutes=30))
     """
     session = current()
     if session.is_joined:
-        _check_same_options(session, backend, timeout)
+        _check_same_options(session, backend, timeout, wire)
         return
     if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
         raise OptionError(f"Expected 'timeout' to be a positive timedelta (got {timeout!r})")
@@ -77,9 +83,11 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT) -
         _adopt_group(session, backend, timeout)
     else:
         _open_group(session, launch.detect(os.environ), backend, timeout)
-    session.backend, session.timeout, session.is_joined = backend, timeout, True
+    session.backend, session.timeout, session.wire, session.is_joined = backend, timeout, wire, True
     if session.store is None:
         return
+    if _has_mpi(session, session.store):
+        session.of(wires.Carriers).mpi = timeout
     session.of(Control).group = _control(timeout)
     _start_watch(session, session.store)
     try:
@@ -99,10 +107,11 @@ def shutdown() -> None:
     end()
 
 
-def _check_same_options(session: Session, backend: str, timeout: timedelta) -> None:
+def _check_same_options(session: Session, backend: str, timeout: timedelta, wire: Wire) -> None:
     given = {
         "backend": (backend, DEFAULT_BACKEND, session.backend),
         "timeout": (timeout, DEFAULT_TIMEOUT, session.timeout),
+        "wire": (wire, "auto", session.wire),
     }
     for name, (value, default, chosen) in given.items():
         # DistributedData calls init() without arguments, after the script may have chosen its own.
@@ -124,7 +133,7 @@ def _adopt_group(session: Session, backend: str, timeout: timedelta) -> None:
     session.store, gpus = _watch_failures(session, store)
     if devices.sharing(gpus):  # nccl would fail in its first message
         devices.backend_for("nccl" if opened == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
-        session.of(wires.NeverCarried).add("cuda")
+        session.of(wires.Carriers).refused.add("cuda")
 
 
 def _open_group(session: Session, found: launch.Launch, backend: str, timeout: timedelta) -> None:
@@ -152,6 +161,26 @@ def _open_group(session: Session, found: launch.Launch, backend: str, timeout: t
     finally:
         way_out.watch_run()
     session.store, session.of(Groups).is_own = store, True
+
+
+def _has_mpi(session: Session, store: dist.Store) -> bool:
+    """Whether messages of CPU tensors go by MPI (collective)."""
+    asked = WIRE.value() if session.wire == "auto" else session.wire
+    if asked not in get_args(Wire):
+        raise OptionError(f"Expected 'wire' to be 'auto', 'gloo' or 'mpi' (got {asked!r})")
+    if asked != "mpi" and session.launcher != "mpi":
+        return False
+    able = asked != "gloo" and mpi.is_there(session.rank, session.world_size)
+    store.add("num_mpi", able)
+    if store.add("num_asked", 1) == session.world_size:  # all have told
+        store.set("have_mpi", str(int(store.add("num_mpi", 0) == session.world_size)))
+    have_mpi = store.get("have_mpi") == b"1"
+    if asked == "mpi" and not have_mpi:
+        raise LaunchError(
+            f"Expected mpi4py to see the {session.world_size} ranks, for wire='mpi' (got another number, or no "
+            "mpi4py): start them with the mpirun of its MPI library, or take wire='gloo'"
+        )
+    return have_mpi
 
 
 def _control(timeout: timedelta) -> Group:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from pyg_dist.errors import OptionError
 
@@ -36,6 +36,10 @@ class Setting(Generic[T]):
             raise OptionError(f"Expected {self.name} to be {self.expected} (got {given!r}): unset it") from None
 
 
+Wire = Literal["auto", "gloo", "mpi"]
+"""What carries messages of CPU tensors; "auto" is MPI under mpirun, if mpi4py sees all its ranks, else gloo."""
+
+
 def _limit(given: str) -> float:
     limit = float(given)
     if not limit >= 0:
@@ -56,6 +60,11 @@ def _switch(given: str) -> bool:
 
 def _choice(words: tuple[T, ...]) -> Callable[[str], T | None]:
     return lambda given: words[words.index(given.lower())] if given else None
+
+
+def _wire(given: str) -> Wire:
+    wires: tuple[Wire, ...] = get_args(Wire)
+    return wires[wires.index(given)]
 
 
 def _path(given: str) -> Path | None:
@@ -82,10 +91,11 @@ WATCH_SECONDS = Setting("PYG_DIST_WATCH_SECONDS", "inf", "a number of seconds, 0
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _choice(_LEVELS), must_agree=False)
 
 STOCK_ELEMENTS = Setting("PYG_DIST_STOCK_ELEMENTS", "1048576", "a number of elements, 0 or more", _limit)
+WIRE = Setting("PYG_DIST_WIRE", "auto", "auto, gloo or mpi", _wire)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 
 SETTINGS: tuple[Setting[Any], ...] = (
     ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, GRID_SPLIT_NORM, GRID_EARLY_RESIDUAL,
-    GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE,
+    GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE, WIRE,
     WATCH_SECONDS,
 )  # fmt: skip

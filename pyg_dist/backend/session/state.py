@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from pyg_dist import errors
 from pyg_dist.backend.session import launch
+from pyg_dist.backend.session.settings import Wire
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Session:
         self.rank, self.world_size, self.local_rank = 0, 1, 0
         self.launcher: launch.Launcher = "alone"
         self.backend, self.timeout = "", timedelta(0)  # as `init` was given
+        self.wire: Wire = "auto"  # likewise
         self.store: dist.Store | None = None  # shared by all ranks; none at world size 1
         self.meeting = meeting or Meeting()
         self.num_results = itertools.count()  # of rank 0

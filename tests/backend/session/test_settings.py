@@ -15,7 +15,24 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(setting.name, raising=False)
     values = [setting.value() for setting in settings.SETTINGS]
     assert values == [
-        *("", False, float("inf"), 512.0, None, 1, True, True, True, None, 2.0**20, None, None, False, float("inf")),
+        *(
+            "",
+            False,
+            float("inf"),
+            512.0,
+            None,
+            1,
+            True,
+            True,
+            True,
+            None,
+            2.0**20,
+            None,
+            None,
+            False,
+            "auto",
+            float("inf"),
+        ),
     ]
     for setting in settings.SETTINGS:
         monkeypatch.setenv(setting.name, "")

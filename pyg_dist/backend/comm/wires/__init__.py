@@ -87,8 +87,17 @@ class Wire(Protocol):
         """
 
 
-class NeverCarried(set[str]):
-    """Kinds of devices whose tensors the session's wires do not carry, whatever torch's backends say."""
+class Carriers:
+    """What carries a session's messages; set before its first group is made.
+
+    Attributes:
+        refused: types of devices whose tensors no wire carries, whatever torch's backends say.
+        mpi: the timeout of waits, where CPU tensors go by MPI.
+    """
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+        self.mpi: timedelta | None = None
 
 
 def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
@@ -96,18 +105,30 @@ def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
     from pyg_dist.backend.comm.wires.c10d import C10dWire
     from pyg_dist.backend.comm.wires.gloo import GlooWire
 
-    found: list[Wire] = []
+    carriers, found = current().of(Carriers), list[Wire]()
     for entry in str(dist.get_backend_config(process_group)).split(","):
         device, backend = entry.split(":")
-        if device in current().of(NeverCarried):
+        if device in carriers.refused:
             continue
-        if backend != "gloo":
+        if device == "cpu" and carriers.mpi is not None:
+            found.append(_mpi_wire(dist.get_process_group_ranks(process_group), carriers.mpi))
+        elif backend != "gloo":
             found.append(C10dWire(process_group, device))
         elif device == "cpu":  # gloo lacks an uneven all-to-all of GPU tensors
             found.append(GlooWire(process_group))
-    return (
-        tuple(staged_wire(wire, device) for wire in found for device in wire.devices) if STAGE.value() else tuple(found)
-    )
+    return _staged_if_asked(found)
+
+
+def _mpi_wire(ranks: Sequence[int], timeout: timedelta) -> Wire:
+    from pyg_dist.backend.comm.wires.mpi import MpiWire
+
+    return MpiWire(ranks, timeout)
+
+
+def _staged_if_asked(found: Sequence[Wire]) -> tuple[Wire, ...]:
+    if not STAGE.value():
+        return tuple(found)
+    return tuple(staged_wire(wire, device) for wire in found for device in wire.devices)
 
 
 def staged_wire(wire: Wire, device: str) -> Wire:
@@ -119,9 +140,9 @@ def staged_wire(wire: Wire, device: str) -> Wire:
 
 def is_lost(error: BaseException) -> bool:
     """Whether this is a wire's error about a closed connection."""
-    from pyg_dist.backend.comm.wires import c10d, gloo
+    from pyg_dist.backend.comm.wires import c10d, gloo, mpi
 
-    return any(words in str(error) for words in (*gloo.LOST, *c10d.LOST))
+    return any(words in str(error) for words in (*gloo.LOST, *c10d.LOST, *mpi.LOST))
 
 
 def world_wires() -> tuple[Wire, ...]:
@@ -138,8 +159,11 @@ def host_wires(timeout: timedelta) -> tuple[Wire, ...]:
 def wires_within(groups: Sequence[Sequence[int]]) -> tuple[Wire, ...]:
     """Those among this rank's group, none where it has none (collective over all ranks).
 
-    Torch never frees a process group's connections and threads.
+    Torch never frees a process group's connections and threads. MPI needs none.
     """
+    timeout = current().of(Carriers).mpi
+    if timeout is not None and "nccl" not in str(dist.get_backend_config()):
+        return _staged_if_asked([_mpi_wire(ranks, timeout) for ranks in groups if dist.get_rank() in ranks])
     opened = [dist.new_group(list(ranks)) for ranks in groups]  # each rank opens each group, in one order
     mine = (group for group, ranks in zip(opened, groups, strict=True) if dist.get_rank() in ranks)
     return next((wires_of(group) for group in mine), ())

@@ -97,19 +97,15 @@ def next_session() -> list[bool]:
     import pyg_dist
     from pyg_dist.backend.comm import wires
     from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.session import session
-    from pyg_dist.backend.session.state import current
+    from pyg_dist.backend.session import session, state
 
     pyg_dist.init()
     found = []
-    current().of(wires.NeverCarried).add("cpu")
-    try:
-        found.append(bool(wires.wires_of(dist.group.WORLD)))
-        session.shutdown()
-        pyg_dist.init()
-        found.append("cpu" in world_group().wire(torch.zeros(1)).devices)
-    finally:
-        current().of(wires.NeverCarried).clear()
+    state.current().of(wires.Carriers).refused.add("cpu")
+    found.append(bool(wires.wires_of(dist.group.WORLD)))
+    session.shutdown()
+    pyg_dist.init()
+    found.append("cpu" in world_group().wire(torch.zeros(1)).devices)
     return found
 
 
