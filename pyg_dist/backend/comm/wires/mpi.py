@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from pyg_dist.backend.comm.checks.calls import here, line_in_words, message_tag
+from pyg_dist.backend.comm.checks.calls import Standing, line_in_words, message_tag
 from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import ConnectionLostError
 
 LOST = ("MPI_ERR_PROC_FAILED", "MPI_ERR_REVOKED", "MPIX_ERR_PROC_FAILED", "MPIX_ERR_REVOKED")
@@ -132,7 +133,7 @@ class _Request:
             pause = min(_LONGER * pause, _LONGEST)
 
     def _overdue(self) -> str:
-        last, wire = here.last, self._wire
+        last, wire = current().of(Standing).last, self._wire
         call = "" if last is None else f" at {line_in_words(last[4], last[5])}, {last[1]}"
         return (
             f"rank {wire.ranks[wire.rank]} has waited {wire._timeout:g} s, the timeout of init(), for rank "
