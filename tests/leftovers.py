@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sized
@@ -188,7 +189,11 @@ def _settings() -> dict[str, Any]:
 
 
 def _threads() -> list[str]:
-    """Those that do not belong to the session."""
+    """Those that do not belong to the session. A loader's ends when the loader is gone, which may take a collection."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and any(t.name.startswith("pyg_dist sampling") for t in threading.enumerate()):
+        gc.collect()
+        time.sleep(0.01)
     names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pyg_dist"))
     return [name for name in names if name not in ("pyg_dist failures", "pyg_dist waits", "pyg_dist divergence")]
 

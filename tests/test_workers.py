@@ -61,7 +61,7 @@ def _work(seconds: float) -> None:
 def _leave(what: str) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.backend import ops
-    from pyg_dist.conv import linear_order
+    from pyg_dist.conv import fast_paths
     from pyg_dist.graph.protocol import Norm
 
     session.init()
@@ -78,7 +78,7 @@ def _leave(what: str) -> None:
         "torch.distributed.all_reduce": lambda: setattr(dist, "all_reduce", print),
         "pyg_dist.data.distributed_data.DistributedData.traffic": lambda: setattr(DistributedData, "traffic", None),
         "test_workers.KEPT is another": lambda: globals().update(KEPT=[keeper]),
-        "pyg_dist.conv.weighted_sum.NORMS": lambda: linear_order.NORMS.update({int: Norm.SUM}),
+        "pyg_dist.conv.fast_paths.NORMS": lambda: fast_paths.NORMS.update({int: Norm.SUM}),
     }[what]()
 
 
@@ -87,7 +87,7 @@ LEFT = [
     "environment variable PYG_DIST_BITS", "the default dtype", "the number of threads", "grad mode",
     "warnings' filters", "modules that cannot be imported", "the session's options", "pyg_dist.backend.ops.spmm_csr",
     "torch.distributed.all_reduce", "pyg_dist.data.distributed_data.DistributedData.traffic",
-    "test_workers.KEPT is another", "pyg_dist.conv.weighted_sum.NORMS",
+    "test_workers.KEPT is another", "pyg_dist.conv.fast_paths.NORMS",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What is kept with a graph or a tensor: operators of constant weights, and sums over neighbours of constant inputs.
+"""Cached aggregations and operators: sums over neighbours of constant inputs, matrices of constant weights.
 
 An :class:`OperatorCache` keeps what was made from edge weights while these live and do not change.
 

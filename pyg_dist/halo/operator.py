@@ -1,5 +1,5 @@
-"""Distributed sparse matrices over a halo graph's edges, and their products: messages travel while local edges are
-multiplied.
+"""Overlap of messages with products: distributed sparse matrices over a halo graph's edges. Messages travel while
+local edges are multiplied.
 
 ``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. GCN's
 normalisation is r = c = degree^-1/2; a mean *divides* by r = in-degree: no edge-sized floats are made for either.

@@ -18,7 +18,7 @@ from pyg_dist.halo.exchange import Exchange
 
 
 @dataclass(frozen=True)
-class Step:
+class TransferStep:
     """``incoming P outgoing``, P being an exchange of s rows for r.
 
     Attributes:
@@ -34,10 +34,10 @@ class Step:
     codecs: tuple[Codec, Codec] = (EXACT, EXACT)
 
     @property
-    def transposed(self) -> Step:
+    def transposed(self) -> TransferStep:
         """The way back."""
         incoming, outgoing = (None if m is None else m.transposed for m in (self.outgoing, self.incoming))
-        return Step(outgoing, self.exchange.transposed, incoming, self.codecs[::-1])
+        return TransferStep(outgoing, self.exchange.transposed, incoming, self.codecs[::-1])
 
     @property
     def num_rows(self) -> int:
@@ -58,7 +58,7 @@ class HaloTransfer:
         buffers: of rows on their way; those of all transfers of a graph.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[TransferStep, ...]
     transport: Transport
     buffers: Buffers = field(default_factory=Buffers)
 
@@ -105,7 +105,7 @@ class HaloTransfer:
         first = self.steps[0]
         return self if codecs == first.codecs else self._changed(0, replace(first, codecs=codecs))
 
-    def _changed(self, place: int, step: Step) -> HaloTransfer:
+    def _changed(self, place: int, step: TransferStep) -> HaloTransfer:
         steps = [*self.steps]
         steps[place] = step
         return replace(self, steps=tuple(steps))
@@ -115,7 +115,7 @@ class HaloTransfer:
         pending = self._apply(self.steps[0], x.contiguous())
         return self._then(pending, self.steps[1:]) if len(self.steps) > 1 else pending
 
-    def _then(self, pending: Pending[Tensor], steps: tuple[Step, ...]) -> Pending[Tensor]:
+    def _then(self, pending: Pending[Tensor], steps: tuple[TransferStep, ...]) -> Pending[Tensor]:
         def finish() -> Tensor:
             rows = pending.wait()
             for step in steps:
@@ -124,7 +124,7 @@ class HaloTransfer:
 
         return Pending(finish)
 
-    def _apply(self, step: Step, x: Tensor) -> Pending[Tensor]:
+    def _apply(self, step: TransferStep, x: Tensor) -> Pending[Tensor]:
         outgoing, incoming = step.outgoing, step.incoming
         if step.codecs[0] is not EXACT:
             messages = self._send(step, x)
@@ -159,7 +159,7 @@ class HaloTransfer:
             messages = self._send(following, self._add(step, messages, out.new_zeros(step.num_rows, out.shape[1])))
         return self._add(self.steps[-1], messages, out, row_scale, divide)
 
-    def _send(self, step: Step, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Messages:
+    def _send(self, step: TransferStep, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Messages:
         codec, exchange = step.codecs[0], step.exchange
         row_bytes = codec.row_bytes(x.shape[1], x.dtype)
         sent = self.buffers.acquire(exchange.num_sent, row_bytes, x.device)
@@ -177,7 +177,7 @@ class HaloTransfer:
         return messages
 
     def _add(
-        self, step: Step, messages: Messages, out: Tensor, row_scale: Tensor | None = None, divide: bool = False
+        self, step: TransferStep, messages: Messages, out: Tensor, row_scale: Tensor | None = None, divide: bool = False
     ) -> Tensor:
         received, incoming, arrivals = messages.received, step.incoming, step.exchange.arrivals
         addends, factor = _last(out, step.num_rows), _factor(row_scale, step.num_rows, divide)

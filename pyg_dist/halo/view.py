@@ -28,7 +28,7 @@ from pyg_dist.halo.operator import LinearOperator, aggregate
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.transfer import Transfer
 from pyg_dist.halo.sharding import HaloNodes
-from pyg_dist.halo.transfer import HaloTransfer, Step
+from pyg_dist.halo.transfer import HaloTransfer, TransferStep
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import name_of
 from pyg_dist.tensor.functions.random import draw_seed
@@ -109,7 +109,7 @@ class HaloView:
         transport = self._transport
         exchange = exchange_of(transport, transfer.send_counts, transfer.recv_counts, self.num_messages)
         outgoing, incoming = (Matrix(csr.to(self.device)) for csr in (transfer.outgoing, transfer.incoming))
-        return HaloTransfer((Step(outgoing, exchange, incoming),), transport, self.node_sharding.buffers)
+        return HaloTransfer((TransferStep(outgoing, exchange, incoming),), transport, self.node_sharding.buffers)
 
     @property
     def traffic(self) -> Traffic:

@@ -31,6 +31,11 @@ class BatchLoader(Generic[P]):
             the end of the session, or of the loader.
 
     Making it is collective. Drawing batches is as far as the sampler's ``prepare``; using them is.
+
+    Example:
+        >>> loader = BatchLoader(data, UniformVertexLoader(data, batch_size=17).sampler)
+        >>> next(iter(loader)).num_nodes
+        17
     """
 
     def __init__(self, data: Data, sampler: Sampler[P], prefetch: bool = True) -> None:

@@ -208,6 +208,11 @@ class LinkNeighborLoader(_Neighbors):
         neg_sampling: ``"binary"``, ``"triplet"``, or a ``torch_geometric.sampler.NegativeSampling`` without weights.
         neg_sampling_ratio: negative edges for each edge; ``neg_sampling="binary"``.
         replace: see :class:`NeighborLoader`, as for the other options.
+
+    Example:
+        >>> loader = LinkNeighborLoader(data, [4, 2], batch_size=2, neg_sampling="binary")
+        >>> next(iter(loader)).edge_label.tolist()
+        [1.0, 1.0, 0.0, 0.0]
     """
 
     def __init__(

@@ -136,7 +136,8 @@ def step(model: nn.Module, data: Any) -> Results:
     loss.backward()
     found = {"out": out.detach(), "loss": loss.detach(), **gradients(model)}
     model.eval()
-    return {**found, "eval": model(data).detach()}
+    with torch.no_grad():  # an output that save_on_cpu has packed, and no backward pass frees, keeps itself alive
+        return {**found, "eval": model(data)}
 
 
 def looks(data: Any) -> Results:

@@ -15,7 +15,7 @@ import pyg_dist.nn
 from pyg_dist import DistributedData, errors
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.loader import UniformVertexLoader
+from pyg_dist.loader import BatchLoader, LinkNeighborLoader, NeighborLoader, UniformVertexLoader
 from pyg_dist.partition import partition
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
@@ -25,6 +25,7 @@ API = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").re
 MODULES = [pyg_dist, pyg_dist.conv, pyg_dist.nn]
 NAMES = {name: getattr(module, name) for module in MODULES for name in module.__all__ if name != "__version__"}
 NAMES |= {c.__name__: c for c in (GridPlan, Machine, Model, Plan, RowTensor, UniformVertexLoader)}
+NAMES |= {c.__name__: c for c in (BatchLoader, NeighborLoader, LinkNeighborLoader)}
 NAMES["partition"] = partition
 METHODS = {
     RowTensor: ("from_local", "to_local", "full_tensor"),

@@ -15,10 +15,9 @@ TERMS = {
     "dropout": "pyg_dist/tensor/functions/random.py",
     "GCN norm": "pyg_dist/graph/gcn_norm.py",
     "gradient all-reduce": "pyg_dist/backend/autograd/gradient_bucket.py",
-    "overlap": "pyg_dist/halo/aggregate.py",
+    "overlap": "pyg_dist/halo/operator.py",
     "point-to-point or all-to-all": "pyg_dist/backend/comm/transport.py",
     "redistribute": "pyg_dist/backend/comm/redistribution.py",
-    "self loops": "pyg_dist/graph/gcn_norm.py",
     "sharding spec": "pyg_dist/tensor/sharding.py",
     "x[mask]": "pyg_dist/tensor/functions/indexing.py",
 }

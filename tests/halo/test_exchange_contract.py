@@ -24,7 +24,7 @@ from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.halo.exchange import AllToAll, Exchange, ToNeighbours, exchange_of
-from pyg_dist.halo.transfer import HaloTransfer, Step
+from pyg_dist.halo.transfer import HaloTransfer, TransferStep
 
 Pools = Callable[[int], Workers]
 Make = Callable[[Transport, tuple[int, ...], tuple[int, ...]], Exchange]
@@ -153,7 +153,7 @@ def chains(make: Make, rank: int, size: int) -> None:
             ]
             y = moved(counts, [dense(outgoing) @ piece for (outgoing, _), piece in zip(ends, y, strict=True)])
             y = [dense(incoming) @ piece for (_, incoming), piece in zip(ends, y, strict=True)]
-            steps.append(Step(ends[rank][0], exchange(make, counts)[0], ends[rank][1]))
+            steps.append(TransferStep(ends[rank][0], exchange(make, counts)[0], ends[rank][1]))
         a = HaloTransfer(tuple(steps), Transport(world_group()))
         v = [piece.requires_grad_() for piece in drawn(rows, 3)]
         grads = torch.autograd.grad(y, x, v)

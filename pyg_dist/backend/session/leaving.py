@@ -38,6 +38,7 @@ from pyg_dist.errors import LaunchError
 logger = logging.getLogger("pyg_dist")
 
 _LEAVE_SECONDS = 10.0  # for a rank that has failed, whatever handlers and threads there are
+_ABORT_SECONDS = 1.0  # before MPI's abort, which would cut short the rank that has failed and ends by itself
 _END_SECONDS = 30.0  # for a good end
 _MEET_SECONDS = 10.0  # how long a rank that has nothing more to do waits for the others, before `init`
 
@@ -58,6 +59,8 @@ def leave() -> NoReturn:
         way_out.is_at_exit = True
         atexit._run_exitfuncs()
     flush()
+    if threading.current_thread() is not threading.main_thread() and launch.running_mpi() is not None:
+        time.sleep(_ABORT_SECONDS)
     _end()
 
 

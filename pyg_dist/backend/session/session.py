@@ -70,7 +70,6 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT, w
 
     Example:
         >>> from datetime import timedelta
-    from typing import get_args
         >>> pyg_dist.init(timeout=timedelta(minutes=30))
     """
     session = current()
