@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
-import sysconfig
 from collections.abc import Iterator
-from functools import cache, cached_property, singledispatch
-from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from functools import cached_property
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.graph import type_questions
+from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
-from pyg_dist.partition.inputs import as_edges, check_ends
+from pyg_dist.partition.inputs import as_edges
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle, function_that_needs_all_edges, of_whole_graphs
+from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import functions
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.sharding import RowSharding, lasting, require_same
+from pyg_dist.tensor.sharding import RowSharding, require_same
 
 _PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
 
@@ -62,7 +60,7 @@ class DistributedEdgeIndex(EdgeHandle):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[DistributedEdgeIndex]:  # what isinstance reads where the type says no
-        return _answer(DistributedEdgeIndex, sys._getframe(1))
+        return type_questions.answer(DistributedEdgeIndex, sys._getframe(1))
 
     def __init__(self, graph: DistributedGraph, sparse: bool = False, weight: RowTensor | None = None) -> None:
         self.graph = graph
@@ -326,115 +324,3 @@ class DistributedEdgeIndex(EdgeHandle):
             f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: apply it to the graph "
             f"before DistributedData, or to edge_index.full_tensor(), all edges, which convs take as well"
         )
-
-
-class ListedEdges(RowSharding):
-    """Edges by their places in a script's list: values that lie elsewhere pair with them by position."""
-
-    is_indexed = True
-
-
-@lasting
-def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> DistributedGraph:
-    """The graph with these edges over nodes of a ``DistributedData``, whose layout it has (collective).
-
-    Args:
-        edge_index: int64 ``[2, E]``, equal on every rank.
-        nodes: the nodes.
-        loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
-
-    Raises:
-        DataError: They are no edges between these nodes.
-        UnsupportedError: The nodes are those of several data groups' samples.
-    """
-    if nodes.is_union:
-        raise UnsupportedError(
-            "Expected the edges of a batch of several data groups (got edges of the script's own): put them into the "
-            "graph before the batch is taken"
-        )
-    check_ends(edge_index, nodes.size, "edge_index")
-    return in_layout_of(nodes, edge_index, loop_rule)
-
-
-@singledispatch
-def in_layout_of(nodes: NodeSharding, edge_index: Tensor, loop_rule: LoopRule) -> DistributedGraph:
-    """:func:`graph_over` in the layout of the nodes, which registers it here."""
-    raise NotImplementedError(type(nodes))
-
-
-T = TypeVar("T")
-
-_UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm")  # these end in `raise NotImplementedError`, or in a ValueError
-_TAKE_NUMBER = ("add_self_loops", "add_remaining_self_loops")  # these work where they are told the number of nodes
-_ADJ_T = (
-    "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "
-    "part): write adj_t @ x, its sum"
-)
-
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
-
-
-def _answer(class_: T, frame: FrameType) -> T:
-    """``class_``, what ``__class__`` is, if the line of ``frame`` does not ask whether edges are a ``Tensor``.
-
-    ``isinstance(edge_index, Tensor)`` is False for the handle, so a script's branch would be skipped. Python calls no
-    code of an object whose type is tested, except that ``isinstance`` reads ``__class__`` where the type does not
-    match. That cannot return ``Tensor``: torch's C++ tests in the same way, and would read memory where there is none.
-
-    Raises:
-        UnsupportedError: It does; or PyG asks edges alone for the number of nodes, or would end in a bare error.
-    """
-    asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
-    module = str(asker.f_globals.get("__name__"))
-    if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
-        takes_number = asker.f_back is not None and asker.f_back.f_code.co_name in _TAKE_NUMBER
-        raise UnsupportedError(
-            of_whole_graphs()
-            or ("" if takes_number else function_that_needs_all_edges(asker))
-            or "Expected the number of nodes beside the edge_index of a DistributedData, whose largest number no rank "
-            "knows: pass num_nodes=data.num_nodes, or apply it to the input, before DistributedData"
-        )
-    if module.startswith("torch_geometric.utils.") and _fails_unless_tensor(asker):
-        raise UnsupportedError(
-            _ADJ_T if asker.f_code.co_name == "spmm" else of_whole_graphs() or function_that_needs_all_edges(asker)
-        )
-    if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
-        name = _asked_name(asker.f_code.co_filename, asker.f_lineno)
-        if name:
-            raise UnsupportedError(
-                f"{asker.f_code.co_filename}:{asker.f_lineno} asks whether {name} is a Tensor, and that of a "
-                f"DistributedData is a handle, for which this branch would be skipped: ask whether it is no "
-                f"SparseTensor, or {name}.is_sparse"
-            )
-    return class_
-
-
-def _fails_unless_tensor(asker: FrameType) -> bool:
-    """Whether a function of PyG's raises an error that says nothing where an ``edge_index`` is no tensor."""
-    line = linecache.getline(asker.f_code.co_filename, asker.f_lineno)
-    return asker.f_code.co_name in _UNLESS_TENSOR or line.lstrip().startswith("assert isinstance(")
-
-
-@cache
-def _asked_name(file: str, line: int) -> str:
-    """What a question for ``Tensor`` in this line of a script's own code is about, if it is called after edges."""
-    if file.startswith(_INSTALLED):
-        return ""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a notebook's cell with commands
-        return ""
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and node.args and node.lineno <= line <= (node.end_lineno or line)):
-            continue
-        question = _last_name(node.func)
-        asked = ast.unparse(node.args[0])
-        kinds = {_last_name(kind) for kind in ast.walk(ast.Tuple([*node.args[1:]], ast.Load()))}
-        is_asked_for_tensor = question == "is_tensor" or (question == "isinstance" and "Tensor" in kinds)
-        if is_asked_for_tensor and any(word in asked.lower() for word in ("edge", "adj")):
-            return asked
-    return ""
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

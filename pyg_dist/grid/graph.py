@@ -16,7 +16,7 @@ from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.caches import OperatorCache
-from pyg_dist.graph.edge_index import ListedEdges, in_layout_of
+from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges, EdgesAndLoops
 from pyg_dist.graph.protocol import EdgeView, Norm
 from pyg_dist.graph.sample import Subset

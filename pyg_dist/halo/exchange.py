@@ -89,7 +89,7 @@ class ByCounts:
         return self._send(rows.contiguous(), received)
 
     def _send(self, rows: Tensor, received: Tensor) -> Messages:
-        raise NotImplementedError
+        raise NotImplementedError  # by each kind of exchange, unless it starts in a way of its own
 
 
 class ToNeighbours(ByCounts):

@@ -16,7 +16,7 @@ from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.graph.edge_index import ListedEdges, in_layout_of
+from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.graph.sample import PairProbability, Subset
