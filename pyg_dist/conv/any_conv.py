@@ -190,7 +190,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         first, *others = arguments.edges
         if isinstance(given.get(first), Edges):  # of a conv that calls this one
             given = made(given)
-        features = next(iter(given.values()))
+        features = _features(given)
         for name in (first, *(name for name in others if given.get(name) is not None)):
             if not isinstance(given.get(name), Edges):
                 handle = edge_handle(self, given.get(name), features, calls_message=True)
@@ -409,6 +409,12 @@ class _Arguments:
 @cache
 def _arguments(stock: Any) -> _Arguments:
     return _Arguments(stock)
+
+
+def _features(given: dict[str, Any]) -> Any:
+    """The argument that says over which nodes plain edges are: the first one with rows of nodes, or else the first."""
+    firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
+    return next((value for value, first in firsts if isinstance(first, NodeTensor)), next(iter(given.values())))
 
 
 def _others(given: dict[str, Any], name: str) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
                 raise DataError(
                     f"{name} expected features and edge_index of a DistributedData (got {type(features).__name__} and "
                     f"a plain {type(edge_index).__name__} at world size {world_size()}): wrap the graph, "
-                    f"data = DistributedData(data), and pass data.x and data.edge_index"
+                    f"data = DistributedData(data), and pass data.x and data.edge_index; for a first state of zeros "
+                    f"and edges of the script's own, data.edge_set(edge_index), or a state of torch.zeros_like(data.x)"
                 )
             return None
         handle = laid_out

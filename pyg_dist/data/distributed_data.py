@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 import torch
@@ -23,9 +23,17 @@ from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
+from pyg_dist.errors import (
+    DataError,
+    LayoutMismatchError,
+    MixedRowsError,
+    OptionError,
+    PygDistError,
+    UnsupportedError,
+)
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
@@ -34,6 +42,7 @@ from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedRows
+from pyg_dist.tensor.row_tensor import local_values
 
 logger = logging.getLogger("pyg_dist")
 
@@ -89,6 +98,9 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         allow_nan: accept NaN features without a warning.
         model: (layers, hidden width) of the GCN that ``mesh=None`` and ``layout="auto"`` are priced with; None:
             (3, 128).
+        nodes_of: a distributed graph over the same nodes, such as the first one of several snapshots: this one has its
+            node sharding, layout and plan, without a partition of its own, so rows of both meet in one expression and a
+            recurrent state goes from one to the next. No other option is given with it, but ``allow_nan``.
 
     With ``layout="auto"``, ``mesh`` and ``comm_dtype`` are used if the grid is chosen, and ``exchange`` is chosen too.
 
@@ -120,6 +132,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         seed: int = 0,
         allow_nan: bool = False,
         model: tuple[int, int] | None = None,
+        nodes_of: DistributedData | None = None,
     ) -> None:
         session.init()
         module_hooks.install()
@@ -129,6 +142,8 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
                 try:
                     options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
                     graph_input = read_graph(data, allow_nan, warn=session.is_main())
+                    if nodes_of is not None:
+                        _check_nodes(nodes_of, graph_input, options)
                 except (PygDistError, ImportError) as caught:
                     error = caught
                 raise_together(error)
@@ -136,7 +151,11 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
                 assert graph_input is not None
             with step("compare the ranks' inputs"):
                 identity = _agree(graph_input, options)
-            graph, plan = lay_out(graph_input, options, identity)
+            if nodes_of is None:
+                graph, plan = lay_out(graph_input, options, identity)
+            else:
+                nodes, plan = nodes_of.graph.node_sharding, nodes_of.plan
+                graph = graph_over(graph_input.edge_index, nodes, graph_input.loop_rule)
             release_free_memory()
             self._adopt(graph_input, graph.to(graph_input.device), plan)
         logger.debug(
@@ -198,6 +217,42 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         found: DistributedData = induced(self, Subset(chosen_nodes(self, subset)))
         add_learning(self, found)
         return found
+
+    @overload
+    def edge_set(self, edge_index: Tensor, edge_attr: None = None) -> DistributedEdgeIndex: ...
+    @overload
+    def edge_set(self, edge_index: Tensor, edge_attr: Tensor) -> tuple[DistributedEdgeIndex, EdgeTensor]: ...
+    def edge_set(self, edge_index: Tensor, edge_attr: Tensor | None = None) -> Any:
+        """A script's own edges between the nodes of this data, laid out once (collective).
+
+        Convs take what is returned where they take ``edge_index``. They take the plain tensor, too, but then compare
+        and look it up in each call, and lay it out anew where there are more sets than the latest few. Exact.
+
+        Args:
+            edge_index: integers ``[2, E]``, equal on every rank.
+            edge_attr: values of these edges, ``[E, ...]``, equal on every rank.
+
+        Returns:
+            The edges; with ``edge_attr`` a pair, as PyG's ``coalesce`` and its kin return: the edges and their values.
+
+        Raises:
+            AgreementError: The ranks have different edges.
+            DataError: They are no edges between these nodes, or have other values than one row each.
+            UnsupportedError: The nodes are those of several data groups' samples.
+
+        Example:
+            >>> drawn = torch.tensor([[0, 1], [1, 2]]), torch.tensor([[2], [0]])
+            >>> snapshots = [data.edge_set(edges) for edges in drawn]
+            >>> [tuple(edges.shape) for edges in snapshots]
+            [(2, 2), (2, 1)]
+        """
+        edges = DistributedEdgeIndex.over(edge_index, self.graph.node_sharding, self.graph.device, is_kept=False)
+        assert edges is not None
+        if edge_attr is None:
+            return edges
+        return edges, EdgeTensor.from_local(
+            local_values(edge_attr, edges.graph.edge_sharding), edges.graph.edge_sharding
+        )
 
     @classmethod
     def open(
@@ -369,6 +424,20 @@ def _expected_memory() -> str:
 
 
 out_of_memory.set_estimate(_expected_memory)
+
+
+def _check_nodes(data: DistributedData, graph_input: GraphInput, options: Options) -> None:
+    """Check that a graph can have the nodes of ``data``, and that no option says how they lie."""
+    given, default = options.identity(), Options().identity()
+    changed = [name for name in given if given[name] != default[name]]
+    if changed:
+        raise OptionError(f"Expected no {', '.join(changed)} with nodes_of, whose layout the graph has: leave it out")
+    if not isinstance(data, DistributedData):
+        raise OptionError(f"Expected nodes_of to be a DistributedData (got {type(data).__name__}): wrap it first")
+    if graph_input.num_nodes != data.num_nodes:
+        raise DataError(
+            f"Expected a graph over the {data.num_nodes} nodes of nodes_of (got {graph_input.num_nodes}): set num_nodes"
+        )
 
 
 def _agree(graph_input: GraphInput, options: Options) -> str:

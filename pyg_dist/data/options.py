@@ -30,13 +30,13 @@ _LAYOUTS = ("halo", "grid", "auto")
 class Options:
     """See :class:`pyg_dist.DistributedData`. Each is checked by itself, then with the layout."""
 
-    layout: str
-    partition: str | Tensor | np.ndarray[Any, Any] | Plan
-    epsilon: float
-    exchange: ExchangeKind
-    bits: int | tuple[int, int]
-    mesh: dict[str, int] | None
-    comm_dtype: torch.dtype | None
+    layout: str = "halo"
+    partition: str | Tensor | np.ndarray[Any, Any] | Plan = "metis"
+    epsilon: float = 0.03
+    exchange: ExchangeKind = "hybrid"
+    bits: int | tuple[int, int] = 32
+    mesh: dict[str, int] | None = None
+    comm_dtype: torch.dtype | None = None
     seed: int = 0
     model: tuple[int, int] | None = None
 

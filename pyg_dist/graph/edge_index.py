@@ -145,7 +145,11 @@ class DistributedEdgeIndex(EdgeHandle):
 
     @staticmethod
     def over(
-        edge_index: Tensor, nodes: RowSharding, device: torch.device, loop_rule: LoopRule = "remaining"
+        edge_index: Tensor,
+        nodes: RowSharding,
+        device: torch.device,
+        loop_rule: LoopRule = "remaining",
+        is_kept: bool = True,
     ) -> DistributedEdgeIndex | None:
         """A script's own edges, laid out over nodes of a ``DistributedData``; ``None`` for other rows.
 
@@ -157,6 +161,7 @@ class DistributedEdgeIndex(EdgeHandle):
             nodes: the nodes.
             device: where their rows lie.
             loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
+            is_kept: whether it is to be one of the latest few; not, where the script keeps what it is given.
 
         Raises:
             AgreementError: The ranks have different edges.
@@ -168,13 +173,15 @@ class DistributedEdgeIndex(EdgeHandle):
         identity = digest(edge_index)
         require_same(nodes.group, identity, "edge_index")
         name, known = f"{identity} {loop_rule} {device.type}", nodes.edge_sets
-        handle: DistributedEdgeIndex | None = known.pop(name, None)
+        handle: DistributedEdgeIndex | None = known.get(name)
         if handle is None:
             handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule).to(device))
             handle.graph.digest = name
-        known[name] = handle
-        if len(known) > _NUM_KEPT:
-            known.popitem(last=False)
+        if is_kept:
+            known[name] = handle
+            known.move_to_end(name)
+            if len(known) > _NUM_KEPT:
+                known.popitem(last=False)
         return handle
 
     def edges(self, by_operator: bool = False) -> Edges:
