@@ -14,12 +14,14 @@
 #   CONSTRAINTS  the versions to install (constraints.txt; constraints-oldest.txt has the oldest ones that are supported)
 #   ARGS         more arguments for pytest, for instance ARGS="-k spmm"
 #   TESTS        how many files of tests run at once (2)
+#   TRANSPORT    mpi: ranks of tests are started by mpirun and send by MPI (gloo)
 
 PYTHON ?= python3
 TORCH_INDEX ?=
 CONSTRAINTS ?= constraints.txt
 ARGS ?=
 TESTS ?= 2
+TRANSPORT ?= gloo
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -39,6 +41,7 @@ demo: .venv/.ready
 
 # Every process of the tests finds what the first one has compiled.
 test: export PYTHONDONTWRITEBYTECODE :=
+test: export PYG_DIST_TEST_TRANSPORT = $(TRANSPORT)
 test: .venv/.ready
 	@$(BIN)/pytest -n $(TESTS) --dist worksteal $(if $(strip $(ARGS)),$(ARGS),-m "not slow")
 

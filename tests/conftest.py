@@ -23,7 +23,8 @@ QUICK_FILES = ("test_links.py", "test_where.py")
 
 import leftovers  # noqa: E402
 import templates  # noqa: E402
-from workers import Workers, pools  # noqa: E402
+from mpirun_ranks import by_mpirun  # noqa: E402
+from workers import Workers, forked, pools  # noqa: E402
 
 # There are more processes than processors. A message that arrives must not take the processor from its sender, who
 # still holds the lock that gloo's receiving thread would then spin for.
@@ -63,8 +64,12 @@ def _num_ranks(item: pytest.Item) -> Iterator[tuple[str, object]]:
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Callable[[int], Workers]]:
-    """A function from a world size to its pool; the pools live as long as the tests."""
-    with pools() as pool_of:
+    """A function from a world size to its pool; the pools live as long as the tests.
+
+    Ranks are torchrun's, which send by gloo; those of ``PYG_DIST_TEST_TRANSPORT=mpi`` are mpirun's, which send by MPI.
+    """
+    starts = {"gloo": forked, "mpi": by_mpirun}
+    with pools(starts[os.environ.get("PYG_DIST_TEST_TRANSPORT", "gloo")]) as pool_of:
         yield pool_of
 
 

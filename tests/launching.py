@@ -44,16 +44,14 @@ def run_script(
     is_forked: bool = True,
 ) -> Ended:
     """Run ``script`` with ``num_ranks`` ranks; kill it and fail the test after ``timeout`` seconds."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
-    root = Path(__file__).resolve().parent.parent
-    environ.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(root), environ.get("PYTHONPATH", "")]))
+    environ = plain_environ()
     executable = forked_python.executable() if is_forked else sys.executable
     python = [executable, str(script), *args]
     if launcher == "torchrun":
         torchrun = [executable, "-m", "torch.distributed.run", "--standalone"]
         return _run([([*torchrun, f"--nproc-per-node={num_ranks}", *python[1:]], environ)], timeout)
     if launcher == "mpirun":
-        return _run([([_mpirun(), "-n", str(num_ranks), *python], environ)], timeout)
+        return _run([([*mpirun(num_ranks), *python], environ)], timeout)
     if launcher == "python" or (launcher == "ranks" and num_ranks == 1):
         return _run([(python, environ)], timeout)
     with socket.socket() as probe:
@@ -68,14 +66,24 @@ def run_script(
     return _run([(python, environ) for environ in environs], timeout)
 
 
-def _mpirun() -> str:
-    """Return the mpirun beside this Python, whose library mpi4py finds, or the one on the path."""
+def plain_environ() -> dict[str, str]:
+    """The environment of a launch: without a launcher around the tests, and with what Open MPI asks of few cores."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    root = Path(__file__).resolve().parent.parent
+    environ.update(OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(root), environ.get("PYTHONPATH", "")]))
+    environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    environ.update(PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe")
+    return environ
+
+
+def mpirun(num_ranks: int) -> list[str]:
+    """The command before a program: the mpirun beside this Python, whose library mpi4py finds, or one on the path."""
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
         pytest.skip("no mpirun is installed")
-    return found
+    return [found, "-n", str(num_ranks)]
 
 
 def _run(commands: list[tuple[list[str], dict[str, str]]], timeout: float) -> Ended:

@@ -2,7 +2,8 @@
 
 ``Workers(3).run(body, *args)`` calls the module-level function ``body`` in three processes that see the environment of
 torchrun's workers, and returns the three results. The processes start once and are used again until a body fails. They
-are forked from a server process that has only imported modules, so that each starts clean and in milliseconds.
+are forked from a server process that has only imported modules, so that each starts clean and in milliseconds. Those of
+another launcher come by another function in place of :func:`forked` (``mpirun_ranks``).
 
 Bodies of all modules share them. Each body finds the same random numbers to draw, and fails if it leaves anything
 behind (see ``leftovers``) or the ranks apart. A session that it has opened goes on.
@@ -30,7 +31,7 @@ import unittest.mock
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import leftovers
 import limits
@@ -78,21 +79,41 @@ class _Outcome(NamedTuple):
     has_group: bool = False
 
 
+class Process(Protocol):
+    """Of a rank."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it has ended, where that is known."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+
+
 @dataclass
-class _Rank:
-    process: multiprocessing.process.BaseProcess
+class Rank:
+    """A process that serves bodies: see :func:`serve`."""
+
+    process: Process
     connection: Connection
     output: str  # path of the file that holds its stdout and stderr
+
+
+Start = Callable[[int], contextlib.AbstractContextManager[list[Rank]]]
+"""Starts so many ranks, by number; on leaving, they end."""
 
 
 class Workers:
     """A pool of ``world_size`` ranks; the processes start with the first ``run`` and anew after a failure."""
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-        self._ranks: list[_Rank] = []
-        self._store: dist.TCPStore | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+    def __init__(self, world_size: int, start: Start | None = None) -> None:
+        self.world_size, self._start = world_size, start or forked
+        self._ranks: list[Rank] = []
+        self._pool = contextlib.ExitStack()
 
     def run(
         self, function: Callable[..., Any], *args: Any, patience: float = limits.STALL_SECONDS, **kwargs: Any
@@ -106,7 +127,7 @@ class Workers:
                 or if all that are not done have used no processor time for ``patience`` seconds.
         """
         if not self._ranks:
-            self._start()
+            self._ranks = self._pool.enter_context(self._start(self.world_size))
         job = _pickle_job(function, args, kwargs)
         marks = [os.path.getsize(rank.output) for rank in self._ranks]
         outcomes = self._serve(job, patience)
@@ -129,31 +150,8 @@ class Workers:
 
     def close(self) -> None:
         """End the processes."""
-        for rank in self._ranks:
-            rank.process.kill()
-        for rank in self._ranks:
-            rank.process.join()
-            rank.connection.close()
         self._ranks = []
-        self._store = None
-        if self._folder is not None:
-            self._folder.cleanup()
-        self._folder = None
-
-    def _start(self) -> None:
-        # Held here as torchrun's agent holds it: no port can be lost between choosing and opening it.
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._folder = tempfile.TemporaryDirectory(prefix="pyg_dist_workers_")
-        context = fork_server()
-        for rank in range(self.world_size):
-            here, there = context.Pipe()
-            output = os.path.join(self._folder.name, f"rank{rank}.txt")
-            open(output, "wb").close()
-            environ = _rank_environ(rank, self.world_size, self._store.port)
-            process = context.Process(target=_serve, args=(there, environ, output), daemon=True)
-            process.start()
-            there.close()
-            self._ranks.append(_Rank(process, here, output))
+        self._pool.close()
 
     def _serve(self, job: bytes, patience: float) -> list[_Outcome]:
         for rank in self._ranks:
@@ -232,7 +230,7 @@ def _processor_seconds(pids: list[int | None]) -> float:
 
 
 @contextlib.contextmanager
-def pools() -> Iterator[Callable[[int], Workers]]:
+def pools(start: Start | None = None) -> Iterator[Callable[[int], Workers]]:
     """Yield a function that returns the pool of a world size, the same one each time; end all pools on leaving.
 
     Pools with more than ``MAX_RANKS`` processes together are not kept: those that have not been asked for the longest
@@ -241,7 +239,7 @@ def pools() -> Iterator[Callable[[int], Workers]]:
     by_size: dict[int, Workers] = {}  # the latest last
 
     def pool_of(world_size: int) -> Workers:
-        by_size[world_size] = by_size.pop(world_size, None) or Workers(world_size)
+        by_size[world_size] = by_size.pop(world_size, None) or Workers(world_size, start)
         for other in list(by_size)[:-1]:
             if (
                 sum(pool.num_processes for pool in by_size.values() if pool.world_size != world_size) + world_size
@@ -255,6 +253,34 @@ def pools() -> Iterator[Callable[[int], Workers]]:
     finally:
         for pool in by_size.values():
             pool.close()
+
+
+@contextlib.contextmanager
+def forked(world_size: int) -> Iterator[list[Rank]]:
+    """Ranks as torchrun's, forked from the server."""
+    # Held here as torchrun's agent holds it: no port can be lost between choosing and opening it.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context, ranks = fork_server(), list[Rank]()
+    with tempfile.TemporaryDirectory(prefix="pyg_dist_workers_") as folder, contextlib.ExitStack() as processes:
+        for rank in range(world_size):
+            here, there = context.Pipe()
+            output = new_output(folder, rank)
+            environ = _rank_environ(rank, world_size, store.port)
+            process = context.Process(target=_serve_in, args=(environ, there, output), daemon=True)
+            process.start()
+            processes.callback(process.join)
+            processes.callback(process.kill)
+            processes.callback(here.close)
+            there.close()
+            ranks.append(Rank(process, here, output))
+        yield ranks
+
+
+def new_output(folder: str, rank: int) -> str:
+    """The path of an empty file for what a rank writes."""
+    path = os.path.join(folder, f"rank{rank}.txt")
+    open(path, "wb").close()
+    return path
 
 
 def fork_server() -> multiprocessing.context.ForkServerContext:
@@ -290,10 +316,14 @@ def _pickle_job(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     return pickle.dumps((sys.path, where, pickle.dumps((args, kwargs))))
 
 
-def _serve(connection: Connection, environ: dict[str, str], output: str) -> None:
-    """Run jobs until the pool is closed; the main function of a rank's process."""
+def _serve_in(environ: dict[str, str], connection: Connection, output: str) -> None:
     os.environ.clear()
     os.environ.update(environ)
+    serve(connection, output)
+
+
+def serve(connection: Connection, output: str) -> None:
+    """Run jobs until the pool is closed; the main function of a rank's process."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
