@@ -33,7 +33,7 @@ from pyg_dist.grid.plan.node_order import in_one_piece
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import EXCHANGES
 from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
-from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.plan import HIERARCHIES, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.pricing.base import DistributionPlan, fold
@@ -65,6 +65,8 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--layout", choices=["halo", "grid", "auto"], help="default: halo; a store has its own")
     parser.add_argument("--exchange", choices=EXCHANGES, default="hybrid")
+    parser.add_argument("--hierarchy", choices=HIERARCHIES, default="auto", help="whether what crosses machines "
+                        "crosses once for all ranks of one; auto: where that is cheaper")  # fmt: skip
     parser.add_argument("--epsilon", type=float, default=0.03, help="how much heavier than the mean a part may be")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bits", type=int, nargs="+", default=[32], choices=[32, 16, 8, 4, 2],
@@ -172,7 +174,9 @@ def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Mode
             return Planned(tiles, halo, grid)
         exchange = halo[0].exchange if halo else args.exchange
         name = Path(args.partition).name
-        counted = Plan.of(graph.edge_index, parts, ranks, exchange, name, machine.ranks_per_node)
+        counted = Plan.of(
+            graph.edge_index, parts, ranks, exchange, name, machine.ranks_per_node, args.hierarchy, model, machine
+        )
         return Planned(replace(counted, bits=(args.bits[0], args.bits[-1])), halo, grid)
 
 

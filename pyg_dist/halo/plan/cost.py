@@ -28,6 +28,7 @@ class HaloLoad(NamedTuple):
         rows_between: rows sent to ranks on other machines.
         messages_inside: messages to ranks on the same machine.
         messages_between: messages to ranks on other machines.
+        levels: two where what crosses machines goes by agents: its rows alone are quantized.
     """
 
     nodes: float
@@ -36,16 +37,36 @@ class HaloLoad(NamedTuple):
     rows_between: float
     messages_inside: float
     messages_between: float
+    levels: int = 1
+
+    def bits_inside(self, bits: int) -> int:
+        """Bits of a value in the messages inside a machine, where between machines it is ``bits``."""
+        return bits if self.levels == 1 else 32
 
 
-def loads_of(nodes: Sequence[int], entries: Sequence[int], rows: Tensor, ranks_per_node: int) -> list[HaloLoad]:
-    """Every rank's load, by rows sent, ``[P, P]``. Ranks lie on machines in their order, ``ranks_per_node`` on each."""
+def loads_of(
+    nodes: Sequence[int],
+    entries: Sequence[int],
+    rows: Tensor,
+    ranks_per_node: int,
+    messages: Sequence[int] | None = None,
+) -> list[HaloLoad]:
+    """Every rank's load, by rows sent, ``[P, P]``. Ranks lie on machines in their order, ``ranks_per_node`` on each.
+
+    ``messages``: that each rank sends, in two levels; None: one level, a message for each pair of ranks with rows.
+    """
     machine_of = node_of_rank(len(nodes), ranks_per_node)
     is_inside = machine_of[:, None] == machine_of
     columns = (rows * is_inside, rows * ~is_inside, (rows > 0) & is_inside, (rows > 0) & ~is_inside)
-    return [
+    loads = [
         HaloLoad(*numbers)
         for numbers in zip(nodes, entries, *(column.sum(1).tolist() for column in columns), strict=True)
+    ]
+    if messages is None:
+        return loads
+    return [
+        load._replace(messages_inside=sent - load.messages_between, levels=2)
+        for load, sent in zip(loads, messages, strict=True)
     ]
 
 
@@ -81,17 +102,18 @@ def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
     """
     if not load.messages_inside + load.messages_between:
         return 0.0
-    size = row_bytes(width, ELEMENT_BYTES, bits)
-    inside = machine.send_seconds(load.rows_inside * size, load.messages_inside, num_ranks, True)
+    size, size_inside = (row_bytes(width, ELEMENT_BYTES, b) for b in (bits, load.bits_inside(bits)))
+    inside = machine.send_seconds(load.rows_inside * size_inside, load.messages_inside, num_ranks, True)
     between = machine.send_seconds(load.rows_between * size, load.messages_between, num_ranks, False)
-    return machine.turns(num_ranks) * (machine.call_seconds + inside) + between
+    calls = 1 if load.levels == 1 else 4  # inside, to agents, between, from agents
+    return machine.turns(num_ranks) * (calls * machine.call_seconds + inside) + between
 
 
 def quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
     """Quantizing what is sent and dequantizing as much, one pass each (SuperGCN, eq. 4); rows as they are cost none."""
     if not is_packed(width, ELEMENT_BYTES, bits):
         return 0.0
-    rows = load.rows_inside + load.rows_between
+    rows = load.rows_between + load.rows_inside * (load.levels == 1)
     num_bytes = 2 * rows * (width * ELEMENT_BYTES + row_bytes(width, ELEMENT_BYTES, bits))
     return machine.turns(num_ranks) * num_bytes / machine.stream_rate
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,11 +19,16 @@ from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes, rows_between_nodes
+from pyg_dist.halo.plan.two_level import rows_across
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan, aligned
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
+
+Hierarchy = Literal["auto", "off", "on"]
+"""Whether what crosses machines crosses once for all ranks of one; "auto": where that is cheaper."""
+HIERARCHIES: tuple[Hierarchy, ...] = get_args(Hierarchy)
 
 _FORMAT = 2
 
@@ -49,6 +54,8 @@ class Plan(DistributionPlan):
         parts: the owner of each node, ``[N]`` integers; in ``data.plan`` on rank 0 only.
         bits: bits of a value in the messages of training, forward and backward.
         ranks_per_node: ranks on each machine, consecutive ones; None: that of the :class:`~pyg_dist.plan.Machine`.
+        two_levels: whether ranks of a machine share what crosses to another (:mod:`pyg_dist.halo.plan.two_level`).
+        across: rows of the hybrid exchange that cross machines, in one level and in two; None: not counted.
 
     Example:
         >>> from pyg_dist.partition import partition
@@ -67,6 +74,8 @@ class Plan(DistributionPlan):
     parts: Tensor | None = field(default=None, compare=False, repr=False)
     bits: tuple[int, int] = (32, 32)
     ranks_per_node: int | None = field(default=None, compare=False)
+    two_levels: bool = field(default=False, compare=False)
+    across: tuple[int, int] | None = field(default=None, compare=False)
 
     @staticmethod
     def of(
@@ -76,8 +85,14 @@ class Plan(DistributionPlan):
         exchange: ExchangeKind = "hybrid",
         partition: str = "given",
         ranks_per_node: int | None = None,
+        hierarchy: Hierarchy = "auto",
+        model: Model | None = None,
+        machine: Machine | None = None,
     ) -> Plan:
         """The plan for any number of ranks, in this process. Not collective, O(E log E) time.
+
+        ``hierarchy`` "auto" takes the levels that a step of ``model`` is cheaper with on ``machine`` (see
+        :meth:`price`); with ``ranks_per_node`` None there is one.
 
         Shapes:
             - edge_index: int64 ``[2, E]``
@@ -99,9 +114,20 @@ class Plan(DistributionPlan):
         check_ends(edge_index, len(parts), "edge_index")
         sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        return Plan(
+        plan = Plan(
             "halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts, ranks_per_node=ranks_per_node
         )
+        if not shares_machines(num_ranks, ranks_per_node):
+            return plan
+        assert ranks_per_node is not None
+        plan = replace(plan, across=rows_across(edge_index, parts, num_ranks, ranks_per_node))
+        if hierarchy == "off":
+            return plan
+        sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange, ranks_per_node)
+        both = replace(plan, sizes=sizes, pairs=pairs_of(rows), two_levels=True)
+        if hierarchy == "on":
+            return both
+        return min(plan, both, key=lambda plan: plan.price(model, machine).seconds)
 
     @property
     def ranks(self) -> int:
@@ -121,12 +147,12 @@ class Plan(DistributionPlan):
     @property
     def messages(self) -> int:
         """Messages sent in one aggregation, all ranks together."""
-        return len(self.pairs)
+        return sum(s.messages for s in self.sizes)
 
     @property
     def is_dense(self) -> bool:
         """Whether so many pairs of ranks exchange that an all-to-all-v is cheaper than a message for each."""
-        return is_dense(self.messages, self.ranks)
+        return not self.two_levels and is_dense(self.messages, self.ranks)
 
     def rows_between(self) -> Tensor:
         """Rows sent in one aggregation, int64 ``[P, P]``, sender by receiver."""
@@ -142,7 +168,15 @@ class Plan(DistributionPlan):
         A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale, and goes as it is
         where that is shorter.
         """
-        return self.rows[self.exchange] * self.row_bytes(width, element_size, backward)
+        inside, between = self._levels(None)
+        if not self.two_levels:
+            return (inside + between) * self.row_bytes(width, element_size, backward)
+        return inside * width * element_size + between * self.row_bytes(width, element_size, backward)
+
+    def _levels(self, machine: Machine | None) -> tuple[int, int]:
+        """Rows sent in one aggregation: inside machines, and between them."""
+        between = rows_between_nodes(self.rows_between(), self._machine(machine).ranks_per_node)
+        return sum(s.rows_sent for s in self.sizes) - between, between
 
     def row_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
         """Bytes of one row of ``width`` columns in a message."""
@@ -181,13 +215,14 @@ class Plan(DistributionPlan):
         """
         machine = self._machine(machine)
         work = [s.work for s in self.sizes]
-        loads = loads_of(self.nodes, work, self.rows_between(), machine.ranks_per_node)
+        messages = [s.messages for s in self.sizes] if self.two_levels else None
+        loads = loads_of(self.nodes, work, self.rows_between(), machine.ranks_per_node, messages)
         return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks, self.bits)
 
     def _machine(self, machine: Machine | None) -> Machine:
-        if machine is not None:
+        if machine is not None and not self.two_levels:
             return machine
-        machine = Machine.load()
+        machine = Machine.load() if machine is None else machine
         return machine if self.ranks_per_node is None else machine.with_ranks_per_node(self.ranks_per_node)
 
     @staticmethod
@@ -200,7 +235,8 @@ class Plan(DistributionPlan):
 
     def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
         """``bytes`` are of float32 or ``bits``. A node, in ``..._between_nodes``, is one of the machine's ranks."""
-        between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+        inside, between = self._levels(machine)
+        across = None if self.across is None else dict(zip(("rank_pairs", "machine_pairs"), self.across, strict=True))
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
             "partition": self.partition,
@@ -211,13 +247,19 @@ class Plan(DistributionPlan):
             "bits": list(self.bits),
             "backward_bytes": {str(width): self.halo_bytes(width, backward=True) for width in widths},
             "ranks_per_node": machine.ranks_per_node,
+            "levels": 1 + self.two_levels,
+            "between_machines": across,
+            "rows_inside_nodes": inside,
             "rows_between_nodes": between,
             "bytes_between_nodes": {str(width): between * self.row_bytes(width) for width in widths},
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
 
     def _title(self) -> str:
-        return f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
+        levels = " in two levels" if self.two_levels else ""
+        return (
+            f"{self.layout} layout, {self.partition} partition, {self.exchange} exchange{levels}, plan {self.hash[:12]}"
+        )
 
     def _table(self, machine: Machine) -> list[str]:
         """A line per rank (where there are many: those with most to do) and totals."""
@@ -237,9 +279,11 @@ class Plan(DistributionPlan):
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         table.append(f"rows per aggregation: {by_kind}; by {way}")
         if self.ranks > machine.ranks_per_node:
-            between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
-            inside = self.rows[self.exchange] - between
+            inside, between = self._levels(machine)
             table.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
+            if self.across is not None:
+                one, two = self.across
+                table.append(f"rows of the hybrid exchange that leave: {one:,} in one level, {two:,} in two")
         return table
 
     def _load(self, sizes: ShareSizes) -> float:
@@ -254,7 +298,7 @@ class Plan(DistributionPlan):
             backward = self.halo_bytes(width, backward=True)
             text += f" in {self.bits[0]} bits, {backward:,} backward in {self.bits[1]}"
         if self.ranks > machine.ranks_per_node:
-            between = rows_between_nodes(self.rows_between(), machine.ranks_per_node)
+            _, between = self._levels(machine)
             text += f"; {between * self.row_bytes(width):,} forward leave their node"
         return text
 
@@ -311,6 +355,8 @@ class Plan(DistributionPlan):
                 raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
             content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
             content["bits"] = tuple(content.get("bits", (32, 32)))
+            across = content.get("across")
+            content["across"] = None if across is None else tuple(across)
             content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
             plan = Plan(**content, parts=parts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
@@ -377,6 +423,11 @@ class Plan(DistributionPlan):
                 "MiB",
             ),
         )
+
+
+def shares_machines(num_ranks: int, ranks_per_node: int | None) -> bool:
+    """Whether there are several machines, and ranks share one."""
+    return ranks_per_node is not None and 1 < ranks_per_node < num_ranks
 
 
 def is_dense(messages: int, ranks: int) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
+from pyg_dist.halo.plan.two_level import Routes, routes
 
 _PASSES = 8
 """Over all parts, at most: with many parts the last ones gain next to nothing, and each takes O(P^2) time."""
@@ -119,13 +120,26 @@ class BlockNumbers:
             "hybrid": (self.post_rows, self.pre_sums, self.post_edges),
         }[exchange]
 
-    def sizes(self, exchange: ExchangeKind) -> tuple[tuple[ShareSizes, ...], Tensor]:
-        """Every rank's sizes, and the rows that go from each rank to each, int64 ``[P, P]``. O(P^2) time."""
+    def sizes(
+        self, exchange: ExchangeKind, between: Routes | None = None, ranks_per_machine: int = 1
+    ) -> tuple[tuple[ShareSizes, ...], Tensor]:
+        """Every rank's sizes, and the rows that go from each rank to each, int64 ``[P, P]``. O(P^2) time.
+
+        ``between``: the ways between machines in two levels; None: ranks send to one another wherever they are.
+        """
         rows, sums, by_row = self.sent(exchange)
-        chosen = rows + sums
         crossing = self.edges - self.edges.diag().diag()
-        load, halo_edges = self.edges.sum(0), crossing.sum(0)
-        multiplied = by_row.sum(0) + (crossing - by_row).sum(1)
+        load, halo_edges, num_ranks = self.edges.sum(0), crossing.sum(0), len(crossing)
+        if between is None:
+            hops, passed, covered = [], load * 0, crossing
+        else:
+            machine = node_of_rank(num_ranks, ranks_per_machine)
+            rows, sums, by_row, covered = (x * (machine[:, None] == machine) for x in (rows, sums, by_row, crossing))
+            hops = [hop.rows(num_ranks) for hop in (between.gather, between.link, between.spread)]
+            passed = between.multiplied + torch.bincount(between.owner, minlength=num_ranks) + hops[0].sum(0)
+        levels = [rows + sums, *hops]
+        chosen = sum(levels, start=crossing * 0)
+        multiplied = by_row.sum(0) + (covered - by_row).sum(1) + passed
         columns: dict[str, Tensor] = {
             "nodes": self.nodes,
             "inner": self.nodes - self.boundary,
@@ -134,7 +148,7 @@ class BlockNumbers:
             "work": load - halo_edges + multiplied + rows.sum(1) + sums.sum(0),
             "rows_sent": chosen.sum(1),
             "rows_received": chosen.sum(0),
-            "messages": (chosen > 0).sum(1),
+            "messages": sum(((level > 0).sum(1) for level in levels), start=load * 0),
             **{kind: sum(self.sent(kind)[:2], start=crossing * 0).sum(1) for kind in EXCHANGES},
         }
         by_rank = zip(*(column.tolist() for column in columns.values()), strict=True)
@@ -142,18 +156,26 @@ class BlockNumbers:
 
 
 def all_sizes(
-    edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: ExchangeKind = "hybrid"
+    edge_index: Tensor,
+    parts: Tensor,
+    num_ranks: int,
+    exchange: ExchangeKind = "hybrid",
+    ranks_per_machine: int | None = None,
 ) -> tuple[tuple[ShareSizes, ...], Tensor]:
     """The sizes of every rank's share, and the rows that go from each rank to each. Not collective, O(E log E) time.
 
-    Nothing is laid out: 512 ranks cost as much as two.
+    Nothing is laid out: 512 ranks cost as much as two. With ``ranks_per_machine`` in two levels.
 
     Shapes:
         - edge_index: int64 ``[2, E]``
         - parts: ``[N]`` integers
         - output: P sizes; int64 ``[P, P]``, sender by receiver
     """
-    return BlockNumbers.of(edge_index, parts, num_ranks).sizes(exchange)
+    numbers = BlockNumbers.of(edge_index, parts, num_ranks)
+    if ranks_per_machine is None:
+        return numbers.sizes(exchange)
+    between = routes(edge_index, parts, num_ranks, ranks_per_machine, exchange)
+    return numbers.sizes(exchange, between, ranks_per_machine)
 
 
 def rows_between(remote: RemoteEdges, cover: Cover) -> Tensor:

@@ -1,0 +1,246 @@
+"""The hierarchical exchange: what goes from one machine to another crosses once, and ranks of a machine share it.
+
+Edges between two machines are covered like those between two ranks (:mod:`pyg_dist.halo.plan.cover`), with machines in
+the place of ranks: an *item* is a row, which all ranks of the receiving machine share, or a sum, to which all ranks of
+the sending machine add. For each item one rank at the shared end is its *agent*::
+
+    row   owner of the source --link--> agent --spread--> the other ranks that need it
+    sum   the other ranks with addends --gather--> agent --link--> owner of the target
+
+An agent is among those that need the row, or have an addend: no message crosses that one level would not send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.halo.plan.cover import Array, Cover, ExchangeKind, RemoteEdges
+
+_ROUNDS = 40
+"""Of balancing: loads of agents that can be equal then differ by a percent or two."""
+
+_MASK_BITS = 62
+
+
+class Hops(NamedTuple):
+    """Items on their way from rank to rank, by (sender, receiver, kind, node): int64 ``[k]`` each."""
+
+    sender: Tensor
+    receiver: Tensor
+    item: Tensor
+
+    def some(self, chosen: Tensor) -> Hops:
+        """Those of a mask or of places."""
+        return Hops(*(column[chosen] for column in self))
+
+    def of_sender(self, rank: int) -> Hops:
+        """Those that leave a rank."""
+        return self.some(self.sender == rank)
+
+    def of_receiver(self, rank: int) -> Hops:
+        """Those that arrive at a rank."""
+        return self.some(self.receiver == rank)
+
+    def rows(self, num_ranks: int) -> Tensor:
+        """How many go from each rank to each, int64 ``[P, P]``."""
+        pairs = self.sender * num_ranks + self.receiver
+        return torch.bincount(pairs, minlength=num_ranks**2).view(num_ranks, num_ranks)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The ways of all items between some machines, or between one and the others.
+
+    Attributes:
+        num_ranks: number of ranks P.
+        node: of each item: a row's source, a sum's target; int64 ``[k]``.
+        owner: the rank of that node, int64 ``[k]``.
+        is_sum: bool ``[k]``.
+        link: each item once, between machines.
+        gather: addends of sums, to the agents.
+        spread: rows, from the agents.
+        multiplied: edges from other machines that each rank multiplies, int64 ``[P]``.
+    """
+
+    num_ranks: int
+    node: Tensor
+    owner: Tensor
+    is_sum: Tensor
+    link: Hops
+    gather: Hops
+    spread: Hops
+    multiplied: Tensor
+
+    @staticmethod
+    def of(
+        edges: RemoteEdges,
+        exchange: ExchangeKind,
+        row_owner: Tensor,
+        sum_owner: Tensor,
+        ranks_per_machine: int,
+        num_ranks: int,
+    ) -> Routes:
+        """The ways of what ``exchange`` sends. Both machines of a pair find the same. Not collective, O(m log m) time.
+
+        Args:
+            edges: between machines, in the place of ranks.
+            exchange: what crosses.
+            row_owner: the ranks of the rows' nodes, int64.
+            sum_owner: of the sums' nodes.
+            ranks_per_machine: consecutive ranks share a machine.
+            num_ranks: P.
+        """
+        cover = edges.cover(exchange)
+        is_post = cover.left[edges.row]
+        (rows, row_item), (sums, sum_item) = (_numbered(chosen) for chosen in cover)
+        needs = _distinct(row_item[edges.row[is_post]], sum_owner[edges.sum[is_post]], num_ranks)
+        adds = _distinct(sum_item[edges.sum[~is_post]], row_owner[edges.row[~is_post]], num_ranks)
+        owner_of_row, owner_of_sum = row_owner[rows], sum_owner[sums]
+        num_machines = edges.load.numel()
+        pair_of_row, pair_of_sum = (
+            kind.sender.long()[some] * num_machines + kind.receiver.long()[some]
+            for kind, some in ((edges.rows, rows), (edges.sums, sums))
+        )
+        of_row = _agents(pair_of_row, needs, pair_of_sum * num_ranks + owner_of_sum, ranks_per_machine, num_ranks)
+        of_sum = _agents(pair_of_sum, adds, pair_of_row * num_ranks + owner_of_row, ranks_per_machine, num_ranks)
+
+        node = torch.cat([edges.rows.node[rows], edges.sums.node[sums]])
+        owner = torch.cat([owner_of_row, owner_of_sum])
+        is_sum = torch.arange(node.numel()) >= rows.numel()
+
+        def hops(sender: Tensor, receiver: Tensor, item: Tensor) -> Hops:
+            order = np.lexsort(tuple(key.numpy() for key in (node[item], is_sum[item], receiver, sender)))
+            return Hops(sender, receiver, item).some(torch.from_numpy(order))
+
+        need, add = (item_rank[1] != agent[item_rank[0]] for item_rank, agent in ((needs, of_row), (adds, of_sum)))
+        item, needer = (column[need] for column in needs)
+        total, adder = (column[add] for column in adds)
+        return Routes(
+            num_ranks, node, owner, is_sum,
+            hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), torch.arange(node.numel())),
+            hops(adder, of_sum[total], total + rows.numel()),
+            hops(of_row[item], needer, item),
+            torch.bincount(torch.where(is_post, sum_owner[edges.sum], row_owner[edges.row]), minlength=num_ranks),
+        )  # fmt: skip
+
+
+def routes(
+    edge_index: Tensor,
+    parts: Tensor,
+    num_ranks: int,
+    ranks_per_machine: int,
+    exchange: ExchangeKind,
+    machine: int | None = None,
+) -> Routes:
+    """The ways between all machines, or between one and the others. Not collective, O(E log E) time.
+
+    Shapes:
+        - edge_index: int64 ``[2, E]``
+        - parts: ``[N]`` integers, the rank of each node
+    """
+    edges = RemoteEdges.of(edge_index, parts // ranks_per_machine, num_machines(num_ranks, ranks_per_machine), machine)
+    row_owner, sum_owner = (parts[kind.node].long() for kind in (edges.rows, edges.sums))
+    return Routes.of(edges, exchange, row_owner, sum_owner, ranks_per_machine, num_ranks)
+
+
+def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
+    """Of consecutive ranks, ``ranks_per_machine`` on each and the rest on the last."""
+    return -(-num_ranks // ranks_per_machine)
+
+
+def rows_across(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_machine: int) -> tuple[int, int]:
+    """Rows that cross machines in one aggregation of the hybrid exchange: in one level, and in two.
+
+    Minimum covers by pairs of ranks, and by pairs of machines. Not collective, O(E log E) time; shapes as
+    :func:`routes`.
+    """
+    machine = parts // ranks_per_machine
+    crosses = machine[edge_index[0]] != machine[edge_index[1]]
+    crossing = edge_index[:, crosses]
+
+    def size(owner: Tensor, count: int) -> int:
+        cover: Cover = RemoteEdges.of(crossing, owner, count).cover("hybrid")
+        return int(cover.left.sum() + cover.right.sum())
+
+    return size(parts, num_ranks), size(machine, num_machines(num_ranks, ranks_per_machine))
+
+
+def _numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Which are chosen, and the number of each among these, int64."""
+    return chosen.nonzero().view(-1), chosen.cumsum(0) - 1
+
+
+def _distinct(item: Tensor, rank: Tensor, num_ranks: int) -> tuple[Tensor, Tensor]:
+    """The distinct (item, rank), ascending: int64 ``[o]`` each."""
+    keys = torch.unique(item * num_ranks + rank)
+    return keys // num_ranks, keys % num_ranks
+
+
+def _agents(
+    pair: Tensor, options: tuple[Tensor, Tensor], fixed: Tensor, ranks_per_machine: int, num_ranks: int
+) -> Tensor:
+    """One of its options for each item, such that the ranks of a machine have equal loads: int64 ``[k]``.
+
+    Items of one pair of machines with the same options are a group. A group's items are shared out by weights of the
+    ranks, which are lowered and raised by their loads (iterative proportional fitting). Both machines find the same: a
+    pair's numbers depend on the pair alone, and are made by sums in one order, products and quotients, which round
+    alike everywhere.
+
+    Args:
+        pair: of machines, of each item, int64 ``[k]``.
+        options: (item, rank), by item and ascending, int64 ``[o]`` each; every item has some.
+        fixed: pair times P plus rank of what a rank has in any case.
+        ranks_per_machine: consecutive ranks share a machine.
+        num_ranks: P.
+    """
+    if pair.numel() == 0:
+        return pair
+    of_item, of_rank = (column.numpy() for column in options)
+    group, first = _groups(pair.numpy(), of_item, of_rank % ranks_per_machine, ranks_per_machine)
+    start = np.searchsorted(of_item, np.arange(pair.numel() + 1))
+    size, count = np.diff(start)[first], np.bincount(group)
+    begin = np.concatenate([[0], np.cumsum(size)])
+    # The options of each group: those of its first item.
+    of_group = np.repeat(np.arange(len(first)), size)
+    rank = of_rank[start[first][of_group] + np.arange(begin[-1]) - begin[of_group]]
+    cells, cell = np.unique(pair.numpy()[first][of_group] * num_ranks + rank, return_inverse=True)
+    known, times = np.unique(fixed.numpy(), return_counts=True)
+    base, at = np.zeros(len(cells)), np.searchsorted(cells, known)
+    is_there = np.append(cells, -1)[at] == known
+    base[at[is_there]] = times[is_there]
+    pairs, of_cell = np.unique(cells // num_ranks, return_inverse=True)
+    load, weight = base, np.ones(len(cells))
+    for _ in range(_ROUNDS):
+        share = count[of_group] * weight[cell] / np.bincount(of_group, weight[cell])[of_group]
+        load = base + np.bincount(cell, share, len(cells))
+        mean = np.bincount(of_cell, load, len(pairs)) / np.bincount(of_cell, minlength=len(pairs))
+        weight = weight * (mean[of_cell] / np.maximum(load, 1e-9))
+    # The items of a group, in order, to its options in order: up to the rounded sum of the shares so far.
+    last, so_far = np.empty(begin[-1], np.int64), np.zeros(len(first))
+    for turn in range(int(size.max())):
+        there = np.flatnonzero(size > turn)
+        so_far[there] += share[begin[there] + turn]
+        last[begin[there] + turn] = np.rint(so_far[there])
+    before = np.concatenate([[0], np.cumsum(count)])
+    last[begin[1:] - 1] = count
+    order = np.argsort(group, kind="stable")
+    chosen = np.searchsorted(last + before[of_group], np.arange(pair.numel()), side="right")
+    agent = np.empty(pair.numel(), np.int64)
+    agent[order] = rank[chosen]
+    return torch.from_numpy(agent)
+
+
+def _groups(pair: Array, of_item: Array, local_rank: Array, ranks_per_machine: int) -> tuple[Array, Array]:
+    """The group of each item, by pair of machines and options, and the first item of each group."""
+    if ranks_per_machine > _MASK_BITS:  # each item for itself
+        return np.arange(len(pair)), np.arange(len(pair))
+    mask = np.zeros(len(pair), np.int64)
+    np.bitwise_or.at(mask, of_item, np.int64(1) << local_rank)
+    keys = np.stack([pair, mask], axis=1)
+    _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return group.reshape(-1), first

@@ -1,0 +1,124 @@
+"""What crosses machines in two levels, against SciPy's matchings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graphs import load_npz
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+from torch import Tensor
+
+from pyg_dist.cli import main
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.two_level import Routes, routes, rows_across
+from pyg_dist.partition import partition
+
+
+def fewest(edge_index: Tensor, owner: Tensor, is_apart: Tensor) -> int:
+    """König: as many rows as edges in maximum matchings, of each pair of owners whose edges count."""
+    source, target = edge_index[:, is_apart].numpy()
+    pairs = (owner[source] * (int(owner.max()) + 1) + owner[target]).numpy()
+    total = 0
+    for pair in np.unique(pairs):
+        ends = [np.unique(end[pairs == pair], return_inverse=True)[1] for end in (source, target)]
+        total += int((maximum_bipartite_matching(csr_array((np.ones(len(ends[0])), ends))) >= 0).sum())
+    return total
+
+
+TABLE = [
+    ("pubmed", 8, 4), ("amazon_computers", 8, 4), ("amazon_computers", 32, 8),
+    pytest.param("tolokers", 32, 8, marks=pytest.mark.slow), pytest.param("wing_mesh", 8, 4, marks=pytest.mark.slow),
+    pytest.param("soc_slashdot0902", 8, 4, marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "num_ranks", "on_each"), TABLE)
+def test_rows_that_cross_machines(
+    shared_data: Any, tmp_path: Any, capsys: Any, name: str, num_ranks: int, on_each: int
+) -> None:
+    graph = load_npz(shared_data / f"{name}.npz")
+    parts = partition(graph.edge_index, graph.num_nodes, num_ranks).long()
+    np.save(tmp_path / "parts.npy", parts.numpy())
+    given = ["--ranks", str(num_ranks), "--ranks-per-node", str(on_each), "--partition", str(tmp_path / "parts.npy")]
+    assert main(["plan", str(shared_data / f"{name}.npz"), *given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["between_machines"]
+    machine = parts // on_each
+    crosses = machine[graph.edge_index[0]] != machine[graph.edge_index[1]]
+    expected = {kind: fewest(graph.edge_index, owner, crosses) for kind, owner in
+                (("rank_pairs", parts), ("machine_pairs", machine))}  # fmt: skip
+    assert found == expected
+    ways = routes(graph.edge_index, parts, num_ranks, on_each, "hybrid")
+    assert len(ways.link.item) == expected["machine_pairs"] < expected["rank_pairs"]
+    check(ways, graph.edge_index, parts, on_each)
+
+
+def check(ways: Routes, edge_index: Tensor, parts: Tensor, on_each: int) -> None:
+    """Each item crosses once, between ranks that have edges; its other ranks are on the agent's machine."""
+    assert sorted(ways.link.item.tolist()) == list(range(len(ways.node)))
+    sender, receiver = parts[edge_index]
+    num_ranks = ways.num_ranks
+    touch = torch.zeros(num_ranks, num_ranks, dtype=torch.bool)
+    touch[sender, receiver] = True
+    assert bool(touch[ways.link.sender, ways.link.receiver].all()), "no message that one level would not send"
+    assert bool((ways.link.sender // on_each != ways.link.receiver // on_each).all())
+    for hops in (ways.gather, ways.spread):
+        assert bool((hops.sender // on_each == hops.receiver // on_each).all())
+        assert bool((hops.sender != hops.receiver).all())
+    agent_of_sum, agent_of_row = (torch.full((len(ways.node),), -1) for _ in range(2))
+    agent_of_sum[ways.link.item] = ways.link.sender
+    agent_of_row[ways.link.item] = ways.link.receiver
+    assert torch.equal(agent_of_sum[ways.gather.item], ways.gather.receiver)
+    assert torch.equal(agent_of_row[ways.spread.item], ways.spread.sender)
+
+
+def test_both_machines_of_a_pair_find_the_same_ways() -> None:
+    edge_index, parts = random_edges(400, 4000, 12)
+    whole = routes(edge_index, parts, 12, 4, "hybrid")
+    for machine in range(3):
+        own = routes(edge_index, parts, 12, 4, "hybrid", machine)
+        for name in ("link", "gather", "spread"):
+            of_all, of_one = getattr(whole, name), getattr(own, name)
+            there = of_one.sender // 4, of_one.receiver // 4
+            if name == "link":
+                mine = (of_all.sender // 4 == machine) | (of_all.receiver // 4 == machine)
+            else:
+                mine = of_all.sender // 4 == machine
+                of_one = of_one.some(there[0] == machine)
+            assert torch.equal(whole.node[of_all.item[mine]], own.node[of_one.item])
+            assert torch.equal(of_all.sender[mine], of_one.sender)
+            assert torch.equal(of_all.receiver[mine], of_one.receiver)
+
+
+@pytest.mark.parametrize(("exchange", "end"), [("post", 0), ("pre", 1)])
+def test_agents_share_the_load(exchange: Any, end: int) -> None:
+    """Rows choose who receives them, sums who sends them: here most have several agents to choose from."""
+    edge_index, parts = random_edges(600, 40_000, 8)
+    rows = routes(edge_index, parts, 8, 4, exchange).link.rows(8).sum(end).view(2, 4).double()
+    assert bool((rows.max(1).values <= 1.05 * rows.mean(1)).all())
+
+
+def random_edges(num_nodes: int, num_edges: int, num_ranks: int) -> tuple[Tensor, Tensor]:
+    """A graph with hubs, and random parts."""
+    generator = torch.Generator().manual_seed(0)
+    ends = (torch.rand(2, num_edges, generator=generator) ** 3 * num_nodes).long()
+    return ends, torch.randint(0, num_ranks, (num_nodes,), generator=generator)
+
+
+@pytest.mark.parametrize("exchange", ["post", "pre", "hybrid"])
+def test_the_plan_counts_both_levels(exchange: Any) -> None:
+    edge_index, parts = random_edges(300, 3000, 6)
+    one, two = (Plan.of(edge_index, parts, 6, exchange, ranks_per_node=2, hierarchy=h) for h in ("off", "on"))  # type: ignore[arg-type]
+    assert (one.two_levels, two.two_levels) == (False, True)
+    assert one.across == two.across == rows_across(edge_index, parts, 6, 2)
+    ways = routes(edge_index, parts, 6, 2, exchange)
+    numbers = two.to_dict()
+    assert numbers["rows_between_nodes"] == len(ways.node) < one.to_dict()["rows_between_nodes"]
+    assert one.rows == two.rows
+    auto = Plan.of(edge_index, parts, 6, exchange, ranks_per_node=2)
+    assert auto.price().seconds == min(one.price().seconds, two.price().seconds)
+    assert "two levels" in two.describe()
