@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from pathlib import Path
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -218,11 +218,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         add_learning(self, found)
         return found
 
-    @overload
-    def edge_set(self, edge_index: Tensor, edge_attr: None = None) -> DistributedEdgeIndex: ...
-    @overload
-    def edge_set(self, edge_index: Tensor, edge_attr: Tensor) -> tuple[DistributedEdgeIndex, EdgeTensor]: ...
-    def edge_set(self, edge_index: Tensor, edge_attr: Tensor | None = None) -> Any:
+    def edge_set(self, edge_index: Tensor, edge_attr: Tensor | None = None) -> DistributedEdgeIndex:
         """A script's own edges between the nodes of this data, laid out once (collective).
 
         Convs take what is returned where they take ``edge_index``. They take the plain tensor, too, but then compare
@@ -233,7 +229,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             edge_attr: values of these edges, ``[E, ...]``, equal on every rank.
 
         Returns:
-            The edges; with ``edge_attr`` a pair, as PyG's ``coalesce`` and its kin return: the edges and their values.
+            The edges, with these values as their ``edge_attr``.
 
         Raises:
             AgreementError: The ranks have different edges.
@@ -248,11 +244,11 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         """
         edges = DistributedEdgeIndex.over(edge_index, self.graph.node_sharding, self.graph.device, is_kept=False)
         assert edges is not None
-        if edge_attr is None:
-            return edges
-        return edges, EdgeTensor.from_local(
-            local_values(edge_attr, edges.graph.edge_sharding), edges.graph.edge_sharding
-        )
+        if edge_attr is not None:
+            sharding = edges.graph.edge_sharding
+            edges = DistributedEdgeIndex(edges.graph)  # its own: other values may come with the same edges
+            edges.edge_attr = EdgeTensor.from_local(local_values(edge_attr, sharding), sharding)
+        return edges
 
     @classmethod
     def open(

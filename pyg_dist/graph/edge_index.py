@@ -48,6 +48,7 @@ class DistributedEdgeIndex(EdgeHandle):
     Attributes:
         graph: the runtime form of the graph (this rank's part).
         is_sparse: whether it stands for ``adj_t``.
+        edge_attr: the values of the edges that ``data.edge_set`` was given, if any.
 
     Example:
         >>> row, col = data.edge_index
@@ -66,6 +67,7 @@ class DistributedEdgeIndex(EdgeHandle):
         self.graph = graph
         self.is_sparse = sparse
         self.weight = weight
+        self.edge_attr: RowTensor | None = None
         self._edges: tuple[RowTensor | None, Edges] | None = None
 
     def __deepcopy__(self, memo: object) -> DistributedEdgeIndex:

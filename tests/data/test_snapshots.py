@@ -218,7 +218,8 @@ def as_edge_sets(layout: str, name: str, expected: Results) -> None:
     from pyg_dist import DistributedData
 
     data = DistributedData(snapshots()[0], layout=layout)
-    given = [(s, *data.edge_set(s.edge_index, s.edge_weight)) for s in snapshots()]
+    sets = [(s, data.edge_set(s.edge_index, s.edge_weight)) for s in snapshots()]
+    given = [(s, edges, edges.edge_attr) for s, edges in sets]
     assert_same(trained(name, given, is_stock=False), expected)
     assert not data.graph.node_sharding.edge_sets, "nothing is looked up by value"
 
