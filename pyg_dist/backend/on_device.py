@@ -1,11 +1,10 @@
-"""Devices: what plans are copied there, once; errors that are found there; a side stream; CUDA graphs.
+"""Devices: what plans are copied there, once; streams and their memory; CUDA graphs.
 
 Plans stay on the host. Nothing here synchronises, and nothing starts a device.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,15 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pyg_dist.backend.session.state import current
-
 T = TypeVar("T")
 
 _copies = WeakIdKeyDictionary()
 """By tensor: its copies by device, which go with it."""
-
-# Copies of errors that may be under way, more than the messages of a step; the oldest is waited for.
-_MAX_FLYING = 64
 
 
 def copied_to(drawn: Tensor, device: torch.device) -> Tensor:
@@ -48,48 +42,14 @@ def is_capturing() -> bool:
     return is_started and torch.cuda.is_current_stream_capturing()
 
 
-class _Cell(NamedTuple):
-    copy: Tensor
-    arrives: torch.Event
-    error: Callable[[int], Exception]
+def use_here(*tensors: Tensor) -> None:
+    """Let no memory of these be given to others before what is queued on the current stream is done. Not collective.
 
-
-class _Flying(deque[_Cell]):
-    """What devices have found, on its way to the host."""
-
-
-def raise_later(found: Tensor, error: Callable[[int], Exception]) -> None:
-    """Have ``error(found)`` raised by a later call, if the device finds what is not negative. Not collective.
-
-    An op has written what is wrong, or -1, into the cell ``found``, int64 ``[1]``, which is copied to pinned memory
-    behind it. An op of the next step finds it there at the latest. In a CUDA graph nothing is watched: each replay
-    would write into memory that has long been given to others, and results are NaN.
-
-    Raises:
-        Exception: What an earlier one has found.
+    Torch otherwise gives it, once it is freed, to what comes next on the stream that it was allocated on.
     """
-    if is_capturing():
-        return
-    raise_found()
-    copy = torch.empty(1, dtype=found.dtype, pin_memory=True)
-    copy.copy_(found, non_blocking=True)
-    arrives = torch.Event(found.device)
-    arrives.record()
-    current().of(_Flying).append(_Cell(copy, arrives, error))
-
-
-def raise_found() -> None:
-    """Raise the first error of those that are known now; none while a CUDA graph is captured. Not collective."""
-    if is_capturing():
-        return
-    flying = current().of(_Flying)
-    while flying and (len(flying) > _MAX_FLYING or flying[0].arrives.query()):
-        cell = flying.popleft()
-        cell.arrives.synchronize()
-        found = int(cell.copy)
-        if found >= 0:
-            flying.clear()
-            raise cell.error(found)
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 class Made(NamedTuple, Generic[T]):
@@ -134,10 +94,8 @@ class SideStream:
 def taken(made: Made[T]) -> T:
     """What was made, for the current stream, which waits for it; the host does not."""
     if made.is_done is not None:
-        stream = torch.cuda.current_stream()
-        stream.wait_event(made.is_done)
-        for tensor in made.tensors:
-            tensor.record_stream(stream)
+        torch.cuda.current_stream().wait_event(made.is_done)
+        use_here(*made.tensors)
     return made.item
 
 

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.session.generators import host_states, set_host_states
+from pyg_dist.backend.session.generators import generator_states, set_generator_states
 from pyg_dist.backend.session.settings import MESSAGE_MIB
 from pyg_dist.backend.sparse.csr import Block, Place
 from pyg_dist.conv.fast_paths import changed_step, is_hooked
@@ -292,14 +292,14 @@ class _Call:
 
         Not collective.
         """
-        drawn = host_states()
+        drawn = generator_states()
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 few, more = (self._try_out(k * _TRIAL_EDGES) for k in (1, 2))
         except Exception:  # whatever a step may raise that gets something else than it was made for
             return None
         finally:
-            set_host_states(drawn)
+            set_generator_states(drawn)
         if few is None or more is None:
             return None
         return _Trial(_ROOM * max((more.num_bytes - few.num_bytes) // _TRIAL_EDGES, 1), few.used)

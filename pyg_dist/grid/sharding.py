@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.linear_map import apply
-from pyg_dist.backend.comm.buffers import Buffers
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import BlocksByRank, Redistribution
 from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
@@ -186,7 +185,6 @@ class GridNodes(NodeSharding):
         super().__init__(grid.ranks(*GRID_AXES), grid.num_nodes, grid.rng_key(self._node_id))
         self.grid = grid
         self.counts_selections = grid.sample is None
-        self.buffers = Buffers()
 
     @property
     def first(self) -> int:

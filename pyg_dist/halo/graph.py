@@ -190,7 +190,7 @@ class SampledNodes(HaloNodes):
             super().__init__(parent.groups.everyone, key, union.size, parent.exchange, parent.bits)
         self.parent, self.row = parent, row
         self._place = place + self.first
-        self.traffic, self.buffers = parent.traffic, parent.buffers
+        self.traffic = parent.traffic
 
     @property
     def position(self) -> Tensor:

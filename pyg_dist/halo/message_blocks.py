@@ -19,7 +19,7 @@ from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.backend.session.generators import host_states, set_host_states
+from pyg_dist.backend.session.generators import generator_states, set_generator_states
 from pyg_dist.backend.sparse.csr import CSR, Block, Place, Run
 from pyg_dist.backend.timing import phase
 from pyg_dist.halo.transfer import HaloTransfer
@@ -35,7 +35,7 @@ class MessageBlocks:
         max_edges: of a block, if it has more than one target.
         places: of each input.
         maps: send each input's rows to the halo; ``None``: it has none there, or is there already.
-        run: see :data:`Run`. Every block draws alike from the generators of torch (of the CPU), NumPy and Python.
+        run: see :data:`Run`. Every block draws alike from the generators of torch, NumPy and Python.
     """
 
     csr: CSR
@@ -100,12 +100,12 @@ class _ReduceByBlocks(LocalFunction):
 
     @staticmethod
     def forward(ctx: Any, a: MessageBlocks, *inputs: Tensor) -> Tensor:
-        states, out = host_states(), None
+        states, out = generator_states(), None
 
         def reduce(targets: tuple[int, int], rows: Sequence[Tensor]) -> None:
             nonlocal out
             for block in a.cut(*targets):
-                set_host_states(states)
+                set_generator_states(states)
                 reduced = a.run(block, a.pieces(block, rows))
                 if out is None:
                     out = reduced.new_empty(a.num_targets, *reduced.shape[1:])
@@ -132,10 +132,10 @@ class _ReduceByBlocks(LocalFunction):
         needs = ctx.needs_input_grad[1:]
         if grad is None:
             return None, *[None] * len(needs)
-        now = host_states()
+        now = generator_states()
         try:
             if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-                set_host_states(ctx.states)
+                set_generator_states(ctx.states)
                 return None, *_differentiable_gradients(a, inputs, needs, grad)
             rows = a.with_halos(inputs, halos)
             found = _Gradients(a, rows, needs)
@@ -143,14 +143,14 @@ class _ReduceByBlocks(LocalFunction):
             def add(targets: tuple[int, int]) -> None:
                 with phase("aggregate"):
                     for block in a.cut(*targets):
-                        set_host_states(ctx.states)
+                        set_generator_states(ctx.states)
                         found.add(block, grad[block.low : block.high])
 
             add((a.num_inner, a.num_targets))
             pending = found.send_back()
             add((0, a.num_inner))
         finally:
-            set_host_states(now)
+            set_generator_states(now)
         return None, *found.with_returned(_arrived(pending), inputs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.buffers import Buffers
 from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import Bits
@@ -22,7 +21,6 @@ class HaloNodes(NodeSharding):
         exchange: what sums send.
         bits: of a value in a message, forward and backward; 32: values as they are.
         traffic: counts what all of their graphs send.
-        buffers: of all of their messages.
         groups: the data groups.
     """
 
@@ -40,7 +38,6 @@ class HaloNodes(NodeSharding):
         self.exchange: ExchangeKind = exchange
         self.bits = bits
         self.traffic = Traffic()
-        self.buffers = Buffers()
 
     @property
     def first(self) -> int:

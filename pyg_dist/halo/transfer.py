@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.buffers import Buffers
+from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.transport import Messages, Pending, Transport
 from pyg_dist.backend.sparse.csr import CSR
@@ -55,12 +55,10 @@ class HaloTransfer:
     Attributes:
         steps: the chain; one step where each rank sends to each that needs its rows.
         transport: the ranks.
-        buffers: of rows on their way; those of all transfers of a graph.
     """
 
     steps: tuple[TransferStep, ...]
     transport: Transport
-    buffers: Buffers = field(default_factory=Buffers)
 
     @cached_property
     def transposed(self) -> HaloTransfer:
@@ -162,8 +160,8 @@ class HaloTransfer:
     def _send(self, step: TransferStep, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Messages:
         codec, exchange = step.codecs[0], step.exchange
         row_bytes = codec.row_bytes(x.shape[1], x.dtype)
-        sent = self.buffers.acquire(exchange.num_sent, row_bytes, x.device)
-        received = self.buffers.acquire(exchange.num_received, row_bytes, x.device)
+        empty = x.new_empty((0, row_bytes), dtype=torch.uint8)
+        sent, received = (ops.empty_rows(empty, n, row_bytes) for n in (exchange.num_sent, exchange.num_received))
         if exchange.num_sent:
             outgoing = _identity(exchange.num_sent, x.device) if step.outgoing is None else step.outgoing
             k = outgoing.num_cols
@@ -191,7 +189,6 @@ class HaloTransfer:
                     piece = incoming if len(arrivals) == 1 else incoming.columns(low, high)
                     step.codecs[0].unpack_add(received[low:high], piece, addends, factor)
         messages.wait()
-        self.buffers.release(messages.sent, received)
         return out
 
 

@@ -109,7 +109,7 @@ class HaloView:
         transport = self._transport
         exchange = exchange_of(transport, transfer.send_counts, transfer.recv_counts, self.num_messages)
         outgoing, incoming = (Matrix(csr.to(self.device)) for csr in (transfer.outgoing, transfer.incoming))
-        return HaloTransfer((TransferStep(outgoing, exchange, incoming),), transport, self.node_sharding.buffers)
+        return HaloTransfer((TransferStep(outgoing, exchange, incoming),), transport)
 
     @property
     def traffic(self) -> Traffic:

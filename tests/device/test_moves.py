@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from against_stock import assert_same, gradients
 from random_graphs import random_graph
 from torch import Tensor
+from torch_geometric.nn import MessagePassing
 from workers import Workers
 
 from pyg_dist.errors import DataError
@@ -186,7 +188,7 @@ def test_what_a_device_finds_is_raised_in_the_next_step(pools: Pools, library: P
 
 def watch_in_a_capture(library: Path) -> list[str]:
     """What is raised of rows that a device refuses before, in and after the capture of a CUDA graph."""
-    from pyg_dist.backend import on_device
+    from pyg_dist.backend.ops import late_errors
 
     found, raised = torch.tensor([3], device=fake_device.load(library)), []
     with patch("torch.cuda.is_initialized", return_value=True):
@@ -194,10 +196,10 @@ def watch_in_a_capture(library: Path) -> list[str]:
             with patch("torch.cuda.is_current_stream_capturing", return_value=is_captured):
                 try:
                     refused = found if step < 2 else -found
-                    on_device.raise_later(refused, lambda row, step=step: DataError(f"{step} {row}"))
+                    late_errors.raise_later(refused, lambda row, step=step: DataError(f"{step} {row}"))
                 except DataError as error:
                     raised.append(f"in step {step}: {error}")
-    on_device.raise_found()
+    late_errors.raise_found()
     return raised
 
 
@@ -252,3 +254,50 @@ def mix(library: Path, layout: str) -> str:
 def test_mixed_devices_are_named(pools: Pools, library: Path, layout: str) -> None:
     for line in pools(2).run(mix, library, layout):
         assert "expected features on fake:0, where the edges are (got them on cpu)" in line
+
+
+class Masked(MessagePassing):
+    """Sums of rows of which half are dropped, as torch's generator of the device draws."""
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * (torch.rand(x_j.shape, device=x_j.device) > 0.5)
+
+
+def draw_in_messages(library: Path) -> None:
+    import pyg_dist
+    from pyg_dist.conv.message_blocks import _Call
+
+    data: Any = pyg_dist.DistributedData(graph(), partition=torch.arange(61) % 2).to(fake_device.load(library))
+    conv = pyg_dist.conv.DistributedConv(Masked())
+    x = data.x.detach().clone().requires_grad_()
+    by_blocks = patch.object(_Call, "run", autospec=True, side_effect=_Call.run)
+    with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.002"}), by_blocks as seen:
+        total = conv(x, data.edge_index).sum()
+        total.backward()
+    assert seen.call_count > 0
+    # A linear map, so <x, its gradient> is the sum: if the backward draws what the forward drew.
+    torch.testing.assert_close((x.detach() * x.grad).sum(), total.detach())
+
+
+def test_blocks_of_messages_draw_alike_there_forward_and_backward(pools: Pools, library: Path) -> None:
+    pools(2).run(draw_in_messages, library)
+
+
+def end_with_an_error(library: Path) -> str:
+    """What the last op of a run has found."""
+    from pyg_dist.backend.ops import late_errors
+    from pyg_dist.backend.session.session import shutdown
+
+    found = torch.tensor([3], device=fake_device.load(library))
+    late_errors.raise_later(found, lambda row: DataError(f"row {row}"))
+    with pytest.raises(DataError) as caught:
+        shutdown()
+    shutdown()
+    return str(caught.value)
+
+
+def test_what_the_last_op_finds_is_raised_at_the_end(pools: Pools, library: Path) -> None:
+    assert pools(1).run(end_with_an_error, library) == ["row 3"]

@@ -17,6 +17,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.wires import Flight
+from pyg_dist.backend.on_device import use_here
 from pyg_dist.backend.timing import count_sent, phase
 
 T_co = TypeVar("T_co", covariant=True)
@@ -80,12 +81,16 @@ class Messages(Pending[Tensor]):
             wait(self._arriving.pop(sender))
 
     def wait(self) -> Tensor:
-        """Wait until all rows have arrived, and all sent ones have left; it may be called again."""
+        """Wait until all rows have arrived, and all sent ones have left; it may be called again.
+
+        On a GPU the stream that is current here waits, which may be another one than these were allocated on.
+        """
         if self._others or self._arriving:
             with phase("exchange"), self._call:
                 for message in (*self._arriving.values(), *self._others):
                     wait(message)
             self._arriving, self._others = {}, []
+        use_here(self.received, self.sent)
         return self.received
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.on_device import raise_later
+from pyg_dist.backend.ops.late_errors import raise_later
 from pyg_dist.backend.ops.library import (
     as_rows,
     call,

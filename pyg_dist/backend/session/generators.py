@@ -18,6 +18,7 @@ import torch
 import xxhash
 
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.on_device import is_capturing
 from pyg_dist.backend.session import launch
 from pyg_dist.backend.session.agreement import differences, digest
 from pyg_dist.backend.session.state import is_main
@@ -69,8 +70,7 @@ def share(group: Group) -> None:
     What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere. Rank 0 warns of
     generators that were alike at the import: what the ranks have drawn with them since is not.
     """
-    device = torch.accelerator.current_accelerator(check_available=True)
-    states: list[Any] = [*host_states(), _state_on(device)]
+    states = generator_states()
     names = ("torch", "numpy", "Python", "torch on the GPU")
     digests = (digest(states[0]), *(digest(pickle.dumps(state)) for state in states[1:]))
     different = differences(dict(zip(names, digests, strict=True)))
@@ -82,40 +82,39 @@ def share(group: Group) -> None:
             "what the ranks have drawn with %s differs between them; from here on they draw as rank 0",
             " and ".join(drawn),
         )
-    states = pickle.loads(group.gather_bytes(pickle.dumps(states) if group.rank == 0 else b"")[0])
-    set_host_states(states[:3])
-    _set_state_on(device, states[3])
+    set_generator_states(pickle.loads(group.gather_bytes(pickle.dumps(states) if group.rank == 0 else b"")[0]))
 
 
-def host_states() -> list[Any]:
-    """The states of torch's generator of the CPU, numpy's and Python's, for :func:`set_host_states`."""
-    return [torch.get_rng_state(), np.random.get_state(), random.getstate()]
+def generator_states() -> list[Any]:
+    """The states of torch's generator of the CPU, numpy's, Python's and the one of the rank's GPU. Nothing waits.
+
+    ``None`` stands for the last one where there is no GPU, and while a CUDA graph is captured, which takes no state.
+    """
+    return [torch.get_rng_state(), np.random.get_state(), random.getstate(), _state_on_gpu()]
 
 
-def set_host_states(states: list[Any]) -> None:
-    """Draw again what was drawn since :func:`host_states`."""
+def set_generator_states(states: list[Any]) -> None:
+    """Draw again what was drawn since :func:`generator_states`."""
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None or states[3] is None:
+        return
+    module = torch.get_device_module(device)  # both work before a GPU has started, too
+    if isinstance(states[3], int):
+        module.manual_seed_all(states[3])
+    else:
+        module.set_rng_state(torch.tensor(states[3], dtype=torch.uint8))
 
 
-def _state_on(device: torch.device | None) -> list[int] | int | None:
+def _state_on_gpu() -> list[int] | int | None:
     """What decides what a rank draws on its GPU: the generator's state or, where it has not started, its seed."""
-    if device is None:
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None or is_capturing():
         return None
     module = torch.get_device_module(device)
     return module.get_rng_state().tolist() if module.is_initialized() else torch.initial_seed()
-
-
-def _set_state_on(device: torch.device | None, state: list[int] | int | None) -> None:
-    """Both work before a GPU has started, too."""
-    if device is None or state is None:
-        return
-    module = torch.get_device_module(device)
-    if isinstance(state, int):
-        module.manual_seed_all(state)
-    else:
-        module.set_rng_state(torch.tensor(state, dtype=torch.uint8))
 
 
 def _launcher_process(run: launch.Run) -> list[str]:

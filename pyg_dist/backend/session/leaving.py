@@ -164,7 +164,11 @@ class WayOut:
                 self._leave_word(self._early, f"rank {self._early.rank} has ended before pyg_dist.init()")
             return
         deadline = _end_later(_END_SECONDS)
-        state.end()
+        try:
+            state.end()
+        except Exception as error:  # as of a device; Python would print it and end well
+            report(f"failed at the end: {one_line(error)}")
+            leave()
         if state.is_group_open():  # the script's own
             dist.destroy_process_group()
         deadline.cancel()

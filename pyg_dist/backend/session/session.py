@@ -20,6 +20,8 @@ from pyg_dist.backend.comm.checks.calls import Standing
 from pyg_dist.backend.comm.connection import LossReason
 from pyg_dist.backend.comm.group import Group, Groups, world_group
 from pyg_dist.backend.comm.wires import mpi
+from pyg_dist.backend.ops import library
+from pyg_dist.backend.ops.late_errors import LateErrors
 from pyg_dist.backend.session import devices, generators, launch
 from pyg_dist.backend.session.agreement import Control, require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
@@ -83,7 +85,10 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT, w
     else:
         _open_group(session, launch.detect(os.environ), backend, timeout)
     session.backend, session.timeout, session.wire, session.is_joined = backend, timeout, wire, True
+    session.of(LateErrors)
     if session.store is None:
+        if "cuda" in library.devices():  # its late errors are raised at the end
+            way_out.watch_run()
         return
     if _has_mpi(session, session.store):
         session.of(wires.Carriers).mpi = timeout

@@ -88,7 +88,11 @@ class Session:
         while self._parts:
             _, part = self._parts.popitem()
             if isinstance(part, Closable):
-                part.close()
+                try:
+                    part.close()
+                except Exception:
+                    self.close()  # the others all the same
+                    raise
 
 
 _current = Session()

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.ops.late_errors import raise_found
 from pyg_dist.backend.pickling import refuse
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.shapes import dims_of, global_shape
@@ -29,8 +30,10 @@ from pyg_dist.tensor.sharding import living
     "_convert_indices_from_coo_to_csr",
 )  # fmt: skip
 def on_full_tensor(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Apply the function to all rows, in the original order."""
-    return function(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
+    """Apply the function to all rows, in the original order. What a device has found until then is raised."""
+    result = function(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
+    raise_found()
+    return result
 
 
 def _full(value: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 from launching import run_script
+from limits import COMMAND_SECONDS
 
 from pyg_dist.backend.session import leaving
 
@@ -122,3 +124,30 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(name: str, launcher: str) ->
     assert set(ended.codes) == {0}, ended.stderr
     assert ended.stdout.splitlines() == ["step 4"] * 3
     assert f"rank 1 got {name}: the ranks stop" in ended.stderr
+
+
+_FAILS_AT_THE_END = """
+from pyg_dist.backend.session.leaving import way_out
+from pyg_dist.backend.session.state import current
+
+class Part:
+    def close(self):
+        raise ValueError("found late")
+
+class Other:
+    def close(self):
+        print("closed, too")
+
+current().add(Other())
+current().add(Part())
+way_out.watch_run()
+"""
+
+
+def test_an_error_at_the_end_is_one_line_and_a_status() -> None:
+    command = [sys.executable, "-c", _FAILS_AT_THE_END]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    assert ended.returncode == 1
+    assert ended.stdout == "closed, too\n"
+    assert "failed at the end: ValueError: found late" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,4 +1,4 @@
-"""Buffers are used again, and never by two messages at once: layers, models, passes and exceptions in every mix."""
+"""Messages in flight have memory of their own: layers, models, passes and exceptions in every mix."""
 
 from __future__ import annotations
 
@@ -14,31 +14,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, SAGEConv
 from workers import Workers
 
-from pyg_dist.backend.comm.buffers import Buffers
-
 Pools = Callable[[int], Workers]
-
-CPU = torch.device("cpu")
-
-
-def test_a_block_is_used_again_and_grows() -> None:
-    buffers = Buffers()
-    first, second = buffers.acquire(3, 8, CPU), buffers.acquire(3, 8, CPU)
-    assert first.shape == (3, 8)
-    assert first.data_ptr() != second.data_ptr()
-    buffers.release(first, second)
-    assert buffers.num_bytes == 48
-    again = buffers.acquire(2, 8, CPU)
-    assert again.data_ptr() in (first.data_ptr(), second.data_ptr())
-    wide = buffers.acquire(10, 8, CPU)  # in place of the block that is too small
-    buffers.release(again, wide)
-    assert buffers.num_bytes == 24 + 80
-    assert buffers.acquire(3, 8, CPU).data_ptr() == again.data_ptr(), "the smallest that fits"
-    assert buffers.acquire(0, 8, CPU).shape == (0, 8)
-    assert buffers.num_bytes == 80
-    with torch.inference_mode():
-        evaluated = buffers.acquire(20, 8, CPU)
-    assert not evaluated.is_inference()
 
 
 class Models:
@@ -130,9 +106,6 @@ def passes(world_size: int, exception: bool) -> None:
     for _ in range(2):
         for pattern in (interleaved, retained, second_order):
             models.run(pattern)
-    held = models.data.graph.node_sharding.buffers.num_bytes
-    models.run(interleaved)
-    assert models.data.graph.node_sharding.buffers.num_bytes == held > 0
 
 
 @pytest.mark.parametrize("exception", [False, True])
@@ -154,7 +127,7 @@ def sums_in_bfloat16(world_size: int) -> None:
         outgoing, scale = operator.halo.outgoing, operator.col_scale
         assert int(outgoing.pattern.rowptr.diff().max()) > 2, "no partial sums to round"
         x = (torch.randn(graph.num_local, 33) * 100).bfloat16()
-        message = graph.node_sharding.buffers.acquire(outgoing.num_rows, 66, CPU)
+        message = torch.empty(outgoing.num_rows, 66, dtype=torch.uint8)
         operator.halo.steps[0].codecs[0].pack(message, outgoing, x, scale)
         exact = outgoing.multiply(x.float(), col_scale=scale).bfloat16()
         assert_same_bits(message.view(torch.bfloat16), exact)
@@ -163,7 +136,6 @@ def sums_in_bfloat16(world_size: int) -> None:
         for row, col in zip(outgoing.pattern.row().tolist(), outgoing.pattern.col.tolist(), strict=True):
             by_steps[row] += scaled[col]
         assert not torch.equal(by_steps, exact), "rounding at every step would go unnoticed"
-        graph.node_sharding.buffers.release(message)
 
 
 def test_partial_sums_are_rounded_once(workers: Pools) -> None:
