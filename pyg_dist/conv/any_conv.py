@@ -30,6 +30,7 @@ from pyg_dist.conv.inputs import (
     edge_values_if_any,
     moved_values,
     node_rows,
+    require_all_at,
     require_all_nodes,
 )
 from pyg_dist.conv.lazy_norm import NormWeight, made
@@ -42,7 +43,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygD
 from pyg_dist.graph.edge_blocks import BlockEdges
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges, NodeIds, no_layer_within, nodes_to_edges, share_halo_within
-from pyg_dist.graph.protocol import EdgeView, have_same_edges
+from pyg_dist.graph.protocol import EdgeView, End, have_same_edges, nodes_at
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 
 C = TypeVar("C", bound=MessagePassing)
@@ -165,7 +166,7 @@ class _Defaults(MessagePassing):  # type: ignore[misc]
                 f"{_name(self)} aggregates messages of shape {list(inputs.shape)} along dimension {self.node_dim}, and "
                 f"rows are in dimension 0: features are expected to be [N, F]"
             )
-        require_all_nodes(_name(self), index.edges.graph, dim_size)  # a hook may have changed it
+        require_all_at(_name(self), index.edges.graph, 1, dim_size)  # a hook may have changed it
         return aggregate_messages(self.aggr_module, inputs, index.edges)
 
 
@@ -256,7 +257,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         """
         for value in self._kept().values():
             first = value[0] if isinstance(value, tuple) else value
-            is_its = have_same_edges(first.graph, graph) if isinstance(first, Edges) else graph.owns(first)
+            is_its = have_same_edges(first.graph, graph) if isinstance(first, Edges) else graph.owns(first, 1)
             if not is_its:
                 raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
 
@@ -269,19 +270,24 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             if isinstance(value[0] if isinstance(value, tuple) and value else value, (Edges, NodeTensor))
         }
 
-    def _row_values(self, name: str, value: Any, edges: Edges) -> Any:
-        """An argument of the stock conv as it meets edges: plain tensors with a row per node or edge are sliced."""
+    def _row_values(self, name: str, value: Any, edges: Edges, end: End | None = None) -> Any:
+        """An argument of the stock conv as it meets edges: plain tensors with a row per node or edge are sliced.
+
+        A pair has rows of the sources and of the targets; ``end`` is the place of one of them.
+        """
         if isinstance(value, (tuple, list)) and name != "size":
-            return type(value)(self._row_values(name, item, edges) for item in value)
+            ends: Any = (0, 1) if len(value) == 2 else [None] * len(value)
+            return type(value)(self._row_values(name, item, edges, end) for item, end in zip(value, ends, strict=True))
         if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
             return value
         if name in ("x", "h"):
-            return node_rows(self, edges.graph, value)
+            return node_rows(self, edges.graph, value, end)
         if name.startswith("edge_"):
             return edge_values(self, name, value, edges.rows)
-        nodes = edges.graph.node_sharding
-        if not isinstance(value, RowTensor) and value.shape[0] == nodes.size:
-            return RowTensor.from_local(nodes.slice(value), nodes)
+        if not isinstance(value, RowTensor):
+            for nodes in (edges.graph.sources, edges.graph.targets) if end is None else (nodes_at(edges.graph, end),):
+                if value.shape[0] == nodes.size:
+                    return RowTensor.from_local(nodes.slice(value), nodes)
         if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # of edges, by a script's own name
             found = edge_values_if_any(value, edges.rows)
             return value if found is None else found  # those of other edges stay what they are
@@ -339,7 +345,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
                 f"expected to be [N, F]"
             )
         if not isinstance(src, NodeTensor):
-            src = node_rows(self, edge_index.graph, src)
+            src = node_rows(self, edge_index.graph, src, dim)  # type: ignore[arg-type]
         return nodes_to_edges(src, edge_index.end(dim))  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:

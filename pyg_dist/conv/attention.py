@@ -9,7 +9,7 @@ head, are made only if the conv is to return them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -109,7 +109,7 @@ def _additive(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
     lin_source, lin_target = (conv.lin, conv.lin) if conv.lin is not None else (conv.lin_src, conv.lin_dst)
     attr = edge_attr if conv.lin_edge is not None else None
-    if not _are_rows(edges, source, *(() if target is None else (target,))) or source.dim() != 2:
+    if not _are_rows(edges, (source,), () if target is None else (target,)) or source.dim() != 2:
         return None
     # An adapter in its place may have none, and a parametrization may take a step whenever it is read (spectral norm).
     weight = getattr(lin_source, "_parameters", {}).get("weight")
@@ -129,7 +129,7 @@ def _additive(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None
         attr = None  # PyG does not look at it where there are no edges at all
     key: Tensor
     query: Tensor | None
-    heads, columns, enter = conv.heads, conv.out_channels, edges.graph.node_sharding.copy_to_ranks
+    heads, columns, enter = conv.heads, conv.out_channels, edges.graph.targets.copy_to_ranks
     by_source, by_target = (
         _diagonal(enter(att).view(heads, columns).to(dtype)) for att in (conv.att_src, conv.att_dst)
     )
@@ -188,7 +188,7 @@ def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None)
     Returns the attention weights, or what stands for them; the weighted sums are made in the same pass.
     """
     conv: Any = call.conv
-    if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, *x) and _meet(x[0], conv.att)):
+    if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, x[:1], x[1:]) and _meet(x[0], conv.att)):
         return None
     dtype = _dtype_of_sums(x[0], conv.att)
     att, weight = edges.rows.copy_to_ranks(conv.att).view(-1).to(dtype), None
@@ -198,7 +198,7 @@ def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None)
     value, query = (end.to_local().to(dtype) for end in x)
     inputs = AttentionInputs(value, None, query, _local_attr(edges, edge_attr, dtype), weight, att)
     sums, _, alpha = _attend(call, edges, inputs, spec)
-    call.sums = _nodes(edges, sums.view(inputs.value.shape))
+    call.sums = _nodes(edges, sums.view(query.shape))
     call.alpha = object() if alpha is None else _dropped(alpha, spec)
     return call.alpha
 
@@ -216,7 +216,7 @@ def _dot(
     conv: Any = call.conv
     if edge_attr is None and conv.lin_edge is not None:
         return None
-    if not (_fits(conv, edges, edge_attr, query) and _are_rows(edges, query, key, value)):
+    if not (_fits(conv, edges, edge_attr, query) and _are_rows(edges, (value, key), (query,))):
         return None
     dtype, weight, by_edge = _dtype_of_sums(value, query), None, None
     values, keys, queries = (x.to_local().to(dtype) for x in (value, key, query))
@@ -238,7 +238,9 @@ def _dot(
 def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
     """AGNN: dot products of rows of length one, times beta."""
     conv: Any = call.conv
-    if not (_are_rows(edges, x) and _are_rows(edges, x_norm) and x.dim() == 2 and _meet(x, conv.beta)):
+    if not (_are_rows(edges, (x,)) and _are_rows(edges, (x_norm,), (x_norm,)) and x.dim() == 2):
+        return None
+    if not _meet(x, conv.beta):
         return None
     dtype = torch.promote_types(_dtype_of_sums(x, conv.beta), x_norm.dtype)
     key: Any = x_norm.to_rows().to(dtype)
@@ -251,7 +253,7 @@ def _of_sources(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = No
     """GeneralConv: logits are of the sources' messages alone."""
     conv: Any = call.conv
     source, lin = x[0], conv.lin_msg
-    if edge_attr is not None or not _are_rows(edges, source) or source.dim() != 2:
+    if edge_attr is not None or not _are_rows(edges, (source,)) or source.dim() != 2:
         return None
     if not _meet(source, lin.weight, conv.att_msg):
         return None
@@ -270,15 +272,16 @@ def _spec(conv: Any, form: Any, **numbers: float) -> AttentionSpec:
 
 
 def _nodes(edges: Edges, local: Tensor) -> NodeTensor:
-    return NodeTensor.from_local(local, edges.graph.node_sharding)
+    return NodeTensor.from_local(local, edges.graph.targets)
 
 
-def _are_rows(edges: Edges, *rows: Any) -> bool:
-    """Whether these are rows of the graph's nodes that the op takes together."""
-    return all(
-        isinstance(x, NodeTensor) and edges.graph.owns(x) and x.dtype == rows[0].dtype and x.dtype in ops.FLOATS
-        for x in rows
+def _are_rows(edges: Edges, at_sources: Sequence[Any], at_targets: Sequence[Any] = ()) -> bool:
+    """Whether these are rows of the graph's sources, and of its targets, that the op takes together."""
+    dtype, owns = getattr(at_sources[0], "dtype", None), edges.graph.owns
+    are_owned = all(isinstance(x, NodeTensor) and owns(x, 0) for x in at_sources) and all(
+        isinstance(x, NodeTensor) and owns(x, 1) for x in at_targets
     )
+    return are_owned and dtype in ops.FLOATS and all(x.dtype == dtype for x in (*at_sources, *at_targets))
 
 
 def _meet(x: Tensor, *parameters: Tensor) -> bool:

@@ -77,7 +77,7 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         graph = handle.graph
         if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
             edge_weight = None
-        x = graph.place(features(self, graph, x), self)
+        x = graph.place(features(self, graph, x, 1), self)
         weight = edge_rows(self, handle, edge_weight)
         dtype = torch.promote_types(x.dtype, (x if weight is None else weight).dtype)
         operator = self._operator(graph, weight, x.dtype) if can_project_last(self.lin, x, dtype) else None

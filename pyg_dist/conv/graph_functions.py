@@ -16,12 +16,12 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.backend.autograd.linear_map import append
-from pyg_dist.conv.inputs import require_all_nodes, require_floats
+from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import Edges, NodeIds, edges_to_nodes
 from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
-from pyg_dist.graph.protocol import Norm
+from pyg_dist.graph.protocol import Norm, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values as _local
@@ -84,7 +84,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
         return rows.reduce_from_ranks(pyg.scatter(_local(src, rows), index.to_local(), dim, dim_size, reduce))
     ids = _require_ids("scatter", index)
     _require_rows("scatter", src, dim)
-    require_all_nodes("scatter", ids.edges.graph, dim_size)
+    require_all_at("scatter", ids.edges.graph, ids.end, dim_size)
     return edges_to_nodes(src, ids, reduce)  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
 def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> NodeTensor:
     """Number of edges at each node."""
     ids = _require_ids("degree", index)
-    require_all_nodes("degree", ids.edges.graph, num_nodes)
+    require_all_at("degree", ids.edges.graph, ids.end, num_nodes)
     dtype = dtype or torch.get_default_dtype()
     counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
     return edges_to_nodes(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
@@ -136,7 +136,7 @@ def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
     """The values of a loop for each node: reduced from those of its in-edges, a number, one for all, ones for None."""
     if isinstance(fill_value, str):
         return edges.reduce(values, 1, fill_value)
-    shape = (edges.graph.node_sharding.num_local, *values.shape[1:])
+    shape = (edges.graph.targets.num_local, *values.shape[1:])
     if isinstance(fill_value, Tensor):
         value = edges.rows.copy_to_ranks(fill_value).to(values.dtype)
         return (value if value.dim() == values.dim() else value.unsqueeze(0)).expand(shape)
@@ -183,6 +183,7 @@ def gcn_norm(
         edge_weight = edge_index.weight
     require_floats("gcn_norm", edge_weight)
     graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
+    the_one(graph.sources, graph.targets)
     if add_self_loops:
         require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     is_vector = edge_weight is None or (

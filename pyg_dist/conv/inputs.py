@@ -18,7 +18,7 @@ from pyg_dist.conv.fast_paths import STEPS, changed_step
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import DistributedGraph, EdgeView
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView, End, NodeSharding, nodes_at
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import described, local_tensors, version_of
@@ -33,7 +33,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
     Args:
         conv: the conv.
         edge_index: as it was given.
-        x: features, or a pair of them.
+        x: features, or a pair of them: rows of the sources and of the targets.
         calls_message: whether the stock conv calls ``message``, ``aggregate`` and ``update``; where not, these must be
             neither overridden nor hooked.
 
@@ -44,7 +44,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
             ``message``, ``aggregate`` or ``update`` are overridden or hooked, and would be bypassed.
     """
     name = type(conv).__name__
-    features = x[0] if isinstance(x, (tuple, list)) else x
+    features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
     turns = conv.flow != "source_to_target"
     handle: DistributedEdgeIndex
     if isinstance(edge_index, DistributedEdgeIndex):
@@ -59,7 +59,9 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
         if is_plain and isinstance(features, NodeTensor):
             edges = as_edges(edge_index)
             whole, device = features._sharding.whole, features.device
-            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, whole, device)
+            targets = at_targets._sharding.whole if isinstance(at_targets, NodeTensor) else whole
+            ends = (targets, whole) if turns else (whole, targets)
+            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, ends[1], device, sources=ends[0])
         if laid_out is None:
             if world_size() > 1 or isinstance(features, NodeTensor):
                 raise DataError(
@@ -85,19 +87,36 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
 
 
 def require_all_nodes(name: str, graph: DistributedGraph | EdgeView, size: Any) -> None:
-    """Messages go from all nodes to all nodes: ``size`` is their number, a pair of it as PyG has it, or left out.
+    """Messages go from all sources to all targets: ``size`` is the pair of their numbers, or left out.
 
     Raises:
         UnsupportedError: It is another one.
     """
     if size is None:
         return
-    num_nodes, pair = graph.node_sharding.size, (size, size) if np.ndim(size) == 0 else tuple(size)
-    if len(pair) != 2 or any(number is not None and number != num_nodes for number in pair):
-        raise UnsupportedError(
-            f"{name} expected all {num_nodes} nodes as sources and as targets (got size={size}): leave 'size' out, and "
-            f"take a bipartite graph as one graph over the nodes of both sides"
-        )
+    wanted, pair = (graph.sources.size, graph.targets.size), (size, size) if np.ndim(size) == 0 else tuple(size)
+    if len(pair) != 2 or any(n is not None and n != of_all for n, of_all in zip(pair, wanted, strict=True)):
+        raise _other_size(name, graph, size)
+
+
+def require_all_at(name: str, graph: DistributedGraph | EdgeView, end: End, number: int | None) -> None:
+    """``number`` is that of all nodes at an end of the edges, or left out.
+
+    Raises:
+        UnsupportedError: It is another one.
+    """
+    if number is not None and number != nodes_at(graph, end).size:
+        raise _other_size(name, graph, number)
+
+
+def _other_size(name: str, graph: DistributedGraph | EdgeView, size: Any) -> UnsupportedError:
+    all_nodes = f"{graph.sources.size} sources and all {graph.targets.size}"
+    if graph.sources is graph.targets:
+        all_nodes = f"{graph.sources.size} nodes as sources and as"
+    return UnsupportedError(
+        f"{name} expected all {all_nodes} targets (got size={size}): leave 'size' out, and wrap a HeteroData where "
+        f"edges go between two sets of nodes"
+    )
 
 
 @cache
@@ -108,15 +127,22 @@ def _overridden(cls: type) -> str | None:
     return next((s for s in ("update", *STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
 
 
-def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -> NodeTensor:
+def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End | None = None) -> NodeTensor:
     """``x`` as a node tensor of ``graph``; a plain tensor with a row per node is sliced.
+
+    Args:
+        conv: which takes it.
+        graph: whose nodes they are.
+        x: a tensor.
+        end: of which end; ``None``: of either, first of the sources.
 
     Raises:
         DataError: Neither.
         LayoutMismatchError: The node tensor belongs to another graph, or is on another device.
         UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
     """
-    name, rows = type(conv).__name__, graph.node_sharding
+    rows = _rows_like(x, graph) if end is None else graph.targets if end else graph.sources
+    name = type(conv).__name__
     if isinstance(x, Tensor):
         with local_tensors():
             device = x.device
@@ -126,7 +152,7 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) 
                 f"data.to('{device.type}') moves both"
             )
     if isinstance(x, NodeTensor):
-        if not graph.owns(x):
+        if not graph.owns(x, 1 if rows is graph.targets else 0):
             permuted = rows.align_by_position(
                 x.to_local(), x._sharding
             )  # x[torch.randperm(N)], as contrastive methods have it
@@ -136,6 +162,12 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) 
                 raise LayoutMismatchError(
                     f"{name} expected features of all {rows.size} nodes (got {x._sharding.size} selected ones): select "
                     f"edges, edge_index[:, mask], and rows of the output"
+                )
+            if graph.sources is not graph.targets:
+                end_name = "targets" if rows is graph.targets else "sources"
+                raise LayoutMismatchError(
+                    f"{name} expected a row for each of the {rows.size} {end_name} of the edges (got rows of "
+                    f"{x._sharding.size} other nodes): pass the pair (x_src, x_dst) of the edges' types"
                 )
             raise LayoutMismatchError(
                 f"{name} got node features and an edge_index of two different graphs ({x._sharding.size} and "
@@ -153,13 +185,20 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) 
     raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
 
 
-def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any) -> NodeTensor:
+def _rows_like(x: Any, graph: DistributedGraph | EdgeView) -> NodeSharding:
+    """The nodes of either end that ``x`` has rows of; those of the sources where it has neither."""
+    is_of_sources = graph.owns(x, 0) if isinstance(x, RowTensor) else x.shape[:1] == (graph.sources.size,)
+    is_of_targets = graph.owns(x, 1) if isinstance(x, RowTensor) else x.shape[:1] == (graph.targets.size,)
+    return graph.targets if is_of_targets and not is_of_sources else graph.sources
+
+
+def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End) -> NodeTensor:
     """:func:`node_rows` of a matrix in a dtype that the kernels know.
 
     Raises:
         DataError: Also for another number of dimensions, or another dtype.
     """
-    rows = node_rows(conv, graph, x)
+    rows = node_rows(conv, graph, x, end)
     with local_tensors():
         fits = rows.dim() == 2 and rows.dtype in ops.FLOATS
     if not fits:

@@ -60,7 +60,7 @@ def aggregate_neighbours(
     rows, aggregation = x.to_rows().to_local(), conv.aggr_module
     reduce = _EXTREMES.get(type(aggregation))
     if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
-        return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.node_sharding)
+        return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.targets)
     _require_node_by_node(aggregation)
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
     # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
@@ -86,7 +86,7 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
     reduce = _REDUCTIONS.get(type(aggregation))
     if reduce is not None:
         out = edges.reduce(local, 1, reduce)
-        return NodeTensor.from_local(out, graph.node_sharding)
+        return NodeTensor.from_local(out, graph.targets)
     _require_node_by_node(aggregation)
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
     padding = local.new_ones(num_padding, *local.shape[1:])
@@ -97,12 +97,12 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
 
 def _aggregate_padded(aggregation: Aggregation, graph: EdgeView, messages: Tensor, target: Tensor) -> NodeTensor:
     """Aggregate local messages, of which the first are those of the padding, target 0."""
-    entered = {name: graph.node_sharding.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
+    entered = {name: graph.targets.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
     num_targets = graph.num_local + 1
     dim = 0 if messages.dim() != 2 else -2
     with own_randomness(graph.group.rank, graph.device):
         out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": dim})
-    return NodeTensor.from_local(out[1:], graph.node_sharding)
+    return NodeTensor.from_local(out[1:], graph.targets)
 
 
 def _require_node_by_node(aggregation: Aggregation) -> None:

@@ -174,7 +174,7 @@ class _Call:
                 if isinstance(x, Tensor):
                     if conv.node_dim % x.dim() != 0:
                         return None
-                    rows = node_rows(conv, edges.graph, x).to_rows()
+                    rows = node_rows(conv, edges.graph, x, end).to_rows()  # type: ignore[arg-type]
                     stand_ins[end] = torch.empty(rows.shape, dtype=rows.dtype, device="meta")
                     if base + suffix in names:
                         inputs.append(_Input("target" if end else "source", rows, stands=stand_ins[end]))
@@ -223,7 +223,7 @@ class _Call:
             return self._reduce(BlockEdges.of_block(edges, block, neighbour_id), pieces)
 
         out = edges.graph.reduce_by_blocks(edges, inputs, reduce, max_edges, self.conv)
-        return NodeTensor.from_local(out, edges.graph.node_sharding)
+        return NodeTensor.from_local(out, edges.graph.targets)
 
     def _local(self, given: _Input) -> tuple[Place, Tensor]:
         """A tensor as blocks take it (collective for what is no floating type)."""
@@ -259,7 +259,7 @@ class _Call:
             collected = conv._collect(_names(conv, "message", "aggregate"), edges, _sizes(self.size), given)
             messages = conv.message(**conv.inspector.collect_param_data("message", collected))
             out = conv.aggregate(messages, **conv.inspector.collect_param_data("aggregate", collected))
-        if not isinstance(out, NodeTensor) or out._sharding is not edges.graph.node_sharding:
+        if not isinstance(out, NodeTensor) or out._sharding is not edges.graph.targets:
             raise MixedRowsError(f"Expected {conv.stock.__name__}.aggregate to give a row for each node (got others)")
         return out.to_local()
 

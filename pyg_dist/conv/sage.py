@@ -60,12 +60,13 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         require_all_nodes(type(self).__name__, graph, size)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)
         is_root, has_root = target is source, self.root_weight and target is not None
-        source = placed = graph.place(features(self, graph, source), self)
+        source = placed = graph.place(features(self, graph, source, 0), self)
         if self.project:
             source = graph.place(self.lin(source).relu())
         root = None
         if has_root:
-            root = placed if is_root else graph.place(features(self, graph, target))
+            is_placed = is_root and graph.sources is graph.targets
+            root = placed if is_placed else graph.place(features(self, graph, target, 1))
         # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
         weight = edge_rows(self, handle, None) if self.fuse and graph.loop_rule == "add" else None
         norm = NORMS.get(type(self.aggr_module))

@@ -109,8 +109,10 @@ def isomorphism_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tenso
     ``None`` where eps was changed, and in a mini-batch, whose patterns serve one step.
     """
     x, eps = given["x"], conv.eps
+    if edges.graph.sources is not edges.graph.targets:
+        return None
     x = x[0] if isinstance(x, (tuple, list)) and len(x) == 2 and x[0] is x[1] else x
-    if not isinstance(x, NodeTensor) or x.dtype != eps.dtype or edges.graph.node_sharding.sample is not None:
+    if not isinstance(x, NodeTensor) or x.dtype != eps.dtype or edges.graph.targets.sample is not None:
         return None
     of_root = _factor_of_root(conv)
     if of_root is None:

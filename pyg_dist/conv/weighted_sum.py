@@ -25,7 +25,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.session.settings import PROJECT_FIRST
 from pyg_dist.conv.fast_paths import NORMS, fast_path, is_hooked
-from pyg_dist.conv.inputs import flat_weight, require_all_nodes
+from pyg_dist.conv.inputs import flat_weight, require_all_at
 from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator
@@ -190,7 +190,7 @@ def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | N
     if isinstance(x, (tuple, list)):
         x, target = x
         if isinstance(target, Tensor) and target is not x:  # which PyG asks for the number of targets
-            require_all_nodes(conv.stock.__name__, edges.graph, target.size(0))
+            require_all_at(conv.stock.__name__, edges.graph, 1, target.size(0))
     return sum_by(conv, edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
 
 
@@ -216,7 +216,7 @@ def operator_of(
     edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False
 ) -> tuple[Operator | None, torch.dtype]:
     """The matrix of :func:`sum_by` and the dtype of its products; ``None`` where there is none (collective)."""
-    if not isinstance(x, NodeTensor) or not edges.graph.owns(x) or x.dim() != 2 or x.dtype not in ops.FLOATS:
+    if not isinstance(x, NodeTensor) or not edges.graph.owns(x, 0) or x.dim() != 2 or x.dtype not in ops.FLOATS:
         return None, torch.get_default_dtype()
     dtype = x.dtype if weight is None else torch.promote_types(x.dtype, _dtype(weight))
     return _operator(edges, norm, weight, flattens, dtype), dtype

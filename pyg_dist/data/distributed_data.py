@@ -155,7 +155,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
                 graph, plan = lay_out(graph_input, options, identity)
             else:
                 nodes, plan = nodes_of.graph.node_sharding, nodes_of.plan
-                graph = graph_over(graph_input.edge_index, nodes, graph_input.loop_rule)
+                graph = graph_over(graph_input.edge_index, nodes, nodes, graph_input.loop_rule)
             release_free_memory()
             self._adopt(graph_input, graph.to(graph_input.device), plan)
         logger.debug(

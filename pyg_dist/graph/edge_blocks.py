@@ -101,12 +101,12 @@ class _BlockGraph:
     group = _OwnDraws()
 
     def __init__(self, targets: RowSharding, neighbour_id: Callable[[], Tensor], device: torch.device) -> None:
-        self.node_sharding, self._neighbour_id, self.device = targets, neighbour_id, device
+        self.targets, self._neighbour_id, self.device = targets, neighbour_id, device
 
     @property
     def num_local(self) -> int:
         """Targets of the block."""
-        return self.node_sharding.num_local
+        return self.targets.num_local
 
     @property
     def neighbour_id(self) -> Tensor:
@@ -137,7 +137,7 @@ class BlockEdges(Edges):
         """
         graph = edges.graph
         targets = torch.arange(block.low, block.high, device=block.target.device)
-        nodes = _BlockRows(graph.node_sharding, targets)
+        nodes = _BlockRows(graph.targets, targets)
         apart = _BlockGraph(nodes, neighbour_id, graph.device)
         return BlockEdges._of(apart, _BlockRows(edges.rows, block.place), block.source, block.target)
 
@@ -151,7 +151,7 @@ class BlockEdges(Edges):
             num_targets: of how many targets.
         """
         number = torch.arange(num_edges, device=edges.graph.device)
-        nodes = _RowsApart(edges.graph.node_sharding, number[:num_targets])
+        nodes = _RowsApart(edges.graph.targets, number[:num_targets])
         apart, none = _BlockGraph(nodes, lambda: number, number.device), torch.zeros_like(number)
         return BlockEdges._of(apart, _RowsApart(edges.rows, number), none, number % num_targets)
 

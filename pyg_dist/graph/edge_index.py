@@ -42,7 +42,8 @@ class DistributedEdgeIndex(EdgeHandle):
 
     Args:
         graph: this rank's runtime form.
-        sparse: whether it stands for ``adj_t``, whose shape is ``[N, N]``, not for ``edge_index``, ``[2, E]``.
+        sparse: whether it stands for ``adj_t``, whose shape is ``[N, N]`` (targets by sources), not for ``edge_index``,
+            ``[2, E]``.
         weight: the values of ``adj_t``, where it has any.
 
     Attributes:
@@ -76,8 +77,8 @@ class DistributedEdgeIndex(EdgeHandle):
     @property
     def shape(self) -> torch.Size:
         """``[2, E]``, or ``[N, N]`` for ``adj_t``, of the whole graph."""
-        nodes, edges = self.graph.node_sharding.size, self.graph.edge_sharding.size
-        return torch.Size((nodes, nodes) if self.is_sparse else (2, edges))
+        graph = self.graph
+        return torch.Size((graph.targets.size, graph.sources.size) if self.is_sparse else (2, graph.edge_sharding.size))
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Like ``Tensor.size``."""
@@ -152,6 +153,7 @@ class DistributedEdgeIndex(EdgeHandle):
         device: torch.device,
         loop_rule: LoopRule = "remaining",
         is_kept: bool = True,
+        sources: RowSharding | None = None,
     ) -> DistributedEdgeIndex | None:
         """A script's own edges, laid out over nodes of a ``DistributedData``; ``None`` for other rows.
 
@@ -160,24 +162,28 @@ class DistributedEdgeIndex(EdgeHandle):
 
         Args:
             edge_index: integers ``[2, E]``, equal on every rank.
-            nodes: the nodes.
+            nodes: the nodes where they end.
             device: where their rows lie.
             loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
             is_kept: whether it is to be one of the latest few; not, where the script keeps what it is given.
+            sources: the nodes where they begin; ``None``: the same.
 
         Raises:
             AgreementError: The ranks have different edges.
             DataError: They are no edges between these nodes.
         """
-        if not isinstance(nodes, NodeSharding):
+        sources = nodes if sources is None else sources
+        if not (isinstance(nodes, NodeSharding) and isinstance(sources, NodeSharding)):
             return None
         edge_index = as_edges(edge_index)
         identity = digest(edge_index)
         require_same(nodes.group, identity, "edge_index")
         name, known = f"{identity} {loop_rule} {device.type}", nodes.edge_sets
+        if sources is not nodes:
+            name += f" {id(sources)}"  # which the handle keeps alive
         handle: DistributedEdgeIndex | None = known.get(name)
         if handle is None:
-            handle = DistributedEdgeIndex(graph_over(edge_index, nodes, loop_rule).to(device))
+            handle = DistributedEdgeIndex(graph_over(edge_index, sources, nodes, loop_rule).to(device))
             handle.graph.digest = name
         if is_kept:
             known[name] = handle
@@ -202,7 +208,9 @@ class DistributedEdgeIndex(EdgeHandle):
     def reversed(self) -> DistributedEdgeIndex:
         """The same edges from targets to sources, made once (collective: gathers all edges)."""
         graph = self.graph
-        turned = self.over(self.full_tensor().flip(0), graph.node_sharding, graph.device, graph.loop_rule)
+        turned = self.over(
+            self.full_tensor().flip(0), graph.sources, graph.device, graph.loop_rule, sources=graph.targets
+        )
         assert turned is not None
         return turned
 
@@ -259,7 +267,7 @@ class DistributedEdgeIndex(EdgeHandle):
         """``adj_t @ x``: the sum of each node's in-edges' sources, times the edges' values. Exact (collective).
 
         Shapes:
-            - x: ``[N, F]`` or ``[N]``, in a floating type; a plain one has to be equal on every rank
+            - x: ``[N, F]`` or ``[N]``, rows of sources in a floating type; a plain one has to be equal on every rank
             - output: as x
 
         Raises:
@@ -268,12 +276,13 @@ class DistributedEdgeIndex(EdgeHandle):
         graph = self.graph
         if not self.is_sparse:
             self._refuse("A product with edge_index")
-        if isinstance(x, Tensor) and not isinstance(x, RowTensor) and x.shape[:1] == (graph.node_sharding.size,):
-            x = NodeTensor.from_local(graph.node_sharding.slice(x), graph.node_sharding)
-        is_matrix = isinstance(x, NodeTensor) and x.dim() in (1, 2) and x.is_floating_point() and graph.owns(x)
+        sources = graph.sources
+        if isinstance(x, Tensor) and not isinstance(x, RowTensor) and x.shape[:1] == (sources.size,):
+            x = NodeTensor.from_local(sources.slice(x), sources)
+        is_matrix = isinstance(x, NodeTensor) and x.dim() in (1, 2) and x.is_floating_point() and graph.owns(x, 0)
         if not is_matrix:
             raise DataError(
-                f"adj_t @ x expected a row of floats for each of the {graph.node_sharding.size} nodes of this graph "
+                f"adj_t @ x expected a row of floats for each of the {sources.size} nodes of this graph "
                 f"(got {f'{x.dtype} of shape {list(x.shape)}' if isinstance(x, Tensor) else type(x).__name__}): give "
                 f"it data.x or what was made of it"
             )

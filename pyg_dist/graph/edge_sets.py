@@ -20,28 +20,37 @@ class ListedEdges(RowSharding):
 
 
 @lasting
-def graph_over(edge_index: Tensor, nodes: NodeSharding, loop_rule: LoopRule) -> DistributedGraph:
+def graph_over(
+    edge_index: Tensor, sources: NodeSharding, targets: NodeSharding, loop_rule: LoopRule
+) -> DistributedGraph:
     """The graph with these edges over nodes of a ``DistributedData``, whose layout it has (collective).
 
     Args:
         edge_index: int64 ``[2, E]``, equal on every rank.
-        nodes: the nodes.
+        sources: the nodes where they begin.
+        targets: those where they end.
         loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
 
     Raises:
         DataError: They are no edges between these nodes.
-        UnsupportedError: The nodes are those of several data groups' samples.
+        UnsupportedError: The nodes are those of several data groups' samples, or two sets of a layout that has one.
     """
-    if nodes.is_union:
+    if sources.is_union or targets.is_union:
         raise UnsupportedError(
             "Expected the edges of a batch of several data groups (got edges of the script's own): put them into the "
             "graph before the batch is taken"
         )
-    check_ends(edge_index, nodes.size, "edge_index")
-    return in_layout_of(nodes, edge_index, loop_rule)
+    if sources is targets:
+        check_ends(edge_index, targets.size, "edge_index")
+    else:
+        for end, nodes in enumerate((sources, targets)):
+            check_ends(edge_index[end], nodes.size, f"edge_index[{end}]")
+    return in_layout_of(targets, edge_index, loop_rule, sources)
 
 
 @singledispatch
-def in_layout_of(nodes: NodeSharding, edge_index: Tensor, loop_rule: LoopRule) -> DistributedGraph:
+def in_layout_of(
+    targets: NodeSharding, edge_index: Tensor, loop_rule: LoopRule, sources: NodeSharding
+) -> DistributedGraph:
     """:func:`graph_over` in the layout of the nodes, which registers it here."""
-    raise NotImplementedError(type(nodes))  # a layout that registers nothing above
+    raise NotImplementedError(type(targets))  # a layout that registers nothing above

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.gcn_norm import put_loop_values
-from pyg_dist.graph.protocol import DistributedGraph, EdgeView
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
@@ -115,10 +115,10 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
     """
     edges = ids.edges
     edges.end(ids.end)  # raises where they were changed
-    if not edges.graph.owns(x):
+    if not edges.graph.owns(x, ids.end):
         raise LayoutMismatchError(
-            f"Expected a row for each of the {edges.graph.node_sharding} of the edges' graph (got {x._sharding} of "
-            f"another graph or selection): take both from one data"
+            f"Expected a row for each of the {nodes_at(edges.graph, ids.end)} of the edges' graph (got {x._sharding} "
+            f"of another graph, type or selection): take both from one data"
         )
     return cast(EdgeTensor, edges.fetch(x, ids.end))
 
@@ -160,11 +160,7 @@ def edges_to_nodes(values: EdgeTensor, ids: EdgeEnd, reduce: str = "sum") -> Nod
     """
     edges = ids.edges
     out = edges.reduce(local_values(values, edges.rows), ids.end, reduce)
-    return cast(NodeTensor, as_row_tensor_(out, edges.graph.node_sharding))
-
-
-End = Literal[0, 1]
-"""0: sources, 1: targets."""
+    return cast(NodeTensor, as_row_tensor_(out, nodes_at(edges.graph, ids.end)))
 
 
 class Edges(Tensor):
@@ -176,8 +172,8 @@ class Edges(Tensor):
     Attributes:
         graph: the graph.
         rows: which edges are here; edge tensors with these rows belong to them.
-        source: int64 ``[e]``: neighbours, that is local rows, then those that arrive.
-        target: int64 ``[e]``: local rows.
+        source: int64 ``[e]``: neighbours, that is local rows of sources, then those that arrive.
+        target: int64 ``[e]``: local rows of targets.
         weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
         has_all_remote: whether they have every edge of the graph whose ends lie on two ranks, in their order.
     """
@@ -236,7 +232,7 @@ class Edges(Tensor):
     def _global_ids(self) -> tuple[Tensor, Tensor]:
         with local_tensors():
             sources = self.graph.neighbour_id[self.source]
-            return sources, on_device(self.graph.node_sharding.global_id, self.target.device)[self.target]
+            return sources, on_device(self.graph.targets.global_id, self.target.device)[self.target]
 
     @cached_property
     @lasting
@@ -258,17 +254,17 @@ class Edges(Tensor):
     def parts(self) -> tuple[CSR, CSR]:
         """Targets by local sources, and boundary nodes by halo slots; values lie in the order of these edges."""
         graph = self.graph
-        is_local = self.source < graph.num_local
+        is_local = self.source < graph.num_sources
         here, there = (mask.nonzero().view(-1) for mask in (is_local, ~is_local))
         inner = graph.num_local - graph.num_boundary
         return (
-            CSR.from_edges(self.target[here], self.source[here], here, graph.num_local, graph.num_local),
+            CSR.from_edges(self.target[here], self.source[here], here, graph.num_local, graph.num_sources),
             CSR.from_edges(
                 self.target[there] - inner,
-                self.source[there] - graph.num_local,
+                self.source[there] - graph.num_sources,
                 there,
                 graph.num_boundary,
-                graph.num_neighbours - graph.num_local,
+                graph.num_neighbours - graph.num_sources,
             ),
         )
 
@@ -276,7 +272,7 @@ class Edges(Tensor):
     @lasting
     def remote(self) -> Tensor:
         """Places of the edges whose sources are on other ranks, ascending."""
-        return (self.source >= self.graph.num_local).nonzero().view(-1)
+        return (self.source >= self.graph.num_sources).nonzero().view(-1)
 
     @cached_property
     def kept(self) -> OperatorCache[Any]:
@@ -294,6 +290,7 @@ class Edges(Tensor):
     @lasting
     def loops(self) -> Tensor:
         """Places of the self loops, in PyG's order."""
+        the_one(self.graph.sources, self.graph.targets)
         place = (self.source == self.target).nonzero().view(-1)
         return place[torch.argsort(on_device(self.rows.rng_key, place.device)[place])]
 
@@ -301,6 +298,7 @@ class Edges(Tensor):
     @lasting
     def without_loops(self) -> SelectedEdges:
         """The edges that are not self loops (collective at the first use)."""
+        the_one(self.graph.sources, self.graph.targets)
         rows, picked = rows_by_mask(self.rows, self.source != self.target)
         ends = self.source[picked], self.target[picked]
         return SelectedEdges(Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote), picked)

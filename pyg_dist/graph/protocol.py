@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
+from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.sample import Subset
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
@@ -70,7 +71,7 @@ class NodeSharding(RowSharding):
     """All nodes of a ``DistributedData``: every graph over them has this one object.
 
     Attributes:
-        edge_sets: a script's own edges between them, see :meth:`DistributedEdgeIndex.over`.
+        edge_sets: a script's own edges that end at them, see :meth:`DistributedEdgeIndex.over`.
     """
 
     @property
@@ -93,8 +94,38 @@ class NodeSharding(RowSharding):
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
 
+N = TypeVar("N", bound=NodeSharding)
+
+
+End = Literal[0, 1]
+"""Of edges. 0: sources, 1: targets."""
+
+
+def nodes_at(graph: DistributedGraph | EdgeView, end: End) -> NodeSharding:
+    """The nodes at an end of a graph's edges."""
+    return graph.targets if end else graph.sources
+
+
+def the_one(sources: N, targets: N) -> N:
+    """The nodes at both ends of a graph's edges.
+
+    Raises:
+        UnsupportedError: They are two sets of nodes.
+    """
+    if sources is not targets:
+        raise UnsupportedError(
+            f"Expected edges within one set of nodes, as self loops (without add_self_loops=False), GCN's norm and "
+            f"subgraphs need them (got edges from {sources.size} nodes to {targets.size} others): use a conv that "
+            f"takes a pair (x_src, x_dst)"
+        )
+    return targets
+
+
 class GraphProducts(Protocol):
     """What a graph and its edge view have in common: where things lie, and products.
+
+    Edges go from :attr:`sources` to :attr:`targets`. In a square graph these are one object. Products take rows of the
+    sources and give rows of the targets.
 
     Attributes:
         edge_sharding: which edges are here.
@@ -109,11 +140,19 @@ class GraphProducts(Protocol):
     device: torch.device
 
     @property
-    def node_sharding(self) -> NodeSharding:
-        """Which whole rows of nodes are here."""
+    def sources(self) -> NodeSharding:
+        """Which whole rows of the nodes where edges begin are here."""
 
-    def owns(self, x: RowTensor) -> bool:
-        """Whether x has a row for every node of this graph."""
+    @property
+    def targets(self) -> NodeSharding:
+        """The same of the nodes where they end."""
+
+    @property
+    def node_sharding(self) -> NodeSharding:
+        """Both, of a square graph; see :func:`the_one`."""
+
+    def owns(self, x: RowTensor, end: End = 1) -> bool:
+        """Whether x has a row for every node at an end of this graph's edges."""
 
     def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
         """Features as :meth:`aggregate` takes them (may be collective). With a ``layer``, x is its input."""
@@ -133,9 +172,12 @@ class GraphProducts(Protocol):
         Exact, but for a training ``layer`` of a ``DistributedData`` with ``bits``, unless the result is cached.
 
         Args:
-            x: as :meth:`place` gives it, ``[N, F]``.
+            x: rows of the sources, as :meth:`place` gives it, ``[M, F]``.
             operator: of this graph.
             layer: whose aggregation it is.
+
+        Shapes:
+            - output: rows of the targets, ``[N, F]``
         """
 
     def attend(
@@ -153,8 +195,8 @@ class GraphProducts(Protocol):
 
         Args:
             edges: the :class:`~pyg_dist.graph.edges.Edges`, of this graph.
-            inputs: whole rows of :attr:`node_sharding`: value and key of the n sources, query of the n targets, and for
-                ``dot`` edge_weight; edge_attr of the edges. For ``additive`` edge_weight is one row for all targets.
+            inputs: whole rows: value and key of the m :attr:`sources`, query of the n :attr:`targets`, and for ``dot``
+                edge_weight; edge_attr of the edges. For ``additive`` edge_weight is one row for all targets.
             spec: how logits are made.
             layer: whose attention it is.
             has_weights: whether the weights of the edges are wanted, too: those of the softmax, before dropout.
@@ -167,24 +209,28 @@ class GraphProducts(Protocol):
 class EdgeView(GraphProducts, Protocol):
     """What messages per edge need: all in-edges of a node on the rank that has the node.
 
-    Rows of *neighbours* are the n local rows, then the h rows that arrive from other ranks.
+    Rows of *neighbours* are the m local rows of sources, then the h rows that arrive from other ranks.
     """
 
     @property
     def num_local(self) -> int:
-        """Nodes of this rank, n."""
+        """Targets of this rank, n."""
+
+    @property
+    def num_sources(self) -> int:
+        """Sources of this rank, m; n in a square graph."""
 
     @property
     def num_boundary(self) -> int:
-        """The last local nodes, from the first one that has a source on another rank."""
+        """The last local targets, from the first one that has a source on another rank."""
 
     @property
     def num_neighbours(self) -> int:
-        """Rows of neighbours, n + h."""
+        """Rows of neighbours, m + h."""
 
     @property
     def neighbour_id(self) -> Tensor:
-        """Global ids of the neighbours, int64 ``[n + h]``."""
+        """Global ids of the neighbours, int64 ``[m + h]``."""
 
     @property
     def csr(self) -> CSR:
@@ -198,14 +244,14 @@ class EdgeView(GraphProducts, Protocol):
         """Neighbour (source) and local row (target) of each edge in edge storage order, int64 ``[e]``."""
 
     def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
-        """Source and target of the edges by target, behind ``num_padding`` edges from n + h to target 0."""
+        """Source and target of the edges by target, behind ``num_padding`` edges from m + h to target 0."""
 
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """The neighbours' rows, differentiable (collective). Exact, but for a training ``layer`` with ``bits``.
 
         Shapes:
-            - x: ``[n, ...]``
-            - output: ``[n + h, ...]``
+            - x: ``[m, ...]``
+            - output: ``[m + h, ...]``
         """
 
     def reduce_by_blocks(
@@ -231,8 +277,8 @@ class EdgeView(GraphProducts, Protocol):
         """The transpose of :meth:`neighbour_rows`: every rank's rows are summed where their nodes live (collective).
 
         Shapes:
-            - rows: ``[n + h, ...]``
-            - output: ``[n, ...]``
+            - rows: ``[m + h, ...]``
+            - output: ``[m, ...]``
         """
 
     def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
@@ -364,4 +410,4 @@ def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | 
     """
     digests = [getattr(graph, "digest", None) for graph in (one, other)]
     is_alike = one.edge_sharding is other.edge_sharding or (digests[0] is not None and digests[0] == digests[1])
-    return one is other or (is_alike and one.node_sharding is other.node_sharding)
+    return one is other or (is_alike and one.sources is other.sources and one.targets is other.targets)

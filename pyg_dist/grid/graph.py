@@ -18,7 +18,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges, EdgesAndLoops
-from pyg_dist.graph.protocol import EdgeView, Norm
+from pyg_dist.graph.protocol import EdgeView, NodeSharding, Norm, the_one
 from pyg_dist.graph.sample import Subset
 from pyg_dist.graph.sampled_edges import SampledEdges
 from pyg_dist.grid.attention import grid_attention
@@ -300,5 +300,6 @@ class GridBatch(ProductsAtSample, GridGraph):
 
 
 @in_layout_of.register
-def _(nodes: GridNodes, edge_index: Tensor, loop_rule: LoopRule) -> GridGraph:
+def _(nodes: GridNodes, edge_index: Tensor, loop_rule: LoopRule, sources: NodeSharding) -> GridGraph:
+    the_one(sources, nodes)
     return GridGraph.of(nodes.grid, edge_index, loop_rule, ListedEdges)

@@ -17,7 +17,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph import caches
 from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.graph.protocol import NodeSharding, Norm
+from pyg_dist.graph.protocol import End, NodeSharding, Norm
 from pyg_dist.grid.adjacency import AdjacencyTile, ReadTile
 from pyg_dist.grid.collectives import sum_all
 from pyg_dist.grid.functions import linear_sum
@@ -63,7 +63,8 @@ class GridProducts:
         self.edge_sharding = edge_rows
         self.loop_rule: LoopRule = loop_rule
         self.group: Group = grid.ranks(*GRID_AXES)
-        self.node_sharding: NodeSharding = grid.node_sharding
+        self.sources: NodeSharding = grid.node_sharding
+        self.targets = self.node_sharding = self.sources  # tiles are of square matrices
         self.device = torch.device(device)
         self.digest: str | None = None
         self._read_tile = read_tile
@@ -92,8 +93,8 @@ class GridProducts:
             tiles.note_layer_input(layer)
         return tiles
 
-    def owns(self, x: RowTensor) -> bool:
-        """Whether x has a row for every node of this graph."""
+    def owns(self, x: RowTensor, end: End = 1) -> bool:
+        """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""
         return x._sharding is self.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.redistribution import Redistribution, RowsByRank
-from pyg_dist.graph.edges import Edges, End, SelectedEdges, require_sum
+from pyg_dist.graph.edges import Edges, SelectedEdges, require_sum
 from pyg_dist.graph.gcn_norm import put_loop_values
+from pyg_dist.graph.protocol import End
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, WHOLE_ROWS
 from pyg_dist.grid.sharding import Grid
 from pyg_dist.halo.plan.cover import OneWay, RemoteEdges
@@ -203,8 +204,8 @@ class WholeRows(HaloProducts):
         nodes: Any = grid.node_sharding  # with what of HaloNodes an exchange of exact rows needs
         return WholeRows(share, nodes, loop_rule, messages, rows, group, device)
 
-    def owns(self, x: RowTensor) -> bool:
-        """Whether x has a row for every node of this graph, as tiles or whole."""
+    def owns(self, x: RowTensor, end: End = 1) -> bool:
+        """See :class:`~pyg_dist.graph.protocol.GraphProducts`: as tiles or whole."""
         return isinstance(x, NodeTensor) and x.dim() > 0 and x.to_rows()._sharding is self.node_sharding
 
     def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:

@@ -29,10 +29,10 @@ class _HaloAttention(PartedAttention):
         ]
         edges = CSR.from_edges(
             torch.cat([local.row(), halo.row() + self.parts[1].low]),
-            torch.cat([local.col, halo.col + local.num_rows]),
+            torch.cat([local.col, halo.col + local.num_cols]),
             torch.cat([local.edge, halo.edge]),
             local.num_rows,
-            local.num_rows + halo.num_cols,
+            local.num_cols + halo.num_cols,
         )
         assert both[0] is not None
         inputs = inputs._replace(value=both[0], key=both[1])
@@ -54,7 +54,7 @@ def halo_attention(
     Differentiable by all inputs; twice by a pass that makes values for each edge and column.
 
     Args:
-        local: ``[n, n]``, the edges with a local source.
+        local: ``[n, m]``, the edges with a local source.
         halo: ``[b, h]``, the others, from halo slots to the last b local rows.
         value: sends the sources' values to halo slots.
         key: sends their keys, or part of the logits.
@@ -64,7 +64,7 @@ def halo_attention(
         num_weights: this rank's edges, if their weights are requested.
 
     Shapes:
-        - inputs: of :func:`pyg_dist.backend.ops.attention_csr`, value and key of the n local rows
+        - inputs: of :func:`pyg_dist.backend.ops.attention_csr`, value and key of the m local rows
         - output: ``[n, H C]``; ``[n, H D]``, or empty; the weights of ``num_weights`` edges, by edge storage, and H
           heads, before dropout
     """

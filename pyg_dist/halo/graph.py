@@ -18,11 +18,12 @@ from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import Norm
+from pyg_dist.graph.protocol import NodeSharding, Norm, the_one
 from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.graph.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
+from pyg_dist.halo.plan.cover import BothEnds
 from pyg_dist.halo.plan.restriction import RemoteLinks, Restriction, restricted
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.products import HaloProducts
@@ -49,7 +50,8 @@ class HaloGraph(HaloProducts):
     @lasting
     def one_rank_edges(self) -> Tensor | None:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.one_rank_edges`."""
-        if self.group.size > 1 or self.node_sharding.bits != (32, 32) or self.share.num_edges > STOCK_ELEMENTS.value():
+        is_small = self.group.size == 1 and self.share.num_edges <= STOCK_ELEMENTS.value()
+        if not is_small or self.sources is not self.targets or self.targets.bits != (32, 32):
             return None
         return torch.stack(self.ends())
 
@@ -82,8 +84,10 @@ class HaloGraph(HaloProducts):
             chosen: of :attr:`edge_sharding`.
         """
         share = self.share.selected(chosen.local_index.cpu())
-        nodes, ranks = self.node_sharding, self.exchange_group
-        return HaloGraph(share, nodes, self.loop_rule, self.num_messages, chosen.rows, ranks, self.device)
+        return HaloGraph(
+            share, self.targets, self.loop_rule, self.num_messages, chosen.rows, self.exchange_group, self.device,
+            self.sources,
+        )  # fmt: skip
 
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
         """The sharding of a new node attribute."""
@@ -99,6 +103,7 @@ class HaloGraph(HaloProducts):
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
+        the_one(self.sources, self.targets)
         row = self.local.row()
         linked = torch.zeros(self.num_local, dtype=torch.bool, device=self.device)
         other = row != self.local.col
@@ -111,7 +116,7 @@ class HaloGraph(HaloProducts):
     @property
     def data_group(self) -> tuple[int, int]:
         """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
-        return self.node_sharding.groups.index, self.node_sharding.groups.count
+        return self.targets.groups.index, self.targets.groups.count
 
     @cached_property
     def links(self) -> HaloLinks:
@@ -401,9 +406,14 @@ class HaloBatch(HaloGraph):
 
 
 @in_layout_of.register
-def _(nodes: HaloNodes, edge_index: Tensor, loop_rule: LoopRule) -> HaloGraph:
-    group = nodes.group
-    share = halo_share(edge_index, nodes.parts(), group.rank, group.size, nodes.exchange, nodes.global_id)
+def _(targets: HaloNodes, edge_index: Tensor, loop_rule: LoopRule, sources: NodeSharding) -> HaloGraph:
+    assert isinstance(sources, HaloNodes)
+    group = targets.group
+    parts: BothEnds = targets.parts()
+    node_id: BothEnds = targets.global_id
+    if sources is not targets:
+        parts, node_id = (sources.parts(), targets.parts()), (sources.global_id, targets.global_id)
+    share = halo_share(edge_index, parts, group.rank, group.size, targets.exchange, node_id)
     messages = sum(group.gather_counts(sum(count > 0 for count in share.sum_transfer.send_counts)))
     rows = ListedEdges(group, "edge", share.num_edges, share.edge_id)
-    return HaloGraph(share, nodes, loop_rule, messages, rows)
+    return HaloGraph(share, targets, loop_rule, messages, rows, sources=sources)

@@ -31,6 +31,7 @@ class MessageBlocks:
 
     Attributes:
         csr: targets by neighbours: local rows, then halo slots.
+        num_sources: local rows of sources, m.
         num_inner: so many targets come first whose sources are all local.
         max_edges: of a block, if it has more than one target.
         places: of each input.
@@ -39,6 +40,7 @@ class MessageBlocks:
     """
 
     csr: CSR
+    num_sources: int
     num_inner: int
     max_edges: int
     places: tuple[Place, ...]
@@ -191,10 +193,10 @@ class _Gradients:
 
     def send_back(self) -> list[Pending[Tensor] | None]:
         """Send the gradients of halo slots, to which no other block adds (collective)."""
-        n = self._a.num_targets
+        m = self._a.num_sources
         return [
-            None if m is None or sums is None else m.transposed.start(_flat(sums[n:].to(rows.dtype)))
-            for m, sums, rows in zip(self._a.maps, self._sums, self._rows, strict=True)
+            None if way is None or sums is None else way.transposed.start(_flat(sums[m:].to(rows.dtype)))
+            for way, sums, rows in zip(self._a.maps, self._sums, self._rows, strict=True)
         ]
 
     def with_returned(self, all_returned: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
@@ -240,8 +242,8 @@ def reduce_by_blocks(a: MessageBlocks, inputs: Sequence[Tensor]) -> Tensor:
     Differentiable by all inputs of a floating type; twice by a pass that makes all messages at once.
 
     Shapes:
-        - inputs: ``[n, ...]`` for ``"source"`` and ``"target"``, ``[n + h, ...]`` for ``"neighbour"``, ``[e, ...]`` for
-          ``"edge"``, any for ``"all"``
+        - inputs: ``[m, ...]`` for ``"source"``, ``[n, ...]`` for ``"target"``, ``[m + h, ...]`` for ``"neighbour"``,
+          ``[e, ...]`` for ``"edge"``, any for ``"all"``
         - output: ``[n, ...]``
     """
     return _ReduceByBlocks.apply(a, *inputs)  # type: ignore[no-any-return]

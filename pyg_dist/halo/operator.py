@@ -1,7 +1,8 @@
 """Overlap of messages with products: distributed sparse matrices over a halo graph's edges. Messages travel while
 local edges are multiplied.
 
-``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c. GCN's
+``y_i = r_i * sum_{(j -> i)} w_ji * c_j * x_j`` with optional row scale r, edge weight w and column scale c, for a
+rank's n targets and m sources, which are one set of nodes in a square graph. GCN's
 normalisation is r = c = degree^-1/2; a mean *divides* by r = in-degree: no edge-sized floats are made for either.
 
 Remote edges may be multiplied on either side of the exchange (:mod:`pyg_dist.halo.plan.transfer`). If r, w and c are
@@ -47,10 +48,10 @@ class LinearOperator:
     """A constant matrix ``diag(r) (local + halo) diag(c)``.
 
     Attributes:
-        local: ``[n, n]``, the edges with a local source.
+        local: ``[n, m]``, the edges with a local source.
         halo: the others.
         row_scale: r, ``[n]``, or ``None`` for ones.
-        col_scale: c, ``[n]``, or ``None`` for ones.
+        col_scale: c, ``[m]``, or ``None`` for ones.
         divides: whether r and c stand for their inverses: dividing rounds once where a factor 1 / r rounds twice, and
             on one rank it gives PyG's means bit for bit.
     """
@@ -73,7 +74,7 @@ class LinearOperator:
         return self if halo is self.halo else replace(self, halo=halo)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
-        """Begin the product (collective, no autograd). Shapes: ``[n, F] -> [n, F]``."""
+        """Begin the product (collective, no autograd). Shapes: ``[m, F] -> [n, F]``."""
         x, halo, scales = as_rows(x), self.halo, (self.row_scale, self.col_scale, self.divides)
         if halo.is_empty:
             with phase("aggregate"):
@@ -94,7 +95,7 @@ def aggregate(x: Tensor, by: LinearMap) -> Tensor:
         by: a :class:`LinearOperator`, or the :attr:`~pyg_dist.halo.transfer.HaloTransfer.to_slots` of a transfer.
 
     Shapes:
-        - x: ``[n, F]`` (float32, float64, bfloat16 or float16)
+        - x: ``[m, F]`` (float32, float64, bfloat16 or float16)
         - output: ``[n, F]``, or as many rows as there are slots
     """
     _require_dtype(x)
@@ -117,7 +118,7 @@ class RemoteSums:
     Attributes:
         places: of the weights that other ranks multiply by, in edge storage, integers ``[l]``, grouped by these ranks.
         weights: moves l weights away and brings k.
-        outgoing: ``[s, n]``, makes what is sent. Values: the k weights, and a one behind them for rows as they are.
+        outgoing: ``[s, m]``, makes what is sent. Values: the k weights, and a one behind them for rows as they are.
         way: moves s rows away and brings h.
         incoming: ``[b, h]``, adds what arrives to the boundary rows. Values: edge storage, and a one behind it.
     """
@@ -167,7 +168,7 @@ class LearningOperator:
     learns: ClassVar[bool] = True
 
     def by_rows(self, x: Tensor, post: HaloTransfer) -> Tensor:
-        """Weighted sums, loops included; rows of sources are sent (collective). Shapes: ``[n, F] -> [n, F]``."""
+        """Weighted sums, loops included; rows of sources are sent (collective). Shapes: ``[m, F] -> [n, F]``."""
         _require_dtype(x)
         weight = self.weight.to(x.dtype)
         return self._product(x, weight, post.to_slots, x, weight, self.halo)

@@ -20,7 +20,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph import caches
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.graph.protocol import Norm
+from pyg_dist.graph.protocol import Norm, the_one
 from pyg_dist.halo.exchange import Exchange, exchange_of
 from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, aggregate
 from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
@@ -43,6 +43,8 @@ class HaloProducts(HaloView):
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> HaloOperator:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`."""
+        if norm.kind == "gcn" or norm.identity:
+            the_one(self.sources, self.targets)
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             return self._learning(norm, weight.to_local())
         make = self._gcn if norm.kind == "gcn" else self._neighbourhood
@@ -55,18 +57,18 @@ class HaloProducts(HaloView):
         codecs = (EXACT, EXACT) if layer is None else self.codecs(layer)
         result = caches.lookup(x, operator)
         if result is None:
-            cached = caches.is_cacheable(x, x._sharding)
+            cached = caches.is_cacheable(x, self.targets)
             result = aggregate(x.to_local(), operator if cached else operator.coded(codecs))
             x._is_reused = True
             if not cached:
-                return as_row_tensor_(result, x._sharding)  # type: ignore[return-value]
+                return as_row_tensor_(result, self.targets)  # type: ignore[return-value]
             caches.store(x, operator, result)
-        return NodeTensor.from_local(result, x._sharding)
+        return NodeTensor.from_local(result, self.targets)
 
     start = aggregate  # which hides its messages behind local edges
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
-        """Itself: a product has the sharding of its input."""
+        """Itself: products are whole rows."""
         return x
 
     def linear_sum(
@@ -85,7 +87,7 @@ class HaloProducts(HaloView):
 
     def is_cached(self, x: NodeTensor, operator: HaloOperator) -> bool:
         """Whether the product of the operator and x is known, or would be kept."""
-        return not operator.learns and caches.is_cached(x, lambda: operator, x._sharding)
+        return not operator.learns and caches.is_cached(x, lambda: operator, self.targets)
 
     def _neighbourhood(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
         """Sum or mean over in-edges, for constant weights in edge storage order."""
@@ -153,7 +155,7 @@ class HaloProducts(HaloView):
         """Whether weights that learn are sent for a product with x (collective at the first use)."""
         if not self.may_send_weights or self.share.exchange == "post" or self.exchange_group.size == 1:
             return False
-        bits = (32, 32) if layer is None or not layer.training else self.node_sharding.bits
+        bits = (32, 32) if layer is None or not layer.training else self.targets.bits
         forward, backward = (row_bytes(x.shape[1], x.element_size(), b) for b in bits)
         learns = x.requires_grad or norm.kind == "gcn"  # rows are scaled by what depends on the weights
         return sends_weights(self._exchange_counts, forward, backward, x.element_size(), learns)
@@ -213,7 +215,7 @@ class HaloProducts(HaloView):
             out = times(local)
             if a.norm.kind == "mean":
                 out = out / a.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
-        return NodeTensor.from_local(out, self.node_sharding)
+        return NodeTensor.from_local(out, self.targets)
 
     def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:
         """The matrices of sums with constant weights, by edge storage and what is behind it (collective)."""

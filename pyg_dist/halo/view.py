@@ -21,6 +21,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.edges import Edges, is_wide
 from pyg_dist.graph.gcn_norm import SelfLoops
+from pyg_dist.graph.protocol import End, the_one
 from pyg_dist.halo.attention import halo_attention
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
@@ -43,12 +44,13 @@ class HaloView:
 
     Args:
         share: this rank's part.
-        nodes: the share's rows.
+        nodes: the share's rows of targets.
         loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
         num_messages: of one aggregation, all ranks together (:func:`~pyg_dist.halo.exchange.exchange_of`).
         edge_rows: the share's edges; ``None``: all those of a graph.
         exchange_group: the ranks that exchange rows; ``None``: all those that have nodes.
         device: where rows are that it is to work on. The share stays on the host.
+        sources: the share's rows of sources; ``None``: those of the targets, in a square graph.
 
     Attributes:
         digest: of the edges, where a script has made them.
@@ -63,9 +65,11 @@ class HaloView:
         edge_rows: RowSharding | None = None,
         exchange_group: Group | None = None,
         device: torch.device | str = "cpu",
+        sources: HaloNodes | None = None,
     ) -> None:
         self.share = share
-        self.node_sharding = nodes
+        self.targets = nodes
+        self.sources = nodes if sources is None else sources
         self.loop_rule: LoopRule = loop_rule
         self.num_messages = num_messages
         self.group = nodes.group
@@ -84,7 +88,7 @@ class HaloView:
         node, local = torch.arange(num_local), share.local
         # local, not self, which would be a cycle: batches are freed with their last reference
         entries = lambda: (local.row(torch.int32), local.col, local.edge)  # noqa: E731
-        shape, num_edges = (num_local, num_local), self.edge_sharding.num_local
+        shape, num_edges = (num_local, self.num_sources), self.edge_sharding.num_local
         self._loops = SelfLoops(entries, shape, node, node, self.loop_rule, num_edges, device)
         self._loops_beside = SelfLoops(entries, shape, node, node, "add", num_edges, device)
         self.row_transfer = self._halo(share.row_transfer)
@@ -114,7 +118,7 @@ class HaloView:
     @property
     def traffic(self) -> Traffic:
         """What this rank has sent so far, for all graphs over these nodes."""
-        return self.node_sharding.traffic
+        return self.targets.traffic
 
     def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
         """How the messages of an aggregation in ``layer`` are coded, forward and backward; or those ``of_rows`` alone.
@@ -124,18 +128,23 @@ class HaloView:
         later depend on the script alone, and are drawn again alike when a checkpoint computes again what it had
         computed without gradients.
         """
-        if self.node_sharding.bits == (32, 32) or not layer.training:
+        if self.targets.bits == (32, 32) or not layer.training:
             return EXACT, EXACT
-        seed = self.node_sharding.seed_of_group(draw_seed())
+        seed = self.targets.seed_of_group(draw_seed())
         if not torch.is_grad_enabled():
             return EXACT, EXACT
         transfer = self.share.row_transfer if of_rows else self.share.sum_transfer
         keys = on_device(transfer.outgoing_key, self.device), on_device(transfer.incoming_key, self.device)
-        return quantized(self.node_sharding.bits, keys, seed, partial(name_of, layer))
+        return quantized(self.targets.bits, keys, seed, partial(name_of, layer))
 
-    def owns(self, x: RowTensor) -> bool:
-        """Whether x has a row for every node of this graph."""
-        return x._sharding is self.node_sharding
+    @property
+    def node_sharding(self) -> HaloNodes:
+        """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""
+        return the_one(self.sources, self.targets)
+
+    def owns(self, x: RowTensor, end: End = 1) -> bool:
+        """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""
+        return x._sharding is (self.targets if end else self.sources)
 
     def feature_sharding(self, width: int) -> RowSharding:
         """The sharding of features of ``width`` columns."""
@@ -147,8 +156,13 @@ class HaloView:
 
     @property
     def num_local(self) -> int:
-        """Nodes of this rank, n."""
-        return self.node_sharding.num_local
+        """Targets of this rank, n."""
+        return self.targets.num_local
+
+    @property
+    def num_sources(self) -> int:
+        """Sources of this rank, m."""
+        return self.sources.num_local
 
     @property
     def halo(self) -> CSR:
@@ -157,7 +171,7 @@ class HaloView:
 
     @property
     def num_boundary(self) -> int:
-        """Nodes with remote sources, the last ones."""
+        """The last targets, from the first one with a remote source."""
         return self.halo.num_rows
 
     @cached_property
@@ -185,22 +199,22 @@ class HaloView:
         """Local row, neighbour and place of each edge: local edges, then those of the halo."""
         local, halo = self.share.local, self.share.row_transfer.incoming
         row = torch.cat([local.row(), halo.row() + self.num_local - self.num_boundary])
-        return row, torch.cat([local.col, halo.col + self.num_local]), torch.cat([local.edge, halo.edge])
+        return row, torch.cat([local.col, halo.col + self.num_sources]), torch.cat([local.edge, halo.edge])
 
     @property
     def num_neighbours(self) -> int:
-        """Local rows and halo slots, n + h."""
-        return self.num_local + self.halo.num_cols
+        """Local rows of sources and halo slots, m + h."""
+        return self.num_sources + self.halo.num_cols
 
     @property
     def neighbour_id(self) -> Tensor:
-        """Global ids of the local rows and of the halo slots, int64 ``[n + h]``."""
+        """Global ids of the local rows and of the halo slots, int64 ``[m + h]``."""
         return on_device(self._neighbour_id_on_host, self.device)
 
     @cached_property
     @lasting
     def _neighbour_id_on_host(self) -> Tensor:
-        return torch.cat([self.node_sharding.global_id, self.share.halo_id + self.node_sharding.first])
+        return torch.cat([self.sources.global_id, self.share.halo_id + self.sources.first])
 
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """See :meth:`~pyg_dist.graph.protocol.EdgeView.neighbour_rows`.
@@ -239,7 +253,8 @@ class HaloView:
         maps = tuple(self._edge_transfer(x, layer).to_slots if exchanges and p == "source" else None for p, x in inputs)
         num_inner = self.num_local - self.num_boundary if exchanges else self.num_local
         places, tensors = tuple(p for p, _ in inputs), [x for _, x in inputs]
-        return reduce_by_blocks(MessageBlocks(edges.csr, num_inner, max_edges, places, maps, run), tensors)
+        blocks = MessageBlocks(edges.csr, self.num_sources, num_inner, max_edges, places, maps, run)
+        return reduce_by_blocks(blocks, tensors)
 
     def _edge_transfer(self, x: Tensor | None, layer: nn.Module | None) -> HaloTransfer:
         """How rows reach edges: in few bits while ``layer`` trains, unless they are narrow."""
@@ -251,7 +266,7 @@ class HaloView:
         """See :meth:`~pyg_dist.graph.protocol.EdgeView.sum_to_owners`."""
         if self.exchange_group.size == 1:
             return rows
-        own, halo = torch.split(rows, [self.num_local, self.halo.num_cols])
+        own, halo = torch.split(rows, [self.num_sources, self.halo.num_cols])
         returned = aggregate(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer.to_slots.transposed)
         return own + returned.view_as(own)
 
@@ -298,6 +313,7 @@ class HaloView:
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
+        the_one(self.sources, self.targets)
         return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
 
     @cached_property

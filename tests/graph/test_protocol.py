@@ -62,6 +62,7 @@ def node_sharding(graph: Data, data: Any, how: Layout) -> None:
     """Every node is on one rank, as its attributes are."""
     laid = data.graph
     rows = laid.node_sharding
+    assert laid.sources is laid.targets is rows
     assert rows.size == N
     assert (laid.device, laid.loop_rule, laid.digest) == (torch.device("cpu"), "remaining", None)
     everywhere = rows.group.gather_rows(rows.global_id, rows.counts)
@@ -265,7 +266,8 @@ def edge_view(graph: Data, data: Any, how: Layout) -> None:
     assert (view.device, view.loop_rule, view.node_sharding) == (laid.device, laid.loop_rule, laid.node_sharding)
     assert view.group.size == laid.group.size
     ids, here = view.neighbour_id, view.node_sharding.global_id
-    assert (view.num_local, view.num_neighbours) == (len(here), len(ids))
+    assert view.sources is view.targets is view.node_sharding
+    assert (view.num_local, view.num_sources, view.num_neighbours) == (len(here), len(here), len(ids))
     assert ids[: view.num_local].tolist() == here.tolist()
     source, target = view.ends()
     mine = view.edge_sharding.global_id

@@ -25,6 +25,15 @@ ExchangeKind = Literal["post", "pre", "hybrid"]
 EXCHANGES: tuple[ExchangeKind, ...] = ("post", "pre", "hybrid")
 
 
+BothEnds = Tensor | tuple[Tensor, Tensor]
+"""What the nodes of a graph have: its sources and its targets, where these are two sets of nodes."""
+
+
+def both_ends(given: BothEnds) -> tuple[Tensor, Tensor]:
+    """That of the sources and that of the targets."""
+    return given if isinstance(given, tuple) else (given, given)
+
+
 class Cover(NamedTuple):
     """The chosen vertices: rows (left), bool ``[L]``, and sums (right), bool ``[R]``.
 
@@ -92,21 +101,23 @@ class RemoteEdges:
     load: Tensor
 
     @staticmethod
-    def of(edge_index: Tensor, parts: Tensor, num_ranks: int, rank: int | None = None) -> RemoteEdges:
+    def of(edge_index: Tensor, parts: BothEnds, num_ranks: int, rank: int | None = None) -> RemoteEdges:
         """Those of the whole graph, or those that begin or end on ``rank``. Not collective, O(E log E) time.
 
         Shapes:
             - edge_index: int64 ``[2, E]``
-            - parts: ``[N]`` integers
+            - parts: ``[N]`` integers, or those of the sources and those of the targets
         """
-        sender, receiver = parts[edge_index[0]], parts[edge_index[1]]
+        of_sources, of_targets = both_ends(parts)
+        sender, receiver = of_sources[edge_index[0]], of_targets[edge_index[1]]
         load = torch.bincount(receiver, minlength=num_ranks)
         is_remote = sender != receiver
         if rank is not None:
             is_remote &= (sender == rank) | (receiver == rank)
         edge = is_remote.nonzero().view(-1)
         source, target = edge_index[0, edge], edge_index[1, edge]
-        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], parts.numel(), load, rank)
+        num_nodes = max(of_sources.numel(), of_targets.numel())
+        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], num_nodes, load, rank)
 
     @staticmethod
     def of_list(

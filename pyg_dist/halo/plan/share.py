@@ -1,7 +1,8 @@
 """The halo layout: which rows and edges a rank owns, and which rows it sends and receives (pure functions).
 
 Each node belongs to one part, each edge to the owner of its target, which keeps its values. A rank's *halo* is the set
-of sources that its edges need and other ranks own. Legend: *global id* is the node's number in the input, *local
+of sources that its edges need and other ranks own. Sources and targets may be two sets of nodes, with parts and rows of
+their own; in a square graph they are one. Legend: *global id* is the node's number in the input, *local
 id* its row on its rank, *slot* a halo row's place in the receive buffer.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.cover import EXCHANGES, Cover, ExchangeKind, OneWay, RemoteEdges
+from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, RemoteEdges, both_ends
 from pyg_dist.halo.plan.transfer import Places, Transfer, receive_lists, send_lists, transfer
 
 
@@ -26,14 +28,14 @@ class HaloShare:
     Attributes:
         rank: this rank.
         num_ranks: number of ranks P.
-        num_nodes: nodes of the whole graph, N.
+        num_nodes: targets of the whole graph, N.
         num_edges: edges of the whole graph, E.
-        node_id: global ids of the local rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
+        node_id: global ids of the local targets' rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
             local, then the *boundary* nodes, each in ascending order of global id (input order is often local).
         num_inner: local rows before the first boundary node. They are finished before any message arrives.
         edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target
             and owner of the source, each in input order. This is the order of edge storage.
-        local: rows are local ids, columns local ids; entries are ``edge_id[:local.num_entries]``.
+        local: rows are local ids of targets, columns those of sources; entries are ``edge_id[:local.num_entries]``.
         row_transfer: rows of sources, for whatever cannot be summed by the sender.
         sum_transfer: rows and sums, by the chosen exchange; ``"post"``: ``row_transfer`` itself.
         halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``, ascending within each owner.
@@ -77,31 +79,33 @@ class HaloShare:
 
 def halo_share(
     edge_index: Tensor,
-    parts: Tensor,
+    parts: BothEnds,
     rank: int,
     num_ranks: int,
     exchange: ExchangeKind = "hybrid",
-    node_id: Tensor | None = None,
+    node_id: BothEnds | None = None,
 ) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives. Not collective; O(E) time, O(own edges + N) extra memory.
 
     Args:
         edge_index: int64 ``[2, E]``, source and target, any order, duplicates and self loops allowed.
-        parts: ``[N]`` integers, the owner of each node.
+        parts: ``[N]`` integers, the owner of each node; of two sets, those of the sources and those of the targets.
         rank: whose share.
         num_ranks: number of ranks.
         exchange: what to send for sums, see :meth:`~pyg_dist.halo.plan.cover.RemoteEdges.cover`.
-        node_id: the order of the rank's rows, where they have one; boundary nodes may then be anywhere.
+        node_id: the order of the rank's rows, where they have one; boundary nodes may then be anywhere. As ``parts``:
+            without it sources that are no targets are in ascending order.
 
     Example:
         >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
         >>> share.halo_id, share.sum_transfer.send_counts
         (tensor([1]), (0, 1))
     """
-    num_nodes, num_edges = parts.numel(), edge_index.size(1)
+    of_sources, of_targets = both_ends(parts)
+    num_nodes, num_edges = of_targets.numel(), edge_index.size(1)
     source, target = edge_index
-    ascending = (parts == rank).nonzero().view(-1)
-    is_local = (parts[target] == rank) & (parts[source] == rank)
+    ascending = (of_targets == rank).nonzero().view(-1)
+    is_local = (of_targets[target] == rank) & (of_sources[source] == rank)
     local_edge = is_local.nonzero().view(-1)
     remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
     here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
@@ -109,18 +113,44 @@ def halo_share(
     on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
     on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 
+    rows_of_sources, target_id = None, node_id
+    if isinstance(parts, tuple):
+        source_id, target_id = (None, None) if node_id is None else both_ends(node_id)
+        rows_of_sources = LocalRows.of((of_sources == rank).nonzero().view(-1) if source_id is None else source_id)
+    assert not isinstance(target_id, tuple)
+
     def inside() -> LocalEdges:
-        return LocalEdges(local_edge, *torch.searchsorted(ascending, edge_index[:, local_edge], out_int32=True))
+        sources = ascending if rows_of_sources is None else rows_of_sources.ascending
+        ends = zip((sources, ascending), edge_index[:, local_edge], strict=True)
+        return LocalEdges(local_edge, *(torch.searchsorted(nodes, end, out_int32=True) for nodes, end in ends))
 
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
-        lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, node_id,
+        lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources,
     )  # fmt: skip
+
+
+class LocalRows(NamedTuple):
+    """A rank's nodes: their global ids, ascending, int64 ``[n]``, and the row of each, int32 ``[n]``."""
+
+    ascending: Tensor
+    row: Tensor
+
+    @staticmethod
+    def of(node_id: Tensor) -> LocalRows:
+        """Those of rows in this order."""
+        ascending, row = node_id.sort()
+        return LocalRows(ascending, row.to(torch.int32))
+
+    def local_id(self, node: Tensor) -> Tensor:
+        """The rows of some nodes, int32, given by their global ids."""
+        return self.row.index_select(0, torch.searchsorted(self.ascending, node, out_int32=True))
 
 
 @dataclass(frozen=True)
 class LocalEdges:
-    """The edges between a rank's own nodes: global ids, int64, and ends, int32, which count nodes by ascending id.
+    """The edges between a rank's own nodes: global ids, int64, and ends, int32, which count each end's nodes by
+    ascending id.
 
     Those of one target are in input order.
     """
@@ -145,12 +175,14 @@ def share_of(
     leaving: Callable[[], CoveredEdges],
     exchange: ExchangeKind,
     node_id: Tensor | None = None,
+    sources: LocalRows | None = None,
 ) -> HaloShare:
     """The share of ``rank`` from the edges that touch its nodes alone. Not collective, O(k log k) time in these.
 
-    ``ascending`` are global ids of the rank's nodes, some ``on_boundary``: with a source elsewhere. ``inside``,
-    ``arriving`` and ``leaving`` give the edges within the rank, those that end there, with their ids, and those that
-    begin there. They are called in turn, and nothing is kept: of a graph on disk a third is in memory at a time.
+    ``ascending`` are global ids of the rank's targets, some ``on_boundary``: with a source elsewhere; ``sources`` are
+    other nodes than these, or ``None``. ``inside``, ``arriving`` and ``leaving`` give the edges within the rank, those
+    that end there, with their ids, and those that begin there. They are called in turn, and nothing is kept: of a graph
+    on disk a third is in memory at a time.
     """
     num_local = ascending.numel()
     if node_id is None:
@@ -158,20 +190,19 @@ def share_of(
         node_id = ascending[order]
     else:
         order = torch.searchsorted(ascending, node_id)
-    row_of = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+    row = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+    targets = LocalRows(ascending, row)
+    sources = targets if sources is None else sources
     boundary = on_boundary[order].nonzero()
     num_inner = int(boundary[0]) if boundary.numel() else num_local
     del order, boundary
 
-    def local_id(node: Tensor) -> Tensor:
-        return row_of.index_select(0, torch.searchsorted(ascending, node, out_int32=True))
-
     kinds: tuple[ExchangeKind, ...] = ("post",) if exchange == "post" else ("post", exchange)
-    local, local_edge = _laid_out(inside, row_of)
+    local, local_edge = _laid_out(inside, sources.row, targets.row)
     release_after(local.num_entries)
     edges, hybrid = arriving()
     assert edges.edge is not None
-    places = Places.of(edges, local_id, num_local, num_inner, local.num_entries)
+    places = Places.of(edges, targets.local_id, num_local, num_inner, local.num_entries)
     edge_id = torch.empty(local.num_entries + edges.edge.numel(), dtype=torch.int64)
     edge_id[: local.num_entries] = local_edge
     places.stored(edges.edge, out=edge_id[local.num_entries :])
@@ -183,7 +214,8 @@ def share_of(
     del edges, hybrid, places
     release_after(edge_id.numel())
     edges, hybrid = leaving()
-    sent = {kind: send_lists(edges, _cover(edges, hybrid, kind), local_id, num_local) for kind in kinds}
+    num_sources = sources.row.numel()
+    sent = {kind: send_lists(edges, _cover(edges, hybrid, kind), sources.local_id, num_sources) for kind in kinds}
     lists = {kind: transfer(received[kind], sent[kind]) for kind in kinds}
     return HaloShare(
         rank=rank,
@@ -209,13 +241,13 @@ def _cover(edges: OneWay, hybrid: Cover, exchange: ExchangeKind) -> Cover:
     return hybrid if exchange == "hybrid" else edges.uniform_cover(exchange)
 
 
-def _laid_out(inside: Callable[[], LocalEdges], row_of: Tensor) -> tuple[CSR, Tensor]:
-    """The pattern of local edges by local ids, and their global ids in the order of its entries."""
+def _laid_out(inside: Callable[[], LocalEdges], of_sources: Tensor, of_targets: Tensor) -> tuple[CSR, Tensor]:
+    """The pattern of local edges by the rows of both ends, and their global ids in the order of its entries."""
     edges = inside()
-    edge_id, target, source = edges.edge_id, row_of.index_select(0, edges.target), edges.source
+    edge_id, target, source = edges.edge_id, of_targets.index_select(0, edges.target), edges.source
     del edges  # each of them takes as much as the pattern
-    source = row_of.index_select(0, source)
-    csr = CSR.from_edges(target, source, None, row_of.numel(), row_of.numel())
+    source = of_sources.index_select(0, source)
+    csr = CSR.from_edges(target, source, None, of_targets.numel(), of_sources.numel())
     del source, target
     release_after(csr.num_entries)
     return replace(csr, place=None), edge_id if csr.place is None else edge_id.index_select(0, csr.place)
