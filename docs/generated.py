@@ -50,6 +50,8 @@ PURPOSES = {
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
     "PYG_DIST_STAGE": "`1`: copy all messages through host memory; `0`: only those that the process group cannot carry",
     "PYG_DIST_WIRE": "what carries messages of CPU tensors: `gloo` or `mpi`; `auto`: MPI under mpirun, else gloo",
+    "PYG_DIST_MPI_PROGRESS": "large messages by MPI while Python computes: `none`: at MPI's next call; `thread`: "
+    "one of the package's asks each millisecond; `library`: MPICH's and Intel MPI's own threads",
     "PYG_DIST_WATCH_SECONDS": "a rank that waits for others for so long ends the run, with the others' places",
     "PYG_DIST_LOG": "lowest level of log lines to write to stderr; `info`: the steps of a set-up with their times",
 }

@@ -195,7 +195,11 @@ def _threads() -> list[str]:
         gc.collect()
         time.sleep(0.01)
     names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pyg_dist"))
-    return [name for name in names if name not in ("pyg_dist failures", "pyg_dist waits", "pyg_dist divergence")]
+    return [
+        name
+        for name in names
+        if name not in ("pyg_dist failures", "pyg_dist waits", "pyg_dist divergence", "pyg_dist progress")
+    ]
 
 
 def _hooks() -> int:

@@ -8,6 +8,14 @@ from unittest import mock
 
 from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.comm.wires.gloo import GlooWire
+from pyg_dist.backend.comm.wires.mpi import MpiWire
+
+# What hands messages to a library, and the bytes of such a call.
+_SENDS: tuple[tuple[type, str, Any], ...] = (
+    (GlooWire, "send", lambda x, *_: x.nbytes),
+    (MpiWire, "send", lambda x, *_: x.nbytes),
+    (MpiWire, "send_rows", lambda x, low, high, *_: x[low:high].nbytes),
+)
 
 
 class Wire:
@@ -24,14 +32,17 @@ class Wire:
         self._is_inside = False
 
     def __enter__(self) -> Wire:
-        send, to_all, to_neighbours = GlooWire.send, Transport.all_to_all, Transport.to_neighbours
+        to_all, to_neighbours = Transport.all_to_all, Transport.to_neighbours
 
-        def counted_send(wire: GlooWire, tensor: Any, peer: int, tag: int) -> Any:
-            if self._is_inside:
-                self.num_bytes += tensor.nbytes
-            else:
-                self.num_others += 1
-            return send(wire, tensor, peer, tag)
+        def counted(send: Any, num_bytes: Any) -> Any:
+            def call(wire: Any, x: Any, *args: Any) -> Any:
+                if self._is_inside:
+                    self.num_bytes += num_bytes(x, *args)
+                else:
+                    self.num_others += 1
+                return send(wire, x, *args)
+
+            return call
 
         def inside(function: Any, is_collective: int) -> Any:
             def call(*args: Any, **options: Any) -> Any:
@@ -45,7 +56,8 @@ class Wire:
             return call
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(GlooWire, "send", counted_send))
+            for kind, name, num_bytes in _SENDS:
+                stack.enter_context(mock.patch.object(kind, name, counted(getattr(kind, name), num_bytes)))
             stack.enter_context(mock.patch.object(Transport, "all_to_all", inside(to_all, 1)))
             stack.enter_context(mock.patch.object(Transport, "to_neighbours", inside(to_neighbours, 0)))
             self._stack = stack.pop_all()

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from pyg_dist.backend.comm.transport import Messages, Transport
+from pyg_dist.backend.comm.wires import Piece
 from pyg_dist.halo.plan.plan import is_dense
 
 Arrival = tuple[int, int, int]
@@ -98,13 +99,21 @@ class ToNeighbours(ByCounts):
     @cached_property
     def arrivals(self) -> tuple[Arrival, ...]:
         """See :class:`Exchange`: by sender, in the order in which messages are sent."""
-        bounds = [0, *accumulate(self.recv_counts)]
+        return self._pieces(self.recv_counts, -1)
+
+    @cached_property
+    def departures(self) -> tuple[Piece, ...]:
+        """Who gets which rows: each rank starts with its successor, so no rank is everyone's first."""
+        return self._pieces(self.send_counts, 1)
+
+    def _pieces(self, counts: tuple[int, ...], way: int) -> tuple[Piece, ...]:
+        bounds = [0, *accumulate(counts)]
         rank, size = self.transport.group.rank, self.transport.group.size
-        senders = [(rank - offset) % size for offset in range(1, size)]
-        return tuple((p, bounds[p], bounds[p + 1]) for p in senders if self.recv_counts[p])
+        peers = ((rank + way * offset) % size for offset in range(1, size))
+        return tuple((peer, bounds[peer], bounds[peer + 1]) for peer in peers if counts[peer])
 
     def _send(self, rows: Tensor, received: Tensor) -> Messages:
-        return self.transport.to_neighbours(rows, self.send_counts, self.arrivals, received)
+        return self.transport.to_neighbours(rows, self.departures, self.arrivals, received)
 
 
 class AllToAll(ByCounts):

@@ -157,7 +157,7 @@ def send_to_itself(device: torch.device, folder: Path) -> None:
         for dtype in (torch.float32, torch.uint8, torch.int64):
             rows = drawn(dtype, device, 6, 3)
             out = torch.zeros_like(rows)
-            messages = Transport(group).to_neighbours(rows[2:], [0, 4], [(1, 1, 5)], out)
+            messages = Transport(group).to_neighbours(rows[2:], [(1, 0, 4)], [(1, 1, 5)], out)
             messages.wait_for(1)
             assert_same_bits(messages.wait().cpu()[1:5], rows.cpu()[2:], str(dtype))
             assert not out[:1].any()

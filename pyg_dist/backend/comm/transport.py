@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.wires import Flight
+from pyg_dist.backend.comm.wires import Flight, Piece
 from pyg_dist.backend.on_device import use_here
 from pyg_dist.backend.timing import count_sent, phase
 
@@ -126,38 +126,37 @@ class Transport:
             out: ``[sum(received), ...]``, where they arrive; a new tensor by default.
         """
         out = rows.new_empty(sum(received), *rows.shape[1:]) if out is None else out
-        self._count(rows, sent)
+        own = sent[self.group.rank]
+        self._count(rows, sum(sent) - own, sum(count > 0 for count in sent) - (own > 0))
         wire, tag, call = self.group.begin("all-to-all", rows, rows.shape[1:].numel())
         with phase("exchange"), call:
             return Messages(out, rows, wire.all_to_all(out, rows, sent, received, tag), call)
 
     def to_neighbours(
-        self, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], out: Tensor
+        self, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], out: Tensor
     ) -> Messages:
         """Send rows by one message to each rank that gets some.
 
         Args:
-            rows: ``[sum(sent), ...]``, contiguous.
-            sent: rows by receiver.
-            senders: who sends rows here, and the first and the last of them in ``out``, exclusive.
+            rows: contiguous.
+            receivers: who gets which of them.
+            senders: whose rows arrive where in ``out``.
             out: where they arrive.
         """
-        self._count(rows, sent)
-        peers = [*(sender for sender, _, _ in senders), *(rank for rank, count in enumerate(sent) if count)]
+        self._count(rows, sum(high - low for _, low, high in receivers), len(receivers))
+        peers = [peer for peer, _, _ in (*senders, *receivers)]
         wire, tag, call = self.group.begin("exchange", rows, rows.shape[1:].numel(), peers)
         with phase("exchange"), call:
-            return Messages(out, rows, wire.exchange(out, rows, sent, senders, tag), call)
+            return Messages(out, rows, wire.exchange(out, rows, receivers, senders, tag), call)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         with phase("wait"):
             self.group.barrier()
 
-    def _count(self, rows: Tensor, sent: Sequence[int]) -> None:
-        own = sent[self.group.rank]
-        num_rows = sum(sent) - own
+    def _count(self, rows: Tensor, num_rows: int, num_messages: int) -> None:
         num_bytes = num_rows * rows.shape[1:].numel() * rows.element_size()
         self.traffic.num_rows += num_rows
         self.traffic.num_bytes += num_bytes
-        self.traffic.num_messages += sum(count > 0 for count in sent) - (own > 0)
+        self.traffic.num_messages += num_messages
         count_sent(num_bytes)

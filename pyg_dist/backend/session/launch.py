@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
+from pyg_dist.backend.session.settings import MPI_PROGRESS
 from pyg_dist.errors import LaunchError, MissingPackageError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -304,7 +305,7 @@ def watched(store: dist.Store) -> dist.Store:
 def _meet_through_mpi(launch: Launch, timeout: timedelta) -> dist.Store:
     """Let rank 0 open a store on a free port and MPI broadcast its address."""
     try:
-        from mpi4py import MPI
+        MPI = start_mpi()
     except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no MPI library
         raise MissingPackageError(
             f"Expected mpi4py under mpirun, or MASTER_ADDR and MASTER_PORT (got: {error}); pip install mpi4py"
@@ -332,6 +333,16 @@ def _use_loopback() -> None:
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if names:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", names[0])
+
+
+def start_mpi() -> Any:
+    """The ``mpi4py.MPI`` module, whose import starts MPI (collective in some libraries)."""
+    if MPI_PROGRESS.value() == "library":
+        for variable in ("MPIR_CVAR_ASYNC_PROGRESS", "I_MPI_ASYNC_PROGRESS"):
+            os.environ.setdefault(variable, "1")
+    from mpi4py import MPI
+
+    return MPI
 
 
 def running_mpi() -> Any | None:

@@ -73,6 +73,7 @@ def _path(given: str) -> Path | None:
 
 _SUMS: tuple[Literal["all_reduce", "reduce_scatter"], ...] = ("all_reduce", "reduce_scatter")
 _FORMS: tuple[Literal["plain", "blocks"], ...] = ("plain", "blocks")
+_PROGRESS: tuple[Literal["none", "thread", "library"], ...] = ("none", "thread", "library")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -92,10 +93,11 @@ LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _choice(_LEVE
 
 STOCK_ELEMENTS = Setting("PYG_DIST_STOCK_ELEMENTS", "1048576", "a number of elements, 0 or more", _limit)
 WIRE = Setting("PYG_DIST_WIRE", "auto", "auto, gloo or mpi", _wire)
+MPI_PROGRESS = Setting("PYG_DIST_MPI_PROGRESS", "none", "none, thread or library", _choice(_PROGRESS), must_agree=False)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 
 SETTINGS: tuple[Setting[Any], ...] = (
     ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, GRID_SPLIT_NORM, GRID_EARLY_RESIDUAL,
-    GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE, WIRE,
+    GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE, WIRE, MPI_PROGRESS,
     WATCH_SECONDS,
 )  # fmt: skip

@@ -138,13 +138,14 @@ def all_to_all(wire: Wire, dtype: torch.dtype, columns: tuple[int, ...], turn: i
 def exchange(wire: Wire, dtype: torch.dtype, columns: tuple[int, ...], turn: int = 0) -> Callable[[], None]:
     """Pieces arrive apart, in an order of their own."""
     others = [r for r in range(wire.size) if r != wire.rank]
-    sent = [0 if r == wire.rank else count(wire.rank, r) for r in range(wire.size)]
     rows = torch.cat([piece(dtype, wire.rank, r, columns, turn) for r in others])
+    bounds = [0, *accumulate(count(wire.rank, r) for r in others)]
+    receivers = [(r, low, high) for r, low, high in zip(others, bounds, bounds[1:], strict=False) if low < high]
     senders = [r for r in reversed(others) if count(r, wire.rank)]
     ends = [*accumulate(count(r, wire.rank) + 1 for r in senders)]
     slots = [(r, end - count(r, wire.rank), end) for r, end in zip(senders, ends, strict=True)]
     out = torch.full(((ends or [0])[-1] + 1, *rows.shape[1:]), 9, dtype=rows.dtype)
-    flight = wire.exchange(out, rows, sent, slots, 10 + turn)
+    flight = wire.exchange(out, rows, receivers, slots, 10 + turn)
 
     def check() -> None:
         finish(flight)
@@ -173,7 +174,7 @@ def has_many_under_way(wire: Wire) -> None:
 def sends_to_itself_alone(wire: Wire) -> None:
     """Some ranks may have nothing to send, all of them as well."""
     nothing, rows = [0] * wire.size, torch.arange(6.0).view(2, 3)
-    finish(wire.exchange(torch.empty(0, 3), torch.empty(0, 3), nothing, [], 1))
+    finish(wire.exchange(torch.empty(0, 3), torch.empty(0, 3), [], [], 1))
     finish(wire.all_to_all(torch.empty(0, 3), torch.empty(0, 3), nothing, nothing, 2))
     own = [2 * (rank == wire.rank) for rank in range(wire.size)]
     out = torch.zeros(2, 3)
@@ -186,10 +187,9 @@ def keeps_calls_apart(wire: Wire) -> None:
     if not wire.has_tags:
         return
     to, sender = (wire.rank + 1) % wire.size, (wire.rank - 1) % wire.size
-    sent = [int(rank == to) for rank in range(wire.size)]
     rows, outs = [torch.full((1, 4), float(tag)) for tag in (1, 2)], [torch.zeros(1, 4) for _ in range(2)]
     order = (0, 1) if wire.rank % 2 else (1, 0)
-    flights = [wire.exchange(outs[k], rows[k], sent, [(sender, 0, 1)], k + 1) for k in order]
+    flights = [wire.exchange(outs[k], rows[k], [(to, 0, 1)], [(sender, 0, 1)], k + 1) for k in order]
     for flight in flights:
         finish(flight)
     assert [out[0, 0].item() for out in outs] == [1, 2]

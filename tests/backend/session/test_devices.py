@@ -70,13 +70,11 @@ def calls_of_exchanges() -> tuple[list[str], list[float]]:
         return patch.object(dist, name, run)
 
     group = Group([C10dWire(dist.group.WORLD, "cpu")], "untagged")
-    sent, senders = ([0, 1, 0], [(1, 0, 1)]) if rank == 0 else ([1, 0, 0], [(0, 0, 1)])
-    if rank == 2:
-        sent, senders = [0, 0, 0], []
-    rows, out = torch.full((sum(sent), 1), float(rank)), torch.empty(len(senders), 1)
+    peers = [] if rank == 2 else [(1 - rank, 0, 1)]
+    rows, out = torch.full((len(peers), 1), float(rank)), torch.empty(len(peers), 1)
     with noted("all_reduce"), noted("batch_isend_irecv"):
         for _ in range(2):
-            Transport(group).to_neighbours(rows, sent, senders, out).wait()
+            Transport(group).to_neighbours(rows, peers, peers, out).wait()
     current().of(Standing).sequences.pop(group.calls.name)
     return calls, out.view(-1).tolist()
 

@@ -162,6 +162,11 @@ class Wait(NamedTuple):
     number: int
     peers: tuple[int, ...] | None = None
 
+    @property
+    def call(self) -> Call | None:
+        """The call, unless many have been made since."""
+        return next((Call(*call) for call in self.calls.recent if call[0] == self.number), None)
+
 
 class Standing:
     """Where this rank stands in a run: the one note that the rest of the package writes and a watch reads."""

@@ -24,6 +24,10 @@ class Work(Protocol):
         """Wait until it is done."""
 
 
+Piece = tuple[int, int, int]
+"""Rows of a tensor that go to a rank, or come from it: the rank, the first row and the last, exclusive."""
+
+
 class Message(NamedTuple):
     """A message under way, and the global number of the rank at its other end (``None``: several ranks)."""
 
@@ -74,15 +78,15 @@ class Wire(Protocol):
         """Start to send each rank its rows, ``[sum(sent), ...]`` by receiver, into ``[sum(received), ...]``."""
 
     def exchange(
-        self, out: Tensor, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], tag: int
+        self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> Flight:
         """Start one message to each other rank that gets rows.
 
         Args:
             out: where they arrive.
-            rows: ``[sum(sent), ...]``.
-            sent: rows by receiver.
-            senders: who sends rows here, and the first and the last of them in ``out``, exclusive.
+            rows: what leaves.
+            receivers: who gets which of ``rows``; no piece is empty.
+            senders: whose rows arrive where in ``out``, likewise.
             tag: of the call.
         """
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend.comm.wires import Flight, Message
+from pyg_dist.backend.comm.wires import Flight, Message, Piece
 
 LOST = ("closed by remote peer", "remote process exited", "ncclRemoteError", "NCCL communicator was aborted")
 """What nccl's errors about a closed connection have in them, as torch words them. It also quotes its sockets' last."""
@@ -55,7 +54,7 @@ class C10dWire:
         return Flight(others=[Message(work, None)])
 
     def exchange(
-        self, out: Tensor, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], tag: int
+        self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         if not self._is_connected:
@@ -63,14 +62,7 @@ class C10dWire:
             # no neighbours.
             dist.all_reduce(rows.new_zeros(1), group=self._group)
             self._is_connected = True
-        starts, slots = [0, *accumulate(sent)], {sender: slice(low, high) for sender, low, high in senders}
-        messages = []
-        for offset in range(1, self.size):
-            sender, receiver = (self.rank - offset) % self.size, (self.rank + offset) % self.size
-            if sender in slots:
-                messages.append(dist.P2POp(dist.irecv, out[slots[sender]], self.ranks[sender], self._group))
-            if sent[receiver]:
-                piece = rows[starts[receiver] : starts[receiver + 1]]
-                messages.append(dist.P2POp(dist.isend, piece, self.ranks[receiver], self._group))
+        messages = [dist.P2POp(dist.irecv, out[low:high], self.ranks[r], self._group) for r, low, high in senders]
+        messages += [dist.P2POp(dist.isend, rows[low:high], self.ranks[r], self._group) for r, low, high in receivers]
         works = dist.batch_isend_irecv(messages) if messages else ()
         return Flight(others=[Message(work, None) for work in works])

@@ -6,9 +6,12 @@ where ranks share cores; these test some times, then sleep between tests, at onc
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
@@ -19,8 +22,12 @@ from torch import Tensor
 from pyg_dist.backend.comm.checks.calls import Standing, line_in_words, message_tag
 from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+from pyg_dist.backend.session import launch
+from pyg_dist.backend.session.settings import MPI_PROGRESS
 from pyg_dist.backend.session.state import current
-from pyg_dist.errors import ConnectionLostError
+from pyg_dist.errors import ConnectionLostError, describe_ranks
+
+logger = logging.getLogger("pyg_dist")
 
 LOST = ("MPI_ERR_PROC_FAILED", "MPI_ERR_REVOKED", "MPIX_ERR_PROC_FAILED", "MPIX_ERR_REVOKED")
 """What its errors about a rank that is gone have in them."""
@@ -30,14 +37,18 @@ LOST = ("MPI_ERR_PROC_FAILED", "MPI_ERR_REVOKED", "MPIX_ERR_PROC_FAILED", "MPIX_
 _SPINS = 100
 _SLEEP_SECONDS, _LONGER, _LONGEST = 1e-5, 1.25, 5e-4
 
+# A larger message waits, in MPI libraries, for its receiver, and so for calls of MPI on both ranks.
+_EAGER_BYTES = 1 << 13
+_PROGRESS_SECONDS = 1e-3
+
 # Requests that were never waited for, as after an error, with the memory that MPI may still write to.
-_abandoned: list[object] = []
+_abandoned: deque[object] = deque()
 
 
 def is_there(rank: int, world_size: int) -> bool:
     """Whether mpi4py sees the launcher's ranks (it starts MPI; collective in some libraries)."""
     try:
-        from mpi4py import MPI
+        MPI = launch.start_mpi()
     except (ImportError, RuntimeError):  # mpi4py raises RuntimeError where it finds no MPI library
         return False
     return (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (rank, world_size)
@@ -86,56 +97,127 @@ class MpiWire(PointToPoint):
     def __init__(self, ranks: Sequence[int], timeout: timedelta) -> None:
         from mpi4py import MPI
 
-        self._comm, self._spins = _communicator(), _num_spins()
+        self._comm, self.num_spins = _communicator(), _num_spins()
         super().__init__(list(ranks).index(self._comm.Get_rank()), ranks)
         self._num_tags = self._comm.Get_attr(MPI.TAG_UB) + 1
         self._buffer, self._byte = MPI.buffer.fromaddress, MPI.BYTE
-        self._timeout = timeout.total_seconds()
+        self.timeout = timeout.total_seconds()
+        self._progress = current().of(Progress) if MPI_PROGRESS.value() == "thread" else None
 
     def send(self, x: Tensor, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`."""
-        return self._start(self._comm.Isend, x, peer, tag)
+        return self._start(self._comm.Isend, x, 0, x.nbytes, peer, tag)
 
     def receive(self, x: Tensor, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`."""
-        return self._start(self._comm.Irecv, x, peer, tag)
+        return self._start(self._comm.Irecv, x, 0, x.nbytes, peer, tag)
 
-    def _start(self, start: Any, x: Tensor, peer: int, tag: int) -> Message:
-        num_bytes, other = x.nbytes, self.ranks[peer]
-        buffer = self._buffer(x.data_ptr(), num_bytes)
+    def send_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
+        """See :class:`PointToPoint`; by their address, since a view of them would take longer than all the rest."""
+        return self._start_rows(self._comm.Isend, x, low, high, peer, tag)
+
+    def receive_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
+        """See :class:`PointToPoint`."""
+        return self._start_rows(self._comm.Irecv, x, low, high, peer, tag)
+
+    def _start_rows(self, start: Any, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
+        row_bytes = x.nbytes // len(x)
+        return self._start(start, x, low * row_bytes, (high - low) * row_bytes, peer, tag)
+
+    def _start(self, start: Any, x: Tensor, first: int, num_bytes: int, peer: int, tag: int) -> Message:
+        other, buffer = self.ranks[peer], self._buffer(x.data_ptr() + first, num_bytes)
         request = start([buffer, num_bytes, self._byte], other, message_tag(tag, num_bytes) % self._num_tags)
-        return Message(_Request(request, x, self, other), other)
+        progress = self._progress if num_bytes > _EAGER_BYTES else None
+        return Message(_Request(request, x, self, other, progress), other)
 
 
 class _Request:
     """A message under way, and the tensor whose memory it uses."""
 
-    __slots__ = ("_peer", "_request", "_tensor", "_wire")
+    __slots__ = ("_peer", "_progress", "_request", "_tensor", "_wire")
 
-    def __init__(self, request: Any, tensor: Tensor, wire: MpiWire, peer: int) -> None:
+    def __init__(self, request: Any, tensor: Tensor, wire: MpiWire, peer: int, progress: Progress | None) -> None:
         self._request, self._tensor, self._wire, self._peer = request, tensor, wire, peer
+        self._progress = progress
+        if progress is not None:
+            progress.begin(self)
 
-    def __del__(self, abandoned: list[object] = _abandoned) -> None:
+    def __del__(self, abandoned: deque[object] = _abandoned) -> None:
         if self._request:  # false once it is done
             abandoned.append((self._request, self._tensor))
+            self._end()
 
     def wait(self) -> None:
         """Wait, and let signals be handled and other threads run meanwhile."""
-        test = self._request.Test
-        for _ in range(self._wire._spins + 1):
+        test, wire = self._request.Test, self._wire
+        for _ in range(wire.num_spins + 1):
             if test():
-                return
-        end, pause = time.monotonic() + self._wire._timeout, _SLEEP_SECONDS
+                return self._end()
+        end, pause = time.monotonic() + wire.timeout, _SLEEP_SECONDS
         while not test():
             if time.monotonic() > end:
                 raise ConnectionLostError(self._overdue())
             time.sleep(pause)
             pause = min(_LONGER * pause, _LONGEST)
+        return self._end()
+
+    def _end(self) -> None:
+        if self._progress is not None:
+            self._progress.end(self)
+            self._progress = None
 
     def _overdue(self) -> str:
-        last, wire = current().of(Standing).last, self._wire
-        call = "" if last is None else f" at {line_in_words(last[4], last[5])}, {last[1]}"
+        waited = current().of(Standing).wait
+        call = None if waited is None else waited.call
+        what = ""
+        if waited is not None and call is not None:
+            group = describe_ranks(sorted(waited.calls.ranks))
+            what = f" at {line_in_words(call.file, call.line)}, {call.what} among {group}"
         return (
-            f"rank {wire.ranks[wire.rank]} has waited {wire._timeout:g} s, the timeout of init(), for rank "
-            f"{self._peer}{call}: see that rank's log"
+            f"rank {self._wire.ranks[self._wire.rank]} has waited {self._wire.timeout:g} s, the timeout of init(), for "
+            f"rank {self._peer}{what}: see that rank's log"
         )
+
+
+class Progress:
+    """Moves large messages on while Python computes; MPI does so only within its calls.
+
+    A thread asks MPI each millisecond while such messages are under way. Native ops let it run.
+    """
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._ask = _communicator().Iprobe
+        self._under_way: set[int] = set()
+        self._has_some, self._is_closed = threading.Event(), False
+        self._thread: threading.Thread | None = None
+        if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            self._thread = threading.Thread(target=self._run, name="pyg_dist progress", daemon=True)
+            self._thread.start()
+        else:
+            logger.warning("large messages wait for the next call of MPI, which is not for several threads here")
+
+    def begin(self, request: _Request) -> None:
+        """One more is under way."""
+        self._under_way.add(id(request))
+        self._has_some.set()
+
+    def end(self, request: _Request) -> None:
+        """It has left or arrived."""
+        self._under_way.discard(id(request))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_closed = True
+        self._has_some.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._has_some.wait()
+            self._has_some.clear()
+            while self._under_way and not self._is_closed:
+                time.sleep(_PROGRESS_SECONDS)
+                self._ask()

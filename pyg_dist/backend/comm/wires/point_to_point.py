@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.connection import wait
-from pyg_dist.backend.comm.wires import Flight, Message
+from pyg_dist.backend.comm.wires import Flight, Message, Piece
 
 _REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
@@ -55,6 +55,14 @@ class PointToPoint(ABC):
     @abstractmethod
     def receive(self, x: Tensor, peer: int, tag: int) -> Message:
         """Start to receive into a tensor."""
+
+    def send_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
+        """Start to send some rows of a contiguous tensor."""
+        return self.send(x[low:high], peer, tag)
+
+    def receive_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
+        """Start to receive some rows of it."""
+        return self.receive(x[low:high], peer, tag)
 
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`. A number goes before the elements, in the same messages."""
@@ -150,29 +158,22 @@ class PointToPoint(ABC):
         is_empty = not rows.shape[1:].numel()
         for peer in self._others():
             if sent[peer] and not is_empty:
-                messages.append(self.send(rows[starts[peer] : starts[peer + 1]], peer, tag))
+                messages.append(self.send_rows(rows, starts[peer], starts[peer + 1], peer, tag))
             if received[peer] and not is_empty:
-                messages.append(self.receive(out[places[peer] : places[peer + 1]], peer, tag))
+                messages.append(self.receive_rows(out, places[peer], places[peer + 1], peer, tag))
         own = self.rank
         if sent[own]:
             out[places[own] : places[own + 1]].copy_(rows[starts[own] : starts[own + 1]])
         return Flight(others=messages)
 
     def exchange(
-        self, out: Tensor, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], tag: int
+        self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
-        starts, slots = [0, *accumulate(sent)], {sender: slice(low, high) for sender, low, high in senders}
-        arriving: dict[int, Message] = {}
-        leaving: list[Message] = []
-        is_empty = not rows.shape[1:].numel()
-        for peer in () if is_empty else self._others():
-            sender = (2 * self.rank - peer) % self.size  # whose successor in this turn is this rank
-            if sender in slots:
-                arriving[sender] = self.receive(out[slots[sender]], sender, tag)
-            if sent[peer]:
-                leaving.append(self.send(rows[starts[peer] : starts[peer + 1]], peer, tag))
-        return Flight(arriving, leaving)
+        if not rows.shape[1:].numel():
+            return Flight()
+        arriving = {peer: self.receive_rows(out, low, high, peer, tag) for peer, low, high in senders}
+        return Flight(arriving, [self.send_rows(rows, low, high, peer, tag) for peer, low, high in receivers])
 
     def _others(self) -> list[int]:
         """Each rank starts with its successor, so no rank is everyone's first."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.connection import wait
-from pyg_dist.backend.comm.wires import Flight, Message, Wire
+from pyg_dist.backend.comm.wires import Flight, Message, Piece, Wire
 from pyg_dist.backend.session.state import current
 
 logger = logging.getLogger("pyg_dist")
@@ -71,11 +71,11 @@ class StagedWire:
         return Flight(others=[Message(_Landing(messages, [(staged_out, out)], staged_rows), None)])
 
     def exchange(
-        self, out: Tensor, rows: Tensor, sent: Sequence[int], senders: Sequence[tuple[int, int, int]], tag: int
+        self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         staged_rows, staged_out = self._lift(rows), self._like(out)
-        flight = self._wire.exchange(staged_out, staged_rows, sent, senders, tag)
+        flight = self._wire.exchange(staged_out, staged_rows, receivers, senders, tag)
         pieces = {sender: (staged_out[low:high], out[low:high]) for sender, low, high in senders}
         arriving = {
             sender: Message(_Landing([message], [pieces.pop(sender)]), message.peer)

@@ -1,0 +1,198 @@
+"""What a wire adds to MPI's own speed, and what MPI saves beside gloo: messages of 64 bytes to 64 MiB.
+
+    mpirun -n 2 python benchmarks/network.py
+    mpirun -n 2 python benchmarks/network.py --large
+
+All variants live in one run and take turns, so that other programs on the machine disturb them alike. Each operation is
+timed as the slowest rank has it; the median over the rounds counts, and ratios are medians of ratios within a round.
+
+exchange
+    each rank sends so many bytes to each other one: mpi4py's ``Isend`` and ``Irecv``, its persistent requests with one
+    ``Startall``, its ``Ineighbor_alltoallv`` and, where the library has it, that collective made persistent; and the
+    wires' ``exchange`` as the halo layout calls it.
+all-to-all
+    the same bytes by ``Ialltoallv`` and by the wires' ``all_to_all``.
+sum
+    an all-reduce of so many bytes: mpi4py's own, whose order of additions is the library's, and the wires', whose bits
+    are equal.
+
+``--large``: one message of 2**31 + 8 bytes by the wire, whose ends are checked (8 GiB of memory).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import Tensor
+
+import pyg_dist
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.wires import Wire
+from pyg_dist.backend.comm.wires.gloo import GlooWire
+
+RESULT = Path(__file__).resolve().parent / "results" / "network.json"
+SIZES = (64, 4096, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+TURN_BYTES = 1 << 25
+Operation = Callable[[], object]
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pyg_dist.init(wire="mpi")
+    wires = {"wire": world_group().wire(torch.zeros(1)), "gloo": GlooWire(dist.group.WORLD)}
+    if options.large:
+        send_large(wires["wire"])
+        return
+    rows = [row for num_bytes in options.sizes for row in measure(wires, num_bytes, options.rounds)]
+    if not pyg_dist.is_main():
+        return
+    library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
+    report = {"machine": machine.describe(), "ranks": pyg_dist.world_size(), "library": library, "rows": rows}
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    sys.stdout.write(
+        f"{library}, {pyg_dist.world_size()} ranks\n      bytes  operation   variant        median us  over the first\n"
+    )
+    for row in rows:
+        sys.stdout.write(
+            f"{row['num_bytes']:11}  {row['operation']:10}  {row['variant']:13}  {row['median_us']:9.1f}  "
+            f"{row['median_ratio']:14.2f}\n"
+        )
+
+
+def measure(wires: dict[str, Wire], num_bytes: int, num_rounds: int) -> list[dict[str, Any]]:
+    """Of all operations and variants (collective)."""
+    comm, rows = MPI.COMM_WORLD, []
+    for operation, variants in (
+        ("exchange", exchanges(wires, num_bytes)),
+        ("all-to-all", all_to_alls(wires, num_bytes)),
+        ("sum", sums(wires, num_bytes)),
+    ):
+        repeats = max(1, min(200, TURN_BYTES // (num_bytes * comm.size)))
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        for turn in range(num_rounds + 1):
+            for name, run in variants.items():
+                comm.Barrier()
+                start = time.perf_counter()
+                for _ in range(repeats):
+                    run()
+                taken = comm.allreduce((time.perf_counter() - start) / repeats, MPI.MAX)
+                if turn:  # the first opens connections
+                    times[name].append(taken)
+        first = next(iter(times.values()))
+        for name, taken in times.items():
+            ratio = statistics.median(mine / its for mine, its in zip(taken, first, strict=True))
+            median = statistics.median(taken)
+            rows.append(
+                {
+                    "num_bytes": num_bytes, "operation": operation, "variant": name,
+                    "median_us": 1e6 * median, "median_ratio": ratio,
+                }
+            )  # fmt: skip
+    return rows
+
+
+def exchanges(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
+    """To each other rank and from it."""
+    comm = MPI.COMM_WORLD
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    sent, arrived = (torch.zeros(len(others), num_bytes, dtype=torch.uint8) for _ in range(2))
+    out, into = sent.numpy(), arrived.numpy()
+
+    def plain() -> None:
+        requests = [comm.Irecv(into[k], other, 1) for k, other in enumerate(others)]
+        requests += [comm.Isend(out[k], other, 1) for k, other in enumerate(others)]
+        MPI.Request.Waitall(requests)
+
+    persistent = [comm.Recv_init(into[k], other, 2) for k, other in enumerate(others)]
+    persistent += [comm.Send_init(out[k], other, 2) for k, other in enumerate(others)]
+
+    def start_all() -> None:
+        MPI.Prequest.Startall(persistent)
+        MPI.Prequest.Waitall(persistent)
+
+    counts, starts = [num_bytes] * len(others), [k * num_bytes for k in range(len(others))]
+    neighbours = comm.Create_dist_graph_adjacent(others, others)
+    arguments = [[x.reshape(-1), counts, starts, MPI.BYTE] for x in (out, into)]
+    found: dict[str, Operation] = {
+        "Isend, Irecv": plain, "Startall": start_all,
+        "neighbour": lambda: neighbours.Ineighbor_alltoallv(*arguments).Wait(),
+    }  # fmt: skip
+    if MPI.VERSION >= 4:
+        request = neighbours.Neighbor_alltoallv_init(*arguments)
+
+        def started() -> None:
+            request.Start()
+            request.Wait()
+
+        found["neighbour_init"] = started
+    pieces = [(other, k, k + 1) for k, other in enumerate(others)]
+    for name, wire in wires.items():
+        found[name] = lambda wire=wire: finish(wire.exchange(arrived, sent, pieces, pieces, 3))
+    return found
+
+
+def all_to_alls(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
+    """The dense exchange."""
+    comm = MPI.COMM_WORLD
+    sent, arrived = (torch.zeros(comm.size, num_bytes, dtype=torch.uint8) for _ in range(2))
+    counts, starts, ones = [num_bytes] * comm.size, [r * num_bytes for r in range(comm.size)], [1] * comm.size
+    arguments = [[x.view(-1).numpy(), counts, starts, MPI.BYTE] for x in (sent, arrived)]
+    found: dict[str, Operation] = {"Ialltoallv": lambda: comm.Ialltoallv(*arguments).Wait()}
+    for name, wire in wires.items():
+        found[name] = lambda wire=wire: finish(wire.all_to_all(arrived, sent, ones, ones, 4))
+    return found
+
+
+def sums(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
+    """Of float32."""
+    comm, x = MPI.COMM_WORLD, torch.zeros(num_bytes // 4)
+    total = torch.zeros_like(x).numpy()
+    found: dict[str, Operation] = {"Allreduce": lambda: comm.Allreduce(x.numpy(), total)}
+    for name, wire in wires.items():
+        found[name] = lambda wire=wire: wire.all_reduce(x, "sum", 5)
+    return found
+
+
+def finish(flight: Any) -> None:
+    """Wait for all messages."""
+    for message in (*flight.arriving.values(), *flight.others):
+        message.work.wait()
+
+
+def send_large(wire: Wire) -> None:
+    """From rank 0 to rank 1."""
+    num_bytes = (1 << 31) + 8
+    x = torch.zeros(num_bytes, dtype=torch.uint8) if wire.rank < 2 else torch.zeros(0, dtype=torch.uint8)
+    nothing = torch.zeros(0, dtype=torch.uint8)
+    ends: Tensor = torch.arange(1, 5, dtype=torch.uint8)
+    began = time.perf_counter()
+    if wire.rank == 0:
+        x[:4], x[-4:] = ends, ends
+        finish(wire.exchange(nothing, x, [(1, 0, num_bytes)], [], 1))
+    elif wire.rank == 1:
+        finish(wire.exchange(x, nothing, [], [(0, 0, num_bytes)], 1))
+        assert torch.equal(x[:4], ends)
+        assert torch.equal(x[-4:], ends)
+        sys.stdout.write(f"{num_bytes} bytes arrived after {time.perf_counter() - began:.1f} s\n")
+
+
+if __name__ == "__main__":
+    main()
