@@ -19,6 +19,7 @@ for _folder in (TESTS, TESTS.parent):
         sys.path.insert(0, str(_folder))
 
 SLOW_FOLDERS = ("benchmarks", "docs", "examples", "release")
+TRANSPORT = os.environ.get("PYG_DIST_TEST_TRANSPORT", "gloo")
 QUICK_FILES = ("test_links.py", "test_where.py")
 
 import leftovers  # noqa: E402
@@ -45,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ``world_size`` alone, not by ``num_ranks``.
     """
     for item in items:
+        if TRANSPORT == "mpi" and item.get_closest_marker("torchrun"):
+            item.add_marker(pytest.mark.skip(reason="it is about the environment that torchrun gives to ranks"))
         folder, name = item.path.relative_to(TESTS).parts[0], item.path.name
         if folder in SLOW_FOLDERS and name not in QUICK_FILES:
             item.add_marker(pytest.mark.slow)
@@ -69,7 +72,7 @@ def workers() -> Iterator[Callable[[int], Workers]]:
     Ranks are torchrun's, which send by gloo; those of ``PYG_DIST_TEST_TRANSPORT=mpi`` are mpirun's, which send by MPI.
     """
     starts = {"gloo": forked, "mpi": by_mpirun}
-    with pools(starts[os.environ.get("PYG_DIST_TEST_TRANSPORT", "gloo")]) as pool_of:
+    with pools(starts[TRANSPORT]) as pool_of:
         yield pool_of
 
 

@@ -29,7 +29,7 @@ _STAYS = {
     *("torch.tensor", "torch.as_tensor", "torch.asarray"),  # hooks that live while distributed rows do
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
-    "environment variable GLOO_SOCKET_IFNAME",
+    *("environment variable GLOO_SOCKET_IFNAME", "environment variable TORCH_GLOO_LAZY_INIT"),
 }
 # Methods that PyG writes into a conv's class with its first object.
 _WRITTEN = {

@@ -81,17 +81,15 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT, w
     if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
         raise OptionError(f"Expected 'timeout' to be a positive timedelta (got {timeout!r})")
     if is_group_open():
-        _adopt_group(session, backend, timeout)
+        _adopt_group(session, backend, wire, timeout)
     else:
-        _open_group(session, launch.detect(os.environ), backend, timeout)
+        _open_group(session, launch.detect(os.environ), backend, wire, timeout)
     session.backend, session.timeout, session.wire, session.is_joined = backend, timeout, wire, True
     session.of(LateErrors)
     if session.store is None:
         if "cuda" in library.devices():  # its late errors are raised at the end
             way_out.watch_run()
         return
-    if _has_mpi(session, session.store):
-        session.of(wires.Carriers).mpi = timeout
     session.of(Control).group = _control(timeout)
     _start_watch(session, session.store)
     try:
@@ -125,7 +123,7 @@ def _check_same_options(session: Session, backend: str, timeout: timedelta, wire
             )
 
 
-def _adopt_group(session: Session, backend: str, timeout: timedelta) -> None:
+def _adopt_group(session: Session, backend: str, wire: Wire, timeout: timedelta) -> None:
     """Use the default process group that the script has opened."""
     opened = dist.get_backend()
     if backend not in (DEFAULT_BACKEND, opened):
@@ -135,12 +133,13 @@ def _adopt_group(session: Session, backend: str, timeout: timedelta) -> None:
         return
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
     session.store, gpus = _watch_failures(session, store)
+    _choose_wire(session, session.store, wire, timeout)
     if devices.sharing(gpus):  # nccl would fail in its first message
         devices.backend_for("nccl" if opened == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
         session.of(wires.Carriers).refused.add("cuda")
 
 
-def _open_group(session: Session, found: launch.Launch, backend: str, timeout: timedelta) -> None:
+def _open_group(session: Session, found: launch.Launch, backend: str, wire: Wire, timeout: timedelta) -> None:
     """Meet the other ranks and open the default process group."""
     session.launcher = found.launcher
     session.rank, session.world_size, session.local_rank = found.rank, found.world_size, found.local_rank
@@ -156,6 +155,9 @@ def _open_group(session: Session, found: launch.Launch, backend: str, timeout: t
     backend = devices.backend_for(backend, DEFAULT_BACKEND, gpus)
     if "nccl" in backend:  # its kernels then start while others run
         os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
+    _choose_wire(session, store, wire, timeout)
+    if session.of(wires.Carriers).mpi is not None:  # the script alone may send by it: no connection before it does
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:
         dist.init_process_group(backend, store=store, rank=found.rank, world_size=found.world_size, timeout=timeout)
     except (ValueError, AssertionError) as error:
@@ -167,13 +169,13 @@ def _open_group(session: Session, found: launch.Launch, backend: str, timeout: t
     session.store, session.of(Groups).is_own = store, True
 
 
-def _has_mpi(session: Session, store: dist.Store) -> bool:
-    """Whether messages of CPU tensors go by MPI (collective)."""
-    asked = WIRE.value() if session.wire == "auto" else session.wire
+def _choose_wire(session: Session, store: dist.Store, asked: Wire, timeout: timedelta) -> None:
+    """Find out whether messages of CPU tensors go by MPI (collective)."""
+    asked = WIRE.value() if asked == "auto" else asked
     if asked not in get_args(Wire):
         raise OptionError(f"Expected 'wire' to be 'auto', 'gloo' or 'mpi' (got {asked!r})")
     if asked != "mpi" and session.launcher != "mpi":
-        return False
+        return
     able = asked != "gloo" and mpi.is_there(session.rank, session.world_size)
     store.add("num_mpi", able)
     if store.add("num_asked", 1) == session.world_size:  # all have told
@@ -184,7 +186,7 @@ def _has_mpi(session: Session, store: dist.Store) -> bool:
             f"Expected mpi4py to see the {session.world_size} ranks, for wire='mpi' (got another number, or no "
             "mpi4py): start them with the mpirun of its MPI library, or take wire='gloo'"
         )
-    return have_mpi
+    session.of(wires.Carriers).mpi = timeout if have_mpi else None
 
 
 def _control(timeout: timedelta) -> Group:

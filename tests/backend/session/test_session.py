@@ -173,6 +173,7 @@ def _adopt() -> tuple[int, int]:
     return place
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize("world_size", [3])
 def test_a_group_of_the_script_is_used(workers: Pools, world_size: int) -> None:
     assert workers(world_size).run(_adopt) == [(rank, world_size) for rank in range(world_size)]

@@ -31,6 +31,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             None,
             False,
             "auto",
+            "none",
             float("inf"),
         ),
     ]

@@ -173,6 +173,7 @@ def launched(world_size: int, local_ranks: list[int]) -> tuple[Any, ...]:
     return ours.plan.hash, theirs.plan.hash, ours.plan.ranks_per_node, ours.plan.pairs
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize(("local_ranks", "on_each"), [([0, 1, 0, 1], 2), ([0, 1, 2, 0], 3), ([0, 0, 1, 1], None)])
 def test_as_the_launcher_says(workers: Any, local_ranks: list[int], on_each: int | None) -> None:
     """Given parts and ranks in another order than their machines' stay as they are."""

@@ -1,15 +1,19 @@
-"""``mpi_script.py``: says which wire there is; ``mpi_script.py FOLDER``: the contract of wires, and rank 0's sums;
-``mpi_script.py raise``: rank 1 raises while the others wait.
+"""``mpi_script.py``: says which wire there is; ``mpi_script.py contract FOLDER``: the contract of wires, and rank 0's
+sums; other words: what the test of that name is about.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[k]) for k in (1, 3)]
 
+import psutil  # noqa: E402
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 import pyg_dist  # noqa: E402
 from pyg_dist.backend.comm.group import world_group  # noqa: E402
@@ -20,13 +24,41 @@ def say(words: str) -> None:
     sys.stdout.flush()
 
 
+if sys.argv[1:] == ["waits too long"]:
+    pyg_dist.init(timeout=timedelta(seconds=1))
 pyg_dist.init()
 wire = world_group().wire(torch.zeros(1))
-if sys.argv[1:] == ["raise"]:
-    if pyg_dist.rank() == 1:
-        raise ValueError("this rank is odd")
+case = sys.argv[1] if len(sys.argv) > 1 else ""
+if case == "connections":
     world_group().barrier()
-elif sys.argv[1:]:
+    say(f"{sum(c.status == psutil.CONN_ESTABLISHED for c in psutil.Process().net_connections('inet'))} connections")
+    world_group().barrier()
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    say(f"sum {total.item():g}")
+elif case == "waits too long":
+    time.sleep(5.0 * pyg_dist.rank())
+    world_group().barrier("a sum")
+elif case == "progress":
+    peer, large = 1 - pyg_dist.rank(), torch.full((1 << 22, 1), float(pyg_dist.rank()))
+    for tag in range(3):
+        out = torch.zeros_like(large)
+        flight = wire.exchange(out, large, [(peer, 0, len(large))], [(peer, 0, len(large))], tag)
+        time.sleep(0.2)
+        # What has arrived was moved by another thread: this one has not called MPI since.
+        arrived = out[-1].item() == peer
+        for message in (*flight.arriving.values(), *flight.others):
+            message.work.wait()
+        assert bool((out == peer).all())
+    say(f"arrived by itself: {arrived}")
+elif case == "workers":
+    from torch.utils.data import DataLoader, TensorDataset
+
+    pairs = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        total = sum(batch.sum() for (batch,) in pairs)
+        say(f"sum {world_group().sum(total).item():g}")
+elif case == "contract":
     from test_wire_contract import BODIES, reduces
 
     assert type(wire).__name__ == "MpiWire", wire
@@ -34,7 +66,7 @@ elif sys.argv[1:]:
         found = body(wire)
         world_group().barrier(body.__name__)
         if body is reduces and pyg_dist.is_main():
-            torch.save(found, Path(sys.argv[1]) / "sums.pt")
+            torch.save(found, Path(sys.argv[2]) / "sums.pt")
         say(body.__name__)
 else:
     say(type(wire).__name__)
