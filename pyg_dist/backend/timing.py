@@ -96,6 +96,7 @@ class Recorder:
 
     Attributes:
         sent_bytes: bytes of halos or tiles.
+        id_bytes: bytes of ids of mini-batches.
         hidden_seconds: what another thread has worked on mini-batches, waited for or not.
 
     A stretch of a forward pass belongs to the layer that is running; one of a backward pass to the layer that ran when
@@ -107,7 +108,7 @@ class Recorder:
         is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.clock: HostClock = clock or (DeviceClock() if is_on_gpu else HostClock())
         self._stretches: list[_Stretch] = []
-        self.sent_bytes = 0
+        self.sent_bytes = self.id_bytes = 0
         self.hidden_seconds = 0.0
         self.thread = threading.get_ident()
         self._open: list[list[tuple[Any, Any]]] = [[]]  # marks of what has ended inside of each open stretch
@@ -187,6 +188,12 @@ def count_sent(num_bytes: int) -> None:
     """Bytes of halos or tiles go to other ranks."""
     if _recorder is not None:
         _recorder.sent_bytes += num_bytes
+
+
+def count_ids(num_bytes: int) -> None:
+    """Bytes of ids of mini-batches go to other ranks, from any thread."""
+    if _recorder is not None:
+        _recorder.id_bytes += num_bytes
 
 
 def count_hidden(seconds: float) -> None:

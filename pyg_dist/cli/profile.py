@@ -36,6 +36,7 @@ class Profile:
         seconds: how long the block took, by rank.
         spans: what was recorded, by rank, in the order in which it ended. Times count from the begin of the block.
         sent_bytes: bytes of halos and tiles that each rank has sent.
+        id_bytes: bytes of ids that each rank has sent to draw mini-batches.
         hidden_seconds: seconds that the prefetching thread has worked on mini-batches, by rank. Waiting for it is the
             phase ``sampling``.
         peak_bytes: the largest memory of each process so far, by rank; 0 where the system does not say.
@@ -54,6 +55,7 @@ class Profile:
         self.seconds: list[float] = []
         self.spans: list[list[Span]] = []
         self.sent_bytes: list[int] = []
+        self.id_bytes: list[int] = []
         self.hidden_seconds: list[float] = []
         self.peak_bytes: list[int] = []
         self.product_forms: list[list[str]] = []
@@ -77,7 +79,8 @@ class Profile:
         if any(self.hidden_seconds):
             low, high = (1000 * choose(self.hidden_seconds) for choose in (min, max))
             totals.append(f"batches made beside them {low:.1f} to {high:.1f} ms")
-        for name, values in (("sent", self.sent_bytes), ("peak memory of a process", self.peak_bytes)):
+        counted = {"sent": self.sent_bytes, "ids": self.id_bytes, "peak memory of a process": self.peak_bytes}
+        for name, values in counted.items():
             if any(values):
                 totals.append(f"{name} {min(values) / 2**20:,.1f} to {max(values) / 2**20:,.1f} MiB")
         return "\n".join([*aligned(lines, left=(0, 1), elastic=0), ", ".join(totals)])
@@ -98,6 +101,7 @@ class Profile:
                 {
                     "seconds": seconds,
                     "sent_bytes": self.sent_bytes[rank],
+                    "id_bytes": self.id_bytes[rank],
                     "hidden_seconds": self.hidden_seconds[rank],
                     "peak_bytes": self.peak_bytes[rank],
                     "product_forms": self.product_forms[rank],
@@ -206,11 +210,12 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     counts = world.gather_counts(mine.shape[0])
     gathered = torch.split(world.gather_rows(mine, counts), counts)
     numbers = torch.tensor(
-        [[seconds, recorder.sent_bytes, _peak_bytes(), recorder.hidden_seconds]], dtype=torch.float64
+        [[seconds, recorder.sent_bytes, _peak_bytes(), recorder.hidden_seconds, recorder.id_bytes]],
+        dtype=torch.float64,
     )
     of_ranks = world.gather_rows(numbers, [1] * world.size)
     result.seconds, result.hidden_seconds = (of_ranks[:, k].tolist() for k in (0, 3))
-    result.sent_bytes, result.peak_bytes = (of_ranks[:, k].long().tolist() for k in (1, 2))
+    result.sent_bytes, result.peak_bytes, result.id_bytes = (of_ranks[:, k].long().tolist() for k in (1, 2, 4))
     result.product_forms = [json.loads(forms) for forms in world.gather_bytes(json.dumps(timed_forms()).encode())]
     result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]
 

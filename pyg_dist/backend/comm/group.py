@@ -54,15 +54,16 @@ class Group(OfThisRun):
     Args:
         wires: what carries the messages; none for an axis of one rank.
         name: distinguishes the calls of two groups of the same ranks.
+        standing: where waits are noted; the session's by default.
     """
 
-    def __init__(self, wires: Sequence[Wire] = (), name: str = "") -> None:
+    def __init__(self, wires: Sequence[Wire] = (), name: str = "", standing: Standing | None = None) -> None:
         current().of(Groups).all.add(self)
         self._wires = {device: wire for wire in wires for device in wire.devices}
         self.size, self.rank, self.calls = 1, 0, Calls((0,))
         if wires:
             self.size, self.rank = wires[0].size, wires[0].rank
-            self.calls = current().of(Standing).sequence(wires[0].ranks, name)
+            self.calls = (standing or current().of(Standing)).sequence(wires[0].ranks, name)
             replicas.noted().is_on |= self.size > 1 and any(wire.has_tags for wire in wires)
 
     def __repr__(self) -> str:
@@ -100,6 +101,19 @@ class Group(OfThisRun):
         tag = self.calls.next(kind, tensor.dtype, size, has_tag=wire.has_tags)
         of_run = None if peers is None else tuple([self.calls.ranks[peer] for peer in peers])
         return wire, tag, InCall(self.calls, of_run)
+
+    def apart(self, ranks: Sequence[int], name: str) -> Group:
+        """Some of these ranks (global numbers), for CPU tensors of another thread (not collective).
+
+        Its messages never meet those of other groups, and the main thread's waits are noted without it. Sums that are
+        compared (:mod:`~pyg_dist.backend.comm.checks.replicas`) belong to the main thread: this is for all others.
+
+        Raises:
+            UnsupportedError: CPU tensors go by a wire whose messages have no tags.
+        """
+        if len(ranks) == 1:
+            return Group()
+        return Group([self.wire(torch.empty(0, device="cpu")).among(ranks)], name, Standing())
 
     def all_reduce_(self, tensor: Tensor, op: str = "sum", kind: str = "") -> Tensor:
         """Reduce ``tensor`` over the ranks, and maybe overwrite it; every rank gets the result, with the same bits.

@@ -5,8 +5,9 @@ Everything here is collective: every rank calls it, in the same order. At world 
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,17 @@ class Control:
 
     def __init__(self) -> None:
         self.group = Group()
+        self.num_apart = itertools.count()
+
+
+def group_of_thread(ranks: Sequence[int] | None) -> Group:
+    """A new group of some ranks, ``None``: all, for the messages of a thread (:meth:`Group.apart`).
+
+    Not collective; all ranks make such groups in one order.
+    """
+    control = current().of(Control)
+    ranks = control.group.calls.ranks if ranks is None else ranks
+    return control.group.apart(ranks, f"thread {next(control.num_apart)}")
 
 
 def require_equal(what: Mapping[str, str], remedy: str) -> None:

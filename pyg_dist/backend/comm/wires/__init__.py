@@ -62,6 +62,13 @@ class Wire(Protocol):
     devices: frozenset[str]
     has_tags: bool
 
+    def among(self, ranks: Sequence[int]) -> Wire:
+        """A wire for some of the ranks, by their global numbers, which another thread may use (not collective).
+
+        Raises:
+            UnsupportedError: Its messages have no tags.
+        """
+
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
         """The "sum", "max" or "min" of every rank's tensor, with the same bits on each; ``x`` may be overwritten.
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.wires import Flight, Message, Piece
+from pyg_dist.errors import UnsupportedError
 
 LOST = ("closed by remote peer", "remote process exited", "ncclRemoteError", "NCCL communicator was aborted")
 """What nccl's errors about a closed connection have in them, as torch words them. It also quotes its sockets' last."""
@@ -29,6 +30,13 @@ class C10dWire:
         self.ranks = tuple(dist.get_process_group_ranks(process_group))
         self.rank, self.size = process_group.rank(), len(self.ranks)
         self._is_connected = False
+
+    def among(self, ranks: Sequence[int]) -> C10dWire:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        raise UnsupportedError(
+            "Expected CPU tensors to travel by gloo or MPI (got another backend, whose messages have no tags): open "
+            "the group with pyg_dist.init()"
+        )
 
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; in place."""

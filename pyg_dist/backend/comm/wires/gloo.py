@@ -29,12 +29,15 @@ class GlooWire(PointToPoint):
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
         super().__init__(process_group.rank(), dist.get_process_group_ranks(process_group))
+        self._number = {rank: number for number, rank in enumerate(self.ranks)}  # in the process group
         self._gloo: Any = process_group._get_backend(torch.device("cpu"))
 
     def send(self, x: Tensor, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`."""
-        return Message(self._gloo.send([x], peer, message_tag(tag, x.nbytes)), self.ranks[peer])
+        rank = self.ranks[peer]
+        return Message(self._gloo.send([x], self._number[rank], message_tag(tag, x.nbytes)), rank)
 
     def receive(self, x: Tensor, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`."""
-        return Message(self._gloo.recv([x], peer, message_tag(tag, x.nbytes)), self.ranks[peer])
+        rank = self.ranks[peer]
+        return Message(self._gloo.recv([x], self._number[rank], message_tag(tag, x.nbytes)), rank)

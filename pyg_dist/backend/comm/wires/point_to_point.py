@@ -9,9 +9,11 @@ bits.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +35,9 @@ _MAX_PACKETS = 64
 _IN_PIECES = 1 << 16
 
 
+W = TypeVar("W", bound="PointToPoint")
+
+
 class PointToPoint(ABC):
     """A :class:`~pyg_dist.backend.comm.wires.Wire` made of messages between two ranks.
 
@@ -47,6 +52,13 @@ class PointToPoint(ABC):
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self.rank, self.size, self.ranks = rank, len(ranks), tuple(ranks)
         self._packets: dict[tuple[torch.Size, torch.dtype], _Packets] = {}
+
+    def among(self: W, ranks: Sequence[int]) -> W:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        other = copy.copy(self)
+        other.rank, other.size, other.ranks = list(ranks).index(self.ranks[self.rank]), len(ranks), tuple(ranks)
+        other._packets = {}
+        return other
 
     @abstractmethod
     def send(self, x: Tensor, peer: int, tag: int) -> Message:

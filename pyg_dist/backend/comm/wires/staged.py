@@ -48,6 +48,10 @@ class StagedWire:
                     device, self._stage,
                 )  # fmt: skip
 
+    def among(self, ranks: Sequence[int]) -> StagedWire:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        return StagedWire(self._wire.among(ranks), *self.devices)
+
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         total, are_equal = self._wire.all_reduce(self._lift(x), op, tag, number)

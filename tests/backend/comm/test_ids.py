@@ -1,0 +1,97 @@
+"""Lists of ids between ranks arrive as they were sent, in few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from workers import Workers
+
+from pyg_dist.backend.comm.ids import _decoded, _encoded
+
+Pools = Callable[[int], Workers]
+
+
+def test_numbers_of_every_length() -> None:
+    edges = [0, 1, *(2**k + d for k in (7, 14, 21, 28, 35, 49, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
+    value = torch.tensor(edges).numpy()
+    content, ends = _encoded(value)
+    expected = [max(1, -(-int(v).bit_length() // 7)) for v in edges]
+    assert (ends[1:] - ends[:-1]).tolist() == expected
+    found, places = _decoded(content)
+    assert found.tolist() == edges
+    assert places.tolist() == ends.tolist()
+    assert [len(x) for x in _encoded(value[:0])] == [0, 1]
+    assert [len(x) for x in _decoded(content[:0])] == [0, 1]
+
+
+def lists(sender: int, receiver: int, columns: int, is_ascending: bool) -> torch.Tensor:
+    """What one rank sends another: of some pairs nothing."""
+    rng = torch.Generator().manual_seed(10 * sender + receiver)
+    rows = torch.randint(0, 2**40 if is_ascending else 2**62, ((sender * receiver) % 3 * 50, columns), generator=rng)
+    return rows[rows[:, 0].argsort()] if is_ascending else rows
+
+
+def exchanged() -> None:
+    import pyg_dist
+    from pyg_dist.backend.comm.ids import IdLists
+    from pyg_dist.backend.session.agreement import group_of_thread
+
+    pyg_dist.init()
+    rank, size = pyg_dist.rank(), pyg_dist.world_size()
+    ids = IdLists(group_of_thread(None))
+    for columns in (1, 2, 3):
+        for is_ascending in (True, False):
+            rows = [lists(rank, other, columns, is_ascending) for other in range(size)]
+            found, counts = ids.exchange(torch.cat(rows), [len(r) for r in rows], is_ascending)
+            expected = [lists(other, rank, columns, is_ascending) for other in range(size)]
+            assert counts == [len(r) for r in expected]
+            assert torch.equal(found, torch.cat(expected))
+    before = ids.num_bytes
+    dense = torch.arange(1000).view(-1, 1)
+    ids.exchange(dense.repeat(size, 1), [1000] * size)
+    assert ids.num_bytes - before == (size - 1) * (1000 + 8)  # a byte an id, and how many bytes they are
+    assert ids.gather([rank, 7]).tolist() == [[r, 7] for r in range(size)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_exchange(world_size: int, workers: Pools) -> None:
+    workers(world_size).run(exchanged)
+
+
+def of_another_thread() -> None:
+    """Messages of two threads never meet, whatever their order; groups of some ranks work beside those of all."""
+    import threading
+
+    import pyg_dist
+    from pyg_dist.backend.comm.group import world_group
+    from pyg_dist.backend.comm.ids import IdLists
+    from pyg_dist.backend.session.agreement import group_of_thread
+
+    pyg_dist.init()
+    rank, size = pyg_dist.rank(), pyg_dist.world_size()
+    ids, some = IdLists(group_of_thread(None)), [0, 1] if rank < 2 else [2]
+    pair = IdLists(group_of_thread(some))
+    found: list[int] = []
+
+    def beside() -> None:
+        for step in range(200):
+            sent = torch.tensor([[1000 * step + rank]]).repeat(size, 1)
+            rows, _ = ids.exchange(sent, [1] * size)
+            assert rows.view(-1).tolist() == [1000 * step + other for other in range(size)]
+            rows, _ = pair.exchange(sent[: len(some)], [1] * len(some))
+            assert rows.view(-1).tolist() == [1000 * step + other for other in some]
+            found.append(step)
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    for step in range(200):
+        total = world_group().sum(torch.tensor([[1000 * step + rank]]))
+        assert int(total) == 1000 * step * size + sum(range(size))
+    thread.join(60)
+    assert found == list(range(200))
+
+
+def test_a_thread_of_its_own(workers: Pools) -> None:
+    workers(3).run(of_another_thread)
