@@ -37,7 +37,7 @@ def induced(data: Data, sample: Subset) -> Data:
         known = {"n_id": nodes, "e_id": edges, **sample.attributes}
         rows = nodes._sharding
         for name, value in sample.node_attributes.items():
-            known[name] = NodeTensor.from_local(value[rows.position].to(graph.device), rows)
+            known[name] = NodeTensor.from_local(value[nodes.listed].to(graph.device), rows)
         batch._adopt_rows(graph, data.plan, _attributes(data, graph, nodes, edges) | known)
     return batch
 
@@ -46,17 +46,18 @@ def plain_batch(data: Data, subset: Subset) -> Data:
     """The batch of a graph that one process has, as PyG makes it; for a subset that names its edges."""
     kept = subset.kept
     assert kept is not None
-    batch = data.__class__()
+    batch, order = data.__class__(), kept.key.argsort()
+    edge_id = kept.edge_id[order]
     for name, value in data.items():
         if name == "edge_index":
-            value = torch.stack([kept.source, kept.target]).to(value.device)
+            value = torch.stack([kept.source[order], kept.target[order]]).to(value.device)
         elif isinstance(value, Tensor) and data.is_node_attr(name):
             value = value[subset.node_id.to(value.device)]
         elif isinstance(value, Tensor) and data.is_edge_attr(name):
-            value = value[kept.edge_id.to(value.device)]
+            value = value[edge_id.to(value.device)]
         batch[name] = value
     batch.num_nodes = subset.node_id.numel()
-    batch.n_id, batch.e_id = subset.node_id, kept.edge_id
+    batch.n_id, batch.e_id = subset.node_id, edge_id
     for name, value in {**subset.attributes, **subset.node_attributes}.items():
         batch[name] = value
     return batch

@@ -233,6 +233,10 @@ class EdgeView(GraphProducts, Protocol):
         """Global ids of the neighbours, int64 ``[m + h]``."""
 
     @property
+    def neighbour_rank(self) -> Tensor:
+        """The rank of each neighbour, on the host, int64 ``[n + h]``."""
+
+    @property
     def csr(self) -> CSR:
         """This rank's edges: targets by neighbours; one target's edges in input order."""
 
@@ -367,6 +371,10 @@ class DistributedGraph(GraphProducts, Protocol):
     @property
     def data_group(self) -> tuple[int, int]:
         """The number of this rank's data group, and how many there are: ranks of several hold the same rows."""
+
+    @property
+    def needs_whole_subsets(self) -> bool:
+        """Whether a rank has to know all nodes and edges of a subset that names its edges, and not only its own."""
 
     def prepare_subgraphs(self) -> None:
         """Make what subgraphs are cut from without messages (collective at the first use)."""

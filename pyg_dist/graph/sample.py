@@ -87,41 +87,65 @@ class DataGroup:
 
 @dataclass(frozen=True, eq=False)
 class KeptEdges:
-    """The edges of a batch, where it has not all between its nodes: the same list on every rank.
+    """The edges of a batch that has not all between its nodes, as far as a rank has to do with them.
 
     Attributes:
-        edge_id: their places in the graph's order, ascending, int64 ``[m]``.
+        edge_id: of the edges that end here, their places in the graph's order, int64 ``[m]``.
+        key: what stands for each of these: distinct, and in the order of the batch's edges, int64 ``[m]``.
         source, target: numbers of their ends in the batch, int64 ``[m]``.
-        owner: the rank that has each of the batch's nodes, ``[B]``.
+        sender: the rank that has each one's source, ascending, int64 ``[m]``.
+        leaving: source, target and the target's rank of the edges that begin here and end on other ranks, which have
+            them in the same order, int64 ``[k, 3]``.
+        num_keys: an upper bound of the keys, exclusive.
         repeats: whether nodes or edges of the graph may be in the batch several times.
     """
 
     edge_id: Tensor
+    key: Tensor
     source: Tensor
     target: Tensor
-    owner: Tensor
+    sender: Tensor
+    leaving: Tensor
+    num_keys: int
     repeats: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """A mini-batch as a sampler draws it, the same on every rank of a data group.
+    """A mini-batch as a sampler draws it for a rank.
 
     Attributes:
-        node_id: global ids in the batch's order, int64 ``[B]``: ascending and distinct, unless ``kept`` is given.
+        node_id: global ids of nodes in the batch's order, int64 ``[b]``. Without ``kept``: all of the data group's,
+            ascending and distinct. With it: at least those that the rank has.
         kept: which edges; ``None``: all between the nodes.
         scale: by what the weights of edges are divided so that sums are unbiased; ``None``: they are not.
-        group: the place in the union of all groups' subsets; ``None``: the subset is the same on all ranks.
+        group: the place in the union of all groups' subsets; ``None``: there is one group.
+        number: of each node in the batch, ascending, int64 ``[b]``; ``None``: its place in ``node_id``.
+        num_nodes: of the batch; ``None``: as many as there are in ``node_id``.
         attributes: plain attributes of the batch, by name.
-        node_attributes: attributes with a value for each node of the batch, ``[B, ...]``, by name.
+        node_attributes: attributes with a value for each of ``node_id``, ``[b, ...]``, by name.
     """
 
     node_id: Tensor
     kept: KeptEdges | None = None
     scale: PairProbability | None = None
     group: DataGroup | None = None
+    number: Tensor | None = None
+    num_nodes: int | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     node_attributes: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Nodes of the batch."""
+        if self.num_nodes is not None:
+            return self.num_nodes
+        return self.node_id.numel() if self.group is None else self.group.size
+
+    @property
+    def first(self) -> int:
+        """What is added to a place in ``node_id`` that has no number, in the union of all groups."""
+        return 0 if self.group is None or self.number is not None else self.group.first
 
     @property
     def repeats(self) -> bool:

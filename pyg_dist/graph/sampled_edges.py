@@ -22,7 +22,7 @@ class SampledEdges(RowSharding):
         parent_key: their keys in the graph, int64 ``[e]``.
         ranks: the ranks over which they lie.
         subset: the sample.
-        position: which of the edges that a subset names each is; with repetitions it is the key, too.
+        kept_key: their keys among the edges that a subset names, int64 ``[e]``; with repetitions these stand for them.
     """
 
     counts_selections = False
@@ -34,19 +34,16 @@ class SampledEdges(RowSharding):
         parent_key: Tensor,
         ranks: Group,
         subset: Subset,
-        position: Tensor | None = None,
+        kept_key: Tensor | None = None,
     ) -> None:
-        union, kept = subset.group, subset.kept
-        key = position if position is not None and subset.repeats else parent_key
-        first = 0 if union is None else union.index * parent.num_rng_keys
-        super().__init__(ranks, "edge", 0, key + first if first else key)
+        group, kept = 0 if subset.group is None else subset.group.index, subset.kept
+        key, num_keys = parent_key, parent.num_rng_keys
+        if kept is not None and kept_key is not None and kept.repeats:
+            key, num_keys = kept_key, kept.num_keys
+        super().__init__(ranks, "edge", 0, key + group * num_keys if group else key)
         self.parent, self.place, self.parent_key = parent, place, parent_key
-        self._union, self._least_keys = union, 0
+        self._kept_key, self._subset, self._num_keys = kept_key, subset, num_keys * (group + 1)
         del self.size
-        if kept is not None:
-            assert position is not None
-            self.__dict__.update(_position=position, size=kept.edge_id.numel())
-            self._least_keys = kept.edge_id.numel()
 
     @cached_property
     def size(self) -> int:  # type: ignore[override]
@@ -59,19 +56,19 @@ class SampledEdges(RowSharding):
     @property
     def num_rng_keys(self) -> int:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return max(self.parent.num_rng_keys * (1 if self._union is None else self._union.index + 1), self._least_keys)
-
-    @property
-    def position(self) -> Tensor:
-        """Where each edge stands among those of all ranks, which keep the graph's order (collective)."""
-        return self._position
+        return self._num_keys
 
     @cached_property
     @lasting
-    def _position(self) -> Tensor:
-        mine = self.parent.position[self.place]
-        if self._union is not None:
-            mine = mine + self._union.index * self.parent.size
+    def position(self) -> Tensor:
+        """Where each edge stands among those of all ranks, which keep the graph's order (collective)."""
+        kept, mine, num_keys = self._subset.kept, self._kept_key, self.parent.size
+        if kept is None or mine is None:
+            mine = self.parent.position[self.place]
+        else:
+            num_keys = kept.num_keys
+        if self._subset.group is not None:
+            mine = mine + self._subset.group.index * num_keys
         return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)
 
 

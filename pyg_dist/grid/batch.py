@@ -43,11 +43,10 @@ class SampledGrid(Grid):
     sample: Subset
 
     def __init__(self, parent: Grid, sample: Subset) -> None:
-        orders = tuple(SampledOrder.at(order, sample.node_id) for order in parent.orders)
+        orders = tuple(SampledOrder.at(order, sample.node_id, sample.number) for order in parent.orders)
         super().__init__(parent.mesh, orders, parent.sums, parent.num_blocks, parent.comm_dtype)
         self.parent, self.sample = parent, sample
-        self.num_nodes = self.num_nodes if sample.group is None else sample.group.size
-        self.first = 0 if sample.group is None else sample.group.first
+        self.num_nodes, self.first = sample.size, sample.first
         self.is_union = sample.group is not None
         self._sampled_orders = orders
         self._tiles = weakref.WeakValueDictionary()
@@ -74,7 +73,12 @@ class SampledGrid(Grid):
 
     def parent_id(self, node: Tensor) -> Tensor:
         """The numbers in the graph of some of this group's nodes."""
-        return self.sample.node_id[node - self.first]
+        return self.sample.node_id[self.listed(node)]
+
+    def listed(self, node: Tensor) -> Tensor:
+        """Which of the subset's nodes some of this group's are."""
+        number = self.sample.number
+        return node - self.first if number is None else torch.searchsorted(number, node)
 
     def node_ids(self, layout: TileLayout) -> Tensor:
         """See :class:`~pyg_dist.grid.sharding.Grid`: places in the union of all groups' samples."""

@@ -164,6 +164,11 @@ class GridGraph(GridProducts):
         mesh = self.grid.mesh
         return mesh.coordinates["data"], mesh.shape.data
 
+    @property
+    def needs_whole_subsets(self) -> bool:
+        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`: tiles are of other nodes than the rank's rows."""
+        return True
+
     def prepare_subgraphs(self) -> None:
         """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         self.stored_by_source  # noqa: B018
@@ -254,7 +259,7 @@ class GridBatch(ProductsAtSample, GridGraph):
         self.parent = parent
         self._sample = sample
         grid = SampledGrid(parent.grid, sample)
-        number, kept = None, sample.kept
+        kept_key, kept = None, sample.kept
         if kept is None:
             node_id, stored = sample.node_id, parent.stored_by_source
             pattern, entry = stored.restricted(node_id, node_id)
@@ -263,11 +268,11 @@ class GridBatch(ProductsAtSample, GridGraph):
         else:
             ids, places = parent.edge_sharding.ordered_position
             at = ops.find_sorted(ids, kept.edge_id)
-            number = (at >= 0).nonzero().view(-1)
-            place = places[at[number]]
-            edge_index = torch.stack([kept.source[number], kept.target[number]]) + grid.first
+            stored_here = (at >= 0).nonzero().view(-1)
+            place, kept_key = places[at[stored_here]], kept.key[stored_here]
+            edge_index = torch.stack([kept.source[stored_here], kept.target[stored_here]])
         key = parent.edge_sharding.rng_key.index_select(0, place)
-        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample, number)
+        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample, kept_key)
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
 
@@ -283,6 +288,7 @@ class GridBatch(ProductsAtSample, GridGraph):
         place = self._sampled_grid.places(WHOLE_ROWS)
         picked = PickedTiles.of(ids.to(self.device), rows, source, place)
         picked.grid, picked.replicas = self._sampled_grid, self._replicas
+        picked.listed = self._sampled_grid.listed(rows.global_id)
         return picked
 
     def pick_edges(self) -> PickedEdges:

@@ -123,6 +123,11 @@ class HaloGraph(HaloProducts):
         """What subgraphs are cut from (collective at the first use)."""
         return HaloLinks(self.share, self.group)
 
+    @property
+    def needs_whole_subsets(self) -> bool:
+        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
+        return False
+
     def prepare_subgraphs(self) -> None:
         """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         self.links, self.loops_exist  # noqa: B018
@@ -186,13 +191,12 @@ class SampledNodes(HaloNodes):
 
     def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Subset) -> None:
         union, key = sample.group, place if sample.repeats else parent.rng_key.index_select(0, row)
-        self._sample, self._own_place = sample, place
+        self._sample = sample
         if union is None:
-            size = sample.node_id.numel()
-            super().__init__(parent.group, key, size, parent.exchange, parent.bits, parent.groups)
+            super().__init__(parent.group, key, sample.size, parent.exchange, parent.bits, parent.groups)
         else:  # groups draw other numbers for a node
             key = key + union.index * parent.num_rng_keys
-            super().__init__(parent.groups.everyone, key, union.size, parent.exchange, parent.bits)
+            super().__init__(parent.groups.everyone, key, sample.size, parent.exchange, parent.bits)
         self.parent, self.row = parent, row
         self._place = place + self.first
         self.traffic = parent.traffic
@@ -205,7 +209,7 @@ class SampledNodes(HaloNodes):
     @property
     def first(self) -> int:
         """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
-        return 0 if self._sample.group is None else self._sample.group.first
+        return self._sample.first
 
     @property
     def sample(self) -> Subset:
@@ -258,7 +262,7 @@ class HaloBatch(HaloGraph):
         of_edges, edge = parent.edge_sharding, self.restriction.edge
         is_known = of_edges.rng_key is parent.share.edge_id  # but for a graph with loops or of a batch
         key = share.edge_id if is_known else of_edges.rng_key.index_select(0, edge)
-        rows = SampledEdges(of_edges, edge, key, nodes.group, sample, self.restriction.kept)
+        rows = SampledEdges(of_edges, edge, key, nodes.group, sample, self.restriction.kept_key)
         self._replicas = None if sample.group is None else of_graph.groups.data
         ranks, device = parent.exchange_group, parent.device
         super().__init__(share, nodes, parent.loop_rule, parent.num_messages, rows, ranks, device)
@@ -277,7 +281,7 @@ class HaloBatch(HaloGraph):
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         nodes, of_graph, row = self.node_sharding, self.parent.node_sharding, self.restriction.row
         picked = PickedNodes.of(of_graph.global_id.index_select(0, row).to(self.device), nodes, of_graph, row)
-        picked.replicas = self._replicas
+        picked.replicas, picked.listed = self._replicas, self.restriction.listed
         return picked
 
     def pick_edges(self) -> PickedEdges:

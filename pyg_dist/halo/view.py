@@ -211,6 +211,13 @@ class HaloView:
         """Global ids of the local rows and of the halo slots, int64 ``[m + h]``."""
         return on_device(self._neighbour_id_on_host, self.device)
 
+    @property
+    def neighbour_rank(self) -> Tensor:
+        """See :attr:`~pyg_dist.graph.protocol.EdgeView.neighbour_rank`."""
+        counts = torch.tensor(self.share.row_transfer.recv_counts)
+        own = torch.full((self.num_local,), self.share.rank)
+        return torch.cat([own, torch.repeat_interleave(torch.arange(counts.numel()), counts)])
+
     @cached_property
     @lasting
     def _neighbour_id_on_host(self) -> Tensor:

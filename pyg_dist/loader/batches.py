@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch_geometric.data import Data
@@ -14,10 +14,10 @@ from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import add_learning, induced, plain_batch, ready
 from pyg_dist.errors import OptionError
 from pyg_dist.loader.prefetch import Prefetcher
-from pyg_dist.loader.sampler import P, Sampler
+from pyg_dist.loader.sampler import Sampler
 
 
-class BatchLoader(Generic[P]):
+class BatchLoader:
     """Iterates over the subgraphs that a sampler draws, each a ``DistributedData``: the factory of every loader.
 
     A batch has the attributes of ``data``, those of its subset, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` selects
@@ -30,7 +30,7 @@ class BatchLoader(Generic[P]):
         prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs, until a ``break``,
             the end of the session, or of the loader.
 
-    Making it is collective. Drawing batches is as far as the sampler's ``prepare``; using them is.
+    Making it is collective. Drawing batches is where the sampler sends messages; using them is.
 
     Example:
         >>> loader = BatchLoader(data, UniformVertexLoader(data, batch_size=17).sampler)
@@ -38,7 +38,7 @@ class BatchLoader(Generic[P]):
         17
     """
 
-    def __init__(self, data: Data, sampler: Sampler[P], prefetch: bool = True) -> None:
+    def __init__(self, data: Data, sampler: Sampler, prefetch: bool = True) -> None:
         require_equal({f"option {k}": str(v) for k, v in sampler.options.items()}, "give every rank the same sampler")
         if isinstance(data, DistributedData):
             ready(data)
@@ -48,7 +48,7 @@ class BatchLoader(Generic[P]):
         self.data, self.sampler, self.prefetch = data, sampler, bool(prefetch)
         self._step, self._loop = 0, object()
         # Not self, which would be a cycle: the thread ends with the last reference to the loader.
-        self._batches = Prefetcher(sampler.prepare, partial(_batch_of, data, sampler), device)
+        self._batches = Prefetcher(partial(_batch_of, data, sampler), device, sampler.sends)
 
     def __len__(self) -> int:
         return self.sampler.num_steps
@@ -65,7 +65,7 @@ class BatchLoader(Generic[P]):
                         f"end): both would share its steps; make a loader for each"
                     )
         except GeneratorExit:  # a break: who knows whether there is a next step
-            self._batches.close()
+            self._batches.stop()
             raise
 
     def _take(self) -> Any:
@@ -117,9 +117,9 @@ class BatchLoader(Generic[P]):
         self._step = step
 
 
-def _batch_of(data: Data, sampler: Sampler[P], step: int, prepared: P) -> Any:
+def _batch_of(data: Data, sampler: Sampler, step: int) -> Any:
     """The batch of a step, without what learns."""
-    subset = sampler.sample(step, prepared)
+    subset = sampler.sample(step)
     return induced(data, subset) if isinstance(data, DistributedData) else plain_batch(data, subset)
 
 

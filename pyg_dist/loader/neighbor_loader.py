@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NegativeSampling
 
-from pyg_dist.backend import ops
-from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
+from pyg_dist.backend.session.agreement import raise_together, require_equal
 from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import listed_nodes, ready
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.sample import Subset
 from pyg_dist.loader.batches import BatchLoader
-from pyg_dist.loader.neighbors import InEdges, NeighborSampling, NodeSeeds, Seeds, Steps
-from pyg_dist.tensor import RowTensor
+from pyg_dist.loader.in_edges import InEdges
+from pyg_dist.loader.neighbors import NeighborSampling
+from pyg_dist.loader.own_nodes import SamplingRanks
+from pyg_dist.loader.seeds import LinkSeeds, Negatives, NodeSeeds, Seeds, Steps
+from pyg_dist.tensor import EdgeTensor, RowTensor
 
 _SUBGRAPHS = ("directional", "induced", "bidirectional")
+_NO_TIMES = "sample without times, or take subgraphs of each period"
+_REFUSED = {
+    "time_attr": _NO_TIMES, "input_time": _NO_TIMES, "edge_label_time": _NO_TIMES,
+    "transform_sampler_output": "pass transform, which gets the batch",
+    "neighbor_sampler": "pass a Sampler of your own to pyg_dist.loader.BatchLoader",
+    "sampler": "pass input_nodes and shuffle",
+    "batch_sampler": "pass input_nodes, batch_size and shuffle",
+}  # fmt: skip
 _OF_WORKERS = (
     "num_workers", "persistent_workers", "pin_memory", "prefetch_factor", "worker_init_fn", "timeout",
     "multiprocessing_context", "pin_memory_device",
 )  # fmt: skip
 _WITHOUT_EFFECT = ("is_sorted", "filter_per_worker", "temporal_strategy", "generator")
-_REFUSED = {
-    "time_attr": "sample without times, or take subgraphs of each period",
-    "input_time": "sample without times, or take subgraphs of each period",
-    "edge_label_time": "sample without times, or take subgraphs of each period",
-    "weight_attr": "leave it out: in-edges are drawn uniformly",
-    "transform_sampler_output": "pass transform, which gets the batch",
-    "neighbor_sampler": "pass a Sampler of your own to pyg_dist.loader.BatchLoader",
-    "sampler": "pass input_nodes and shuffle",
-    "batch_sampler": "pass input_nodes, batch_size and shuffle",
-}
+_COMPARED = "replace subgraph_type disjoint directed batch_size shuffle drop_last seed weight_attr".split()
+_KNOWN = {*_COMPARED, "transform", "prefetch", *_OF_WORKERS, *_WITHOUT_EFFECT}
 
 
-class _Neighbors(BatchLoader[Subset | None]):
-    """What both loaders share: their options, and the sampler."""
+class _Neighbors(BatchLoader):
+    """What both loaders share: the options of PyG's, and the sampler.
+
+    ``inputs`` reads what the script has given, and returns the number of inputs and what makes seeds of their steps
+    (collective). What it raises, and what else is wrong, every rank raises.
+    """
 
     sampler: NeighborSampling
 
@@ -53,46 +55,53 @@ class _Neighbors(BatchLoader[Subset | None]):
         self,
         data: Data,
         num_neighbors: Sequence[int],
-        seeds_of: Callable[[Steps], Seeds],
-        num_inputs: Callable[[], int],
+        inputs: Callable[[], tuple[int, Callable[[Steps], Seeds]]],
         options: dict[str, Any],
     ) -> None:
-        name = type(self).__name__
+        options = {
+            "replace": False, "subgraph_type": "directional", "disjoint": False, "weight_attr": None, "transform": None,
+            "directed": True, "batch_size": 1, "shuffle": False, "drop_last": False, "seed": 0, "prefetch": True,
+            **options,
+        }  # fmt: skip
+        subgraph_type = options["subgraph_type"]
+        options["subgraph_type"] = getattr(subgraph_type, "value", subgraph_type)  # of an enum of PyG's
+        num_groups = data.graph.data_group[1] if isinstance(data, DistributedData) else 1
         error: PygDistError | None = None
+        num_inputs, seeds_of = 0, None
         try:
-            _check(name, data, num_neighbors, options)
-            if num_inputs() < options["batch_size"] and options["drop_last"]:
+            _check(type(self).__name__, data, num_neighbors, options)
+            num_inputs, seeds_of = inputs()
+            if num_inputs < options["batch_size"] * num_groups and options["drop_last"]:
                 raise OptionError(
-                    f"Expected at least one batch of {options['batch_size']} inputs (got {num_inputs()} inputs and "
-                    f"drop_last=True): pass a smaller batch_size"
+                    f"Expected at least one batch of {options['batch_size'] * num_groups} inputs (got {num_inputs} "
+                    f"inputs and drop_last=True): pass a smaller batch_size"
                 )
         except PygDistError as caught:
             error = caught
         if isinstance(data, DistributedData):
             raise_together(error)
-            require_equal(
-                {f"option {k}": str(v) for k, v in _compared(options).items()}, "give every rank the same loader"
-            )
+            require_equal({f"option {k}": str(options[k]) for k in _COMPARED}, "give every rank the same loader")
         elif error is not None:
             raise error
-        for what in _OF_WORKERS:
-            if options.get(what) and session.is_main():
-                warnings.warn(f"{what} has no effect: a thread makes the next batch (prefetch)", stacklevel=4)
-                break
+        assert seeds_of is not None
+        if any(options.get(what) for what in _OF_WORKERS) and session.is_main():
+            what = next(what for what in _OF_WORKERS if options.get(what))
+            warnings.warn(f"{what} has no effect: a thread makes the next batch (prefetch)", stacklevel=3)
         steps = Steps(
-            num_inputs(), int(options["batch_size"]), bool(options["shuffle"]), bool(options["drop_last"]),
-            int(options["seed"]),
+            num_inputs, int(options["batch_size"]), bool(options["shuffle"]), bool(options["drop_last"]),
+            int(options["seed"]), num_groups,
         )  # fmt: skip
+        weight = None if options["weight_attr"] is None else data[options["weight_attr"]]
         if isinstance(data, DistributedData):
             ready(data)
-            in_edges = InEdges.of(data.graph)
-            group: Group | None = data.graph.node_sharding.group
+            in_edges, ranks = InEdges.of(data.graph, weight), SamplingRanks.of(data.graph)
         else:
-            in_edges, group = InEdges.of_edge_index(data.edge_index, data.num_nodes), None
+            in_edges = InEdges.of_edge_index(data.edge_index, data.num_nodes, weight)
+            ranks = SamplingRanks.alone()
         sampler = NeighborSampling(
             in_edges,
             data.num_nodes,
-            group,
+            ranks,
             seeds_of(steps),
             tuple(int(count) for count in num_neighbors),
             steps.seed,
@@ -119,32 +128,38 @@ class NeighborLoader(_Neighbors):
     where it is disjoint. Its edges keep the order of the graph. Which in-edges of a node are kept is a
     function of (seed, step, hop, node) alone: uniform, without replacement in O(number) time for any degree.
 
-    Rows stay on the ranks that have them; what moves are the ids of sampled edges, and the halo of the batch's layers.
+    Rows stay on the ranks that have them. The owner of a node draws its in-edges, and sends the ids of their sources to
+    the owners of these; the thread that makes the next batch does so over messages of its own, while this one trains.
     Of a plain ``Data``, in one process, batches are plain, too.
+
+    With several data groups (``mesh={"data": 2, "part": 2}``) each group draws a batch of ``batch_size`` seeds, and the
+    batch is the disjoint union of all: the seeds of all groups first, then the nodes of each hop.
 
     Args:
         data: a ``DistributedData``, in memory or of a store; in one process a ``Data``, too.
         num_neighbors: in-edges of a node by hop; -1: all.
         input_nodes: distinct ids or a mask of the seeds; ``None``: all nodes.
-        replace: whether an edge may be drawn several times; the batch then has it several times.
-        subgraph_type: ``"directional"``: the edges that were drawn; ``"induced"``: all between the nodes;
-            ``"bidirectional"``: those that were drawn and their opposites, which the graph must have.
-        disjoint: whether each seed has nodes of its own.
-        transform: of each batch.
-        directed: ``False``: ``subgraph_type="induced"``.
-        batch_size: seeds of a step.
-        shuffle: whether each epoch has a permutation of its own.
-        drop_last: whether an epoch leaves out what fills no batch.
-        seed: of the permutations and draws.
-        prefetch: whether a thread makes the next batch while this one trains.
-        kwargs: options of PyG's loader: those of its workers have no effect. ``time_attr``, ``weight_attr`` and others
-            that are not there are refused.
+        options: see below.
+
+    ``replace`` (False): whether an edge may be drawn several times; the batch then has it several times.
+    ``subgraph_type`` (``"directional"``): the edges that were drawn; ``"induced"``, or ``directed=False``: all between
+    the nodes; ``"bidirectional"``: those that were drawn and their opposites, which the graph must have.
+    ``disjoint`` (False): whether each seed has nodes of its own.
+    ``weight_attr``: the name of an edge attribute, finite and at least 0, to which the probabilities of a node's edges
+    are proportional in one draw after another (Efraimidis and Spirakis, 2006), in O(degree) time.
+    ``transform``: of each batch.
+    ``batch_size`` (1): seeds of a step and a data group.
+    ``shuffle`` (False): whether each epoch has a permutation of its own.
+    ``drop_last`` (False): whether an epoch leaves out what fills no batch.
+    ``seed`` (0): of the permutations and draws.
+    ``prefetch`` (True): whether a thread makes the next batch while this one trains.
+    Options of PyG's workers have no effect. ``time_attr`` and others that are not there are refused.
 
     Raises:
-        DataError: ``data`` is no graph, or ``input_nodes`` are no nodes of it, or repeat.
+        DataError: ``data`` is no graph, ``input_nodes`` are no nodes of it or repeat, or weights are no weights.
         OptionError: An option is not one of the values allowed.
         AgreementError: The ranks were given different options.
-        UnsupportedError: An option is not there, or ``data`` has several data groups.
+        UnsupportedError: An option is not there.
 
     Constructing it is collective, and drawing batches on several ranks is.
 
@@ -152,45 +167,15 @@ class NeighborLoader(_Neighbors):
         >>> loader = NeighborLoader(data, [4, 2], input_nodes=data.train_mask, batch_size=2)
         >>> batch = next(iter(loader))
         >>> batch.batch_size, batch.n_id.tolist()[:2], batch.num_sampled_nodes
-        (2, [0, 4], [2, 5, 2])
+        (2, [0, 4], [2, 5, 5])
     """
 
-    def __init__(
-        self,
-        data: Data,
-        num_neighbors: Sequence[int],
-        input_nodes: Any = None,
-        input_time: Any = None,
-        replace: bool = False,
-        subgraph_type: Any = "directional",
-        disjoint: bool = False,
-        temporal_strategy: str = "uniform",
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        *,
-        directed: bool = True,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int = 0,
-        prefetch: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        options = {
-            "input_time": input_time, "replace": replace, "subgraph_type": _value(subgraph_type), "disjoint": disjoint,
-            "temporal_strategy": temporal_strategy, "time_attr": time_attr, "weight_attr": weight_attr,
-            "transform": transform, "directed": directed, "batch_size": batch_size, "shuffle": shuffle,
-            "drop_last": drop_last, "seed": seed, "prefetch": prefetch, **kwargs,
-        }  # fmt: skip
-        nodes: list[Tensor] = []
+    def __init__(self, data: Data, num_neighbors: Sequence[int], input_nodes: Any = None, **options: Any) -> None:
+        def inputs() -> tuple[int, Callable[[Steps], Seeds]]:
+            nodes = _input_nodes(data, input_nodes)
+            return nodes.numel(), lambda steps: NodeSeeds(steps, nodes)
 
-        def num_inputs() -> int:
-            if not nodes:
-                nodes.append(_input_nodes(data, input_nodes))
-            return nodes[0].numel()
-
-        super().__init__(data, num_neighbors, lambda steps: NodeSeeds(steps, nodes[0]), num_inputs, options)
+        super().__init__(data, num_neighbors, inputs, options)
 
 
 class LinkNeighborLoader(_Neighbors):
@@ -198,16 +183,18 @@ class LinkNeighborLoader(_Neighbors):
 
     A batch has ``input_id``, and by ``neg_sampling``: ``edge_label_index``, numbers of nodes in the batch, and
     ``edge_label`` (none, or ``"binary"``); or ``src_index``, ``dst_pos_index`` and ``dst_neg_index`` (``"triplet"``).
-    They are the same tensors on every rank. Negative ends are drawn uniformly of all nodes, keyed by (seed, step).
+    They are the same tensors on every rank. Negative ends are drawn of all nodes, keyed by (seed, step). In a disjoint
+    batch each end has a tree of its own, and ``batch`` says to which edge a node belongs, as in PyG.
 
     Args:
         data: see :class:`NeighborLoader`.
         num_neighbors: see there.
         edge_label_index: the edges, int64 ``[2, n]``; ``None``: all edges of the graph.
         edge_label: their labels, ``[n, ...]``. With binary sampling labels from 0 are raised by one, as in PyG.
-        neg_sampling: ``"binary"``, ``"triplet"``, or a ``torch_geometric.sampler.NegativeSampling`` without weights.
+        neg_sampling: ``"binary"``, ``"triplet"``, or a ``NegativeSampling`` of PyG, whose weights are those of nodes as
+            ends of negative edges.
         neg_sampling_ratio: negative edges for each edge; ``neg_sampling="binary"``.
-        replace: see :class:`NeighborLoader`, as for the other options.
+        options: see :class:`NeighborLoader`.
 
     Example:
         >>> loader = LinkNeighborLoader(data, [4, 2], batch_size=2, neg_sampling="binary")
@@ -221,141 +208,35 @@ class LinkNeighborLoader(_Neighbors):
         num_neighbors: Sequence[int],
         edge_label_index: Any = None,
         edge_label: Tensor | None = None,
-        edge_label_time: Any = None,
-        replace: bool = False,
-        subgraph_type: Any = "directional",
-        disjoint: bool = False,
-        temporal_strategy: str = "uniform",
+        *,
         neg_sampling: Any = None,
         neg_sampling_ratio: float | None = None,
-        time_attr: str | None = None,
-        weight_attr: str | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        *,
-        directed: bool = True,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        seed: int = 0,
-        prefetch: bool = True,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
-        options = {
-            "edge_label_time": edge_label_time, "replace": replace, "subgraph_type": _value(subgraph_type),
-            "disjoint": disjoint, "temporal_strategy": temporal_strategy, "time_attr": time_attr,
-            "weight_attr": weight_attr, "transform": transform, "directed": directed, "batch_size": batch_size,
-            "shuffle": shuffle, "drop_last": drop_last, "seed": seed, "prefetch": prefetch, **kwargs,
-        }  # fmt: skip
         if edge_label_index is None and isinstance(data, DistributedData):
             edge_label_index = data.graph.full_edge_index().cpu()
-        found: list[tuple[Tensor, Tensor | None, Negatives]] = []
 
-        def num_inputs() -> int:
-            if not found:
-                negatives = _negatives(neg_sampling, neg_sampling_ratio)
-                if disjoint:
-                    raise UnsupportedError("Expected disjoint=False in LinkNeighborLoader (got True): leave it out")
-                edges, labels = _edge_label(data, edge_label_index, edge_label, negatives)
-                found.append((edges, labels, negatives))
-            return found[0][0].shape[1]
+        def inputs() -> tuple[int, Callable[[Steps], Seeds]]:
+            negatives = _negatives(data, neg_sampling, neg_sampling_ratio)
+            edges, label = _edge_label(data, edge_label_index, edge_label, negatives)
+            return edges.shape[1], lambda steps: LinkSeeds(steps, data.num_nodes, edges, label, negatives)
 
-        super().__init__(
-            data, num_neighbors, lambda steps: LinkSeeds(steps, data.num_nodes, *found[0]), num_inputs, options
-        )
-
-
-@dataclass(frozen=True)
-class Negatives:
-    """Negative samples: how, and how many for each edge."""
-
-    mode: Literal["none", "binary", "triplet"] = "none"
-    amount: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class LinkSeeds:
-    """The ends of edges, int64 ``[2, n]``, and of negative ones."""
-
-    steps: Steps
-    num_nodes: int
-    edges: Tensor
-    label: Tensor | None
-    negatives: Negatives
-
-    @property
-    def num_steps(self) -> int:
-        """See :class:`~pyg_dist.loader.neighbors.Seeds`."""
-        return self.steps.num_steps
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See :class:`~pyg_dist.loader.neighbors.Seeds`."""
-        label = None if self.label is None else digest(self.label)
-        return {
-            **self.steps.options, "edge_label_index": digest(self.edges), "edge_label": label,
-            "neg_sampling": self.negatives.mode, "neg_sampling_amount": self.negatives.amount,
-        }  # fmt: skip
-
-    def at(self, step: int) -> tuple[Tensor, dict[str, Any]]:
-        """See :class:`~pyg_dist.loader.neighbors.Seeds`."""
-        input_id = self.steps.at(step)
-        source, target = self.edges[:, input_id]
-        mode, num_edges = self.negatives.mode, input_id.numel()
-        num_negative = math.ceil(num_edges * self.negatives.amount)
-        drawn = self._nodes(num_negative, 2 if mode == "binary" else 1, step)
-        if mode == "triplet":
-            ends = [source, target, drawn[:, 0]]
-        else:
-            ends = [source, drawn[:, 0], target, drawn[:, 1]] if mode == "binary" else [source, target]
-        node, number = torch.unique(torch.cat(ends), return_inverse=True)
-        found: dict[str, Any] = {"input_id": input_id, "batch_size": num_edges}
-        if mode == "triplet":
-            source, target, negative = number.split([num_edges, num_edges, num_negative])
-            if self.negatives.amount != 1:
-                negative = negative.view(num_edges, -1)
-            return node, {**found, "src_index": source, "dst_pos_index": target, "dst_neg_index": negative}
-        label = None if self.label is None else self.label[input_id]
-        if mode == "binary":
-            label = torch.ones(num_edges) if label is None else label
-            label = torch.cat([label, label.new_zeros(num_negative, *label.shape[1:])])
-        found["edge_label_index"] = number.view(2, -1)
-        return node, found if label is None else {**found, "edge_label": label}
-
-    def _nodes(self, count: int, columns: int, step: int) -> Tensor:
-        """Uniform ids, int64 ``[count, columns]``: a function of the seed and the step."""
-        key, seed = torch.arange(count), ops.mixed_seed(self.steps.seed, step, self.num_nodes, 6)
-        uniform = ops.keyed_uniform(key, columns, seed, dtype=torch.float64)
-        return (uniform * self.num_nodes).long()
-
-
-def _value(option: Any) -> Any:
-    """Of an enum of PyG's."""
-    return getattr(option, "value", option)
-
-
-def _compared(options: dict[str, Any]) -> dict[str, Any]:
-    names = "replace subgraph_type disjoint directed batch_size shuffle drop_last seed"
-    return {name: options[name] for name in names.split()}
+        super().__init__(data, num_neighbors, inputs, options)
 
 
 def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) -> None:
     """Check each option by itself."""
     if not isinstance(data, Data):
         raise DataError(f"Expected a Data or DistributedData (got {type(data).__name__}): one kind of nodes and edges")
-    if isinstance(data, DistributedData):
-        _, num_groups = data.graph.data_group
-        if num_groups > 1:
-            raise UnsupportedError(
-                f"Expected one data group in {loader} (got {num_groups}): leave 'data' out of the mesh, or use "
-                f"UniformVertexLoader"
-            )
-    elif session.world_size() > 1:
-        raise DataError(f"Expected a DistributedData on several ranks (got {type(data).__name__}): wrap the graph")
-    elif not isinstance(data.edge_index, Tensor):
-        raise DataError("Expected a graph with edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
+    if not isinstance(data, DistributedData):
+        if session.world_size() > 1:
+            raise DataError(f"Expected a DistributedData on several ranks (got {type(data).__name__}): wrap the graph")
+        if not isinstance(data.edge_index, Tensor):
+            raise DataError("Expected a graph with edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
     for name, value in options.items():
         if name in _REFUSED and value is not None:
-            raise UnsupportedError(f"Expected {loader} without {name} (got {value!r}): {_REFUSED[name]}")
+            got = repr(value) if isinstance(value, str) else type(value).__name__
+            raise UnsupportedError(f"Expected {loader} without {name} (got {got}): {_REFUSED[name]}")
         if name not in _KNOWN and name not in _REFUSED:
             raise OptionError(f"Expected an option of {loader} (got {name}={value!r}): leave it out")
     counts = None if isinstance(num_neighbors, dict | str) else num_neighbors
@@ -377,12 +258,20 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
             raise OptionError(f"Expected {name} to be an integer from {least} (got {value!r})")
     if options["transform"] is not None and not callable(options["transform"]):
         raise OptionError(f"Expected transform to be a function of a batch (got {options['transform']!r})")
+    if options["weight_attr"] is not None:
+        _check_weight(data, options["weight_attr"])
 
 
-_KNOWN = {
-    "replace", "subgraph_type", "disjoint", "transform", "directed", "batch_size", "shuffle", "drop_last", "seed",
-    "prefetch", *_OF_WORKERS, *_WITHOUT_EFFECT,
-}  # fmt: skip
+def _check_weight(data: Data, name: Any) -> None:
+    weight: Any = data.get(name) if isinstance(name, str) else None
+    is_of_edges = isinstance(weight, EdgeTensor if isinstance(data, DistributedData) else Tensor)
+    if not is_of_edges or not data.is_edge_attr(name) or weight.dim() != 1:
+        raise DataError(
+            f"Expected weight_attr to be the name of a one-dimensional edge attribute (got {name!r}): add it to data"
+        )
+    values = weight.to_local() if isinstance(weight, RowTensor) else weight
+    if values.is_complex() or not bool((values.isfinite() & (values >= 0)).all()):
+        raise DataError(f"Expected finite weights of at least 0 in {name!r} (got others): clamp them")
 
 
 def _whole(data: Data, value: Any, what: str) -> Any:
@@ -410,7 +299,7 @@ def _input_nodes(data: Data, input_nodes: Any) -> Tensor:
     return ids
 
 
-def _negatives(neg_sampling: Any, ratio: float | None) -> Negatives:
+def _negatives(data: Data, neg_sampling: Any, ratio: float | None) -> Negatives:
     if ratio:
         if neg_sampling is not None:
             raise OptionError("Expected neg_sampling or neg_sampling_ratio (got both): leave one out")
@@ -423,9 +312,25 @@ def _negatives(neg_sampling: Any, ratio: float | None) -> Negatives:
         ) from error
     if cast is None:
         return Negatives()
-    if cast.src_weight is not None or cast.dst_weight is not None:
-        raise UnsupportedError("Expected neg_sampling without weights (got some): ends are drawn uniformly")
-    return Negatives("triplet" if cast.is_triplet() else "binary", float(cast.amount))
+    source, target = (
+        _sums_of_weights(data, weight, name)
+        for name, weight in (("src_weight", cast.src_weight), ("dst_weight", cast.dst_weight))
+    )
+    return Negatives("triplet" if cast.is_triplet() else "binary", float(cast.amount), source, target)
+
+
+def _sums_of_weights(data: Data, weight: Any, name: str) -> Tensor | None:
+    """Sums up to each node, float64 ``[N]``, of the weights by which nodes are drawn (collective for node tensors)."""
+    weight = _whole(data, weight, name)
+    if weight is None:
+        return None
+    sums = torch.as_tensor(weight).detach().cpu().double().cumsum(0)
+    if sums.shape != (data.num_nodes,) or not bool((weight >= 0).all()) or not 0 < float(sums[-1]) < float("inf"):
+        raise DataError(
+            f"Expected '{name}' of neg_sampling to be {data.num_nodes} weights of at least 0, not all 0 (got shape "
+            f"{list(sums.shape)}): give each node one"
+        )
+    return sums
 
 
 def _edge_label(data: Data, edges: Any, label: Any, negatives: Negatives) -> tuple[Tensor, Tensor | None]:

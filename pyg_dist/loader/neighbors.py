@@ -2,159 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.session.agreement import digest
-from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError
-from pyg_dist.graph.protocol import DistributedGraph
-from pyg_dist.graph.sample import KeptEdges, Subset
+from pyg_dist.graph.sample import DataGroup, KeptEdges, Subset
+from pyg_dist.loader.in_edges import InEdges
+from pyg_dist.loader.own_nodes import OwnNodes, SamplingRanks, ascending_unique
+from pyg_dist.loader.seeds import Seeds, Start
 
 SubgraphType = Literal["directional", "induced", "bidirectional"]
-
-
-@dataclass(frozen=True, eq=False)
-class InEdges:
-    """The in-edges of a rank's nodes, those of one node in the graph's order.
-
-    Attributes:
-        node_id: the nodes, ascending, int64 ``[n]``; ``None``: all nodes of the graph, by row.
-        row: the row of each, int64 ``[n]``.
-        rowptr: int64 ``[n + 1]``.
-        col: which of ``source_id`` each edge's source is, int32 ``[e]``.
-        edge_id: places in the graph's order, int64 ``[e]``; ``None``: in that of the entries.
-        source_id: global ids, int64.
-    """
-
-    node_id: Tensor | None
-    row: Tensor
-    rowptr: Tensor
-    col: Tensor
-    edge_id: Tensor | None
-    source_id: Tensor | None
-
-    @staticmethod
-    def of(graph: DistributedGraph) -> InEdges:
-        """Those of a graph over ranks (collective)."""
-        view = graph.edge_view
-        csr, ids = view.csr.on_host, view.neighbour_id.cpu()
-        node_id, row = ids[: view.num_local].sort()
-        graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
-        return InEdges(node_id, row, csr.rowptr, csr.col, view.edge_sharding.position[csr.edge.long()], ids)
-
-    @staticmethod
-    def of_edge_index(edge_index: Tensor, num_nodes: int) -> InEdges:
-        """Those of a plain graph."""
-        source, target = edge_index.cpu()
-        csr = CSR.from_edges(target, source, None, num_nodes, num_nodes)
-        return InEdges(
-            None, torch.arange(0), csr.rowptr, csr.col, None if csr.place is None else csr.place.long(), None
-        )
-
-    def find(self, node: Tensor) -> Tensor:
-        """The row of each node, or -1 where another rank has it."""
-        if self.node_id is None:
-            return node
-        at = ops.find_sorted(self.node_id, node)
-        return self.row[at].masked_fill_(at < 0, -1) if self.row.numel() else at
-
-    def draw(self, row: Tensor, key: Tensor, count: int, seed: int, replace: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Some in-edges of rows: which of the rows, the source and the id of each.
-
-        Shapes:
-            - row, key: int64 ``[k]``
-            - output: int64 ``[m]`` each
-        """
-        starts, entry = ops.sample_rows(self.rowptr, row, key, count, seed, replace and count >= 0)
-        source = self.col[entry].long()
-        source = source if self.source_id is None else self.source_id[source]
-        of_row = torch.repeat_interleave(torch.arange(row.numel()), starts.diff())
-        return of_row, source, entry if self.edge_id is None else self.edge_id[entry]
-
-
-class Seeds(Protocol):
-    """What batches begin with, by step."""
-
-    @property
-    def num_steps(self) -> int:
-        """Of an epoch."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What they follow from."""
-
-    def at(self, step: int) -> tuple[Tensor, dict[str, Any]]:
-        """Distinct ids of nodes, int64, and attributes of the batch."""
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """Which of ``size`` inputs each step has.
-
-    Attributes:
-        size: inputs of an epoch.
-        batch_size: of a step.
-        shuffle: whether each epoch has a permutation of its own.
-        drop_last: whether an epoch leaves out what fills no batch.
-        seed: of the permutations.
-    """
-
-    size: int
-    batch_size: int
-    shuffle: bool
-    drop_last: bool
-    seed: int
-
-    @property
-    def num_steps(self) -> int:
-        """Of an epoch."""
-        return self.size // self.batch_size if self.drop_last else -(-self.size // self.batch_size)
-
-    def at(self, step: int) -> Tensor:
-        """Numbers of inputs, int64."""
-        epoch, k = divmod(step, self.num_steps)
-        place = torch.arange(k * self.batch_size, min((k + 1) * self.batch_size, self.size))
-        if not self.shuffle:
-            return place
-        return ops.keyed_permutation(place, self.size, ops.mixed_seed(self.seed, epoch, self.size, 4))
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What they follow from."""
-        return {
-            "seed": self.seed, "batch_size": self.batch_size, "shuffle": self.shuffle, "drop_last": self.drop_last,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, eq=False)
-class NodeSeeds:
-    """Input nodes, distinct, int64 ``[n]``."""
-
-    steps: Steps
-    node: Tensor
-
-    @property
-    def num_steps(self) -> int:
-        """See :class:`Seeds`."""
-        return self.steps.num_steps
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See :class:`Seeds`."""
-        return {**self.steps.options, "input_nodes": digest(self.node)}
-
-    def at(self, step: int) -> tuple[Tensor, dict[str, Any]]:
-        """See :class:`Seeds`."""
-        input_id = self.steps.at(step)
-        return self.node[input_id], {"batch_size": input_id.numel(), "input_id": input_id}
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,16 +25,17 @@ class NeighborSampling:
     """Batches of nodes that are reached from seeds along drawn edges.
 
     A :class:`~pyg_dist.loader.sampler.Sampler`. Which in-edges of a node are kept is a function of the seed, the step,
-    the hop and the node. The owner of a node draws them; each hop sends what was drawn to all ranks of the graph, so
-    every rank knows the whole batch: O(edges of the batch) memory and messages.
+    the hop, the data group and the node. The owner of a node draws them, and each hop sends the ids of the nodes that
+    it reaches to their owners. A rank knows its own nodes of the batch and the edges that begin or end at them: O(B/P)
+    memory and messages. Where the layout needs the whole subset on each rank, it is gathered at the end: O(B).
 
-    Nodes are numbered by hop, seeds first as they are given, then ascending. In a disjoint batch a node is one for
-    each seed, and stands by the number ``seed's place * N + node``.
+    Nodes are numbered by hop, seeds first as they are given, then ascending; in each hop data group after data group.
+    In a disjoint batch a node is one for each tree, and stands by its *code* ``tree * N + node``; else by its id.
 
     Attributes:
         in_edges: of this rank's nodes.
         num_nodes: N.
-        group: the ranks of the graph.
+        ranks: those that sample.
         seeds: what batches begin with.
         num_neighbors: in-edges of a node by hop; -1: all.
         seed: of the draws.
@@ -182,13 +46,18 @@ class NeighborSampling:
 
     in_edges: InEdges
     num_nodes: int
-    group: Group | None
+    ranks: SamplingRanks
     seeds: Seeds
     num_neighbors: tuple[int, ...]
     seed: int
     subgraph_type: SubgraphType = "directional"
     replace: bool = False
     disjoint: bool = False
+
+    @property
+    def sends(self) -> bool:
+        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
+        return self.ranks.everyone.group.size > 1
 
     @property
     def num_steps(self) -> int:
@@ -201,160 +70,182 @@ class NeighborSampling:
         return {
             **self.seeds.options, "num_nodes": self.num_nodes, "num_neighbors": list(self.num_neighbors),
             "subgraph_type": self.subgraph_type, "replace": self.replace, "disjoint": self.disjoint,
+            "is_weighted": self.in_edges.weight is not None,
         }  # fmt: skip
 
-    def prepare(self, step: int) -> Subset | None:
-        """The subset, where hops send messages (collective)."""
-        return None if self.group is None or self.group.size == 1 else self._subset(step)
+    @property
+    def num_trees(self) -> int:
+        """An upper bound of the trees of a step, all data groups together."""
+        return self.seeds.max_seeds if self.disjoint else 1
 
-    def sample(self, step: int, prepared: Subset | None) -> Subset:
+    def sample(self, step: int) -> Subset:
         """See :class:`~pyg_dist.loader.sampler.Sampler`."""
-        return self._subset(step) if prepared is None else prepared
+        return _Batch(self, step).subset()
 
-    def _subset(self, step: int) -> Subset:
-        seeds, attributes = self.seeds.at(step)
-        if self.disjoint:
-            seeds = torch.arange(seeds.numel()) * self.num_nodes + seeds
-        nodes, edges = _Numbered(seeds), []
-        for hop, count in enumerate(self.num_neighbors):
-            first, last = nodes.first_of_hop[-1], len(nodes)
-            edges.append(self._drawn(nodes, first, last, count, ops.mixed_seed(self.seed, step, hop, 5)))
-            nodes.add(edges[-1].source)
-        node_id = nodes.code % self.num_nodes if self.disjoint else nodes.code
-        known: dict[str, Any] = {
-            "num_sampled_nodes": nodes.counts,
-            "num_sampled_edges": [len(drawn) for drawn in edges],
-        }
-        if self.subgraph_type != "directional":
-            edges = [self._other_edges(nodes, _Drawn.joined(edges))]
-            del known["num_sampled_edges"]
-        of_nodes = {"batch": nodes.code // self.num_nodes} if self.disjoint else {}
-        kept = _Drawn.joined(edges).numbered(nodes, self._owners(node_id), self.disjoint or self.replace)
-        return Subset(node_id, kept, attributes={**attributes, **known}, node_attributes=of_nodes)
 
-    def _drawn(self, nodes: _Numbered, first: int, last: int, count: int, seed: int) -> _Drawn:
-        """In-edges of the nodes with numbers from ``first`` to ``last`` (collective)."""
-        return self._gathered(self._own(nodes, first, last, count, seed))
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """Edges to this rank's nodes, int64 ``[m]`` each: codes of the ends, the source's rank, the entry in `InEdges`.
 
-    def _own(self, nodes: _Numbered, first: int, last: int, count: int, seed: int) -> _Drawn:
-        """Those of this rank's nodes."""
-        code = nodes.code[first:last]
-        row = self.in_edges.find(code % self.num_nodes if self.disjoint else code)
-        here = (row >= 0).nonzero().view(-1)
-        of_row, source, edge_id = self.in_edges.draw(row[here], code[here], count, seed, self.replace)
-        number = here[of_row]
-        if self.disjoint:
-            source = source + code[number] // self.num_nodes * self.num_nodes
-        return _Drawn(edge_id, source, number + first)
+    ``copy`` counts what else is the same.
+    """
 
-    def _gathered(self, own: _Drawn) -> _Drawn:
-        """Those of all ranks, by target (collective)."""
-        if self.group is None or self.group.size == 1:
-            return own
-        table = self.group.gather_rows(own.table, self.group.gather_counts(len(own)))
-        return _Drawn.of_table(table[table[:, 2].argsort(stable=True)])  # those of one target come from one rank
+    source: Tensor
+    target: Tensor
+    owner: Tensor
+    entry: Tensor
+    copy: Tensor
 
-    def _other_edges(self, nodes: _Numbered, drawn: _Drawn) -> _Drawn:
-        """All edges between the nodes, or those that were drawn and their opposites (collective)."""
-        own = self._own(nodes, 0, len(nodes), -1, 0)
-        source = nodes.find(own.source)
-        if self.subgraph_type == "induced":
-            return self._gathered(own.some(source >= 0))
-        size = len(nodes)
-        forward = torch.unique(nodes.find(drawn.source) * size + drawn.target)
-        backward = torch.unique(drawn.target * size + nodes.find(drawn.source))
-        pair = torch.where(source >= 0, source * size + own.target, -1)
-        is_drawn, is_opposite = (ops.find_sorted(pairs, pair) >= 0 for pairs in (forward, backward))
-        if not self.replace:  # a parallel of an edge that was drawn is not one
-            ids = drawn.edge_id.sort().values
-            is_drawn &= ops.find_sorted(ids, own.edge_id) >= 0
-        found = self._gathered(own.some(is_drawn | is_opposite))
-        pairs = torch.unique(nodes.find(found.source) * size + found.target)
-        if bool((ops.find_sorted(pairs, backward) < 0).any()):
+    @staticmethod
+    def joined(hops: Sequence[_Edges]) -> _Edges:
+        none = torch.empty(0, dtype=torch.int64)
+        fields = [[none] * 5, *((e.source, e.target, e.owner, e.entry, e.copy) for e in hops)]
+        return _Edges(*(torch.cat(pieces) for pieces in zip(*fields, strict=True)))
+
+    def some(self, which: Tensor) -> _Edges:
+        return _Edges(*(x[which] for x in (self.source, self.target, self.owner, self.entry, self.copy)))
+
+
+class _Batch:
+    """This rank's part of a step's batch, while it is drawn (collective)."""
+
+    def __init__(self, sampling: NeighborSampling, step: int) -> None:
+        self.sampling, self.step = sampling, step
+        self.start: Start = sampling.seeds.at(step, sampling.disjoint)
+        group, seeds = sampling.ranks.index, self.start.seeds
+        first = sum(seed.numel() for seed in seeds[:group])
+        code = seeds[group]
+        number = torch.arange(first, first + code.numel())
+        if sampling.disjoint:
+            code = number * sampling.num_nodes + code
+        here = sampling.in_edges.find(seeds[group]) >= 0
+        self.nodes = OwnNodes(sampling.ranks, sampling.num_trees * sampling.num_nodes, code[here], number[here])
+
+    def subset(self) -> Subset:
+        """The batch, as far as this rank has to know it."""
+        sampling = self.sampling
+        hops = []
+        for hop, count in enumerate(sampling.num_neighbors):
+            seed = ops.mixed_seed(sampling.seed, self.step, hop, 5, sampling.ranks.index)
+            hops.append(self._in_edges(self.nodes.hops[-1], count, seed, sampling.replace))
+            self.nodes.reach(hops[-1].source, hops[-1].owner)
+        num_edges, edges, fails = [hop.entry.numel() for hop in hops], _Edges.joined(hops), False
+        if sampling.subgraph_type != "directional":
+            every = self._in_edges(self.nodes.code, -1, 0, False)
+            edges, fails = (every, False) if sampling.subgraph_type == "induced" else self._both_ways(edges, every)
+        num_seeds = [seed.numel() for seed in self.start.seeds]
+        counts, num_edges, failures = self.nodes.number(num_seeds, num_edges, fails)
+        if failures:
             raise DataError(
                 "Expected an undirected graph for subgraph_type='bidirectional' (got an edge without its opposite): "
                 "use T.ToUndirected() before, or subgraph_type='directional'"
             )
-        return found
-
-    def _owners(self, node_id: Tensor) -> Tensor:
-        """The rank of each node (collective)."""
-        owner = torch.zeros(node_id.numel(), dtype=torch.int64)
-        if self.group is None or self.group.size == 1:
-            return owner
-        number = (self.in_edges.find(node_id) >= 0).nonzero().view(-1)
-        counts = self.group.gather_counts(number.numel())
-        owner[self.group.gather_rows(number, counts)] = torch.repeat_interleave(
-            torch.arange(self.group.size), torch.tensor(counts)
-        )
-        return owner
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawn:
-    """Edges: id, source's code, target's number; int64 ``[m]`` each."""
-
-    edge_id: Tensor
-    source: Tensor
-    target: Tensor
-
-    def __len__(self) -> int:
-        return self.edge_id.numel()
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.edge_id, self.source, self.target))
-
-    @property
-    def table(self) -> Tensor:
-        return torch.stack(list(self), dim=1)
-
-    @staticmethod
-    def of_table(table: Tensor) -> _Drawn:
-        return _Drawn(*table.t().contiguous())
-
-    @staticmethod
-    def joined(hops: Sequence[_Drawn]) -> _Drawn:
-        none = torch.empty(0, dtype=torch.int64)
-        return (
-            _Drawn(*(torch.cat([none, *pieces]) for pieces in zip(*hops, strict=True))) if hops else _Drawn(*[none] * 3)
+        known: dict[str, Any] = {"num_sampled_nodes": counts}
+        if sampling.subgraph_type == "directional":
+            known["num_sampled_edges"] = num_edges
+        code, number = self.nodes.code, self.nodes.numbers
+        kept = self._kept(edges)
+        if sampling.ranks.gathers:
+            (code, number), kept = self._gathered(code, number, kept)
+        order = number.argsort()
+        code, number = code[order], number[order]
+        groups = sampling.ranks
+        return Subset(
+            code % sampling.num_nodes if sampling.disjoint else code,
+            kept,
+            group=DataGroup(groups.index, 0, sum(counts)) if groups.count > 1 else None,
+            number=number,
+            num_nodes=sum(counts),
+            attributes={**self.start.attributes, **known},
+            node_attributes={"batch": self.start.tree[code // sampling.num_nodes]} if sampling.disjoint else {},
         )
 
-    def some(self, mask: Tensor) -> _Drawn:
-        return _Drawn(*(values[mask] for values in self))
+    def _in_edges(self, code: Tensor, count: int, seed: int, replace: bool) -> _Edges:
+        """Some in-edges of this rank's nodes."""
+        sampling, n = self.sampling, self.sampling.num_nodes
+        tree = code // n if sampling.disjoint else None
+        row = sampling.in_edges.find(code if tree is None else code % n)
+        of_row, entry = sampling.in_edges.draw(row, tree, code, count, seed, replace)
+        source, owner = sampling.in_edges.source_of(entry)
+        if tree is not None:
+            source = source + tree[of_row] * n
+        copy = torch.zeros_like(entry)
+        if replace and entry.numel():
+            place, is_new = torch.arange(entry.numel()), torch.ones_like(entry, dtype=torch.bool)
+            is_new[1:] = (entry.diff() != 0) | (of_row.diff() != 0)
+            copy = place - torch.where(is_new, place, 0).cummax(0).values
+        return _Edges(source, code[of_row], owner, entry, copy)
 
-    def numbered(self, nodes: _Numbered, owner: Tensor, repeats: bool) -> KeptEdges:
-        order = self.edge_id.argsort(stable=True)
-        source = nodes.find(self.source[order])
-        return KeptEdges(self.edge_id[order], source, self.target[order], owner, repeats)
+    def _both_ways(self, drawn: _Edges, every: _Edges) -> tuple[_Edges, bool]:
+        """The edges that were drawn and their opposites, and whether one of these is missing (collective).
 
+        With replacement, all edges between the same nodes as one that was drawn.
+        """
+        order = (drawn.owner * self.nodes.span + drawn.source).argsort(stable=True)
+        there = torch.stack([drawn.source, drawn.target], 1)[order]
+        ranks = self.sampling.ranks.part
+        counts = torch.bincount(drawn.owner, minlength=ranks.group.size).tolist()
+        wanted, _ = ranks.exchange(there, counts)
+        ends, size = ascending_unique(torch.cat([every.source, wanted[:, 1], drawn.source])), max(len(self.nodes), 1)
 
-class _Numbered:
-    """Nodes in the order in which hops reach them, ascending in each hop.
+        def pairs(source: Tensor, target: Tensor) -> Tensor:
+            return ops.find_sorted(ends, source) * size + ops.find_sorted(self.nodes.code, target)
 
-    Attributes:
-        code: what stands for each.
-        first_of_hop: the number of the first one of each hop.
-    """
+        pair, opposite = pairs(every.source, every.target), ascending_unique(pairs(wanted[:, 1], wanted[:, 0]))
+        if self.sampling.replace:
+            is_drawn = ops.find_sorted(ascending_unique(pairs(drawn.source, drawn.target)), pair) >= 0
+        else:  # a parallel of an edge that was drawn is not one
 
-    def __init__(self, seeds: Tensor) -> None:
-        self.code, self.first_of_hop = seeds, [0]
-        self._sorted, self._number = seeds.sort()
+            def edge(e: _Edges) -> Tensor:
+                tree = e.target // self.sampling.num_nodes if self.sampling.disjoint else 0
+                return e.entry + tree * self.sampling.in_edges.col.numel()
 
-    def __len__(self) -> int:
-        return self.code.numel()
+            is_drawn = ops.find_sorted(edge(drawn).sort().values, edge(every)) >= 0
+        is_opposite = ops.find_sorted(opposite, pair) >= 0
+        is_missing = bool((ops.find_sorted(ascending_unique(pair), opposite) < 0).any())
+        return every.some(is_drawn | is_opposite), is_missing
 
-    @property
-    def counts(self) -> list[int]:
-        """By hop."""
-        return [b - a for a, b in zip(self.first_of_hop, [*self.first_of_hop[1:], len(self)], strict=True)]
+    def _kept(self, edges: _Edges) -> KeptEdges:
+        """The edges between nodes of the batch; owners of sources learn of theirs (collective)."""
+        sampling, ranks = self.sampling, self.sampling.ranks.part
+        rank, size = ranks.group.rank, ranks.group.size
+        edges = edges.some((edges.owner * self.nodes.span + edges.source).argsort(stable=True))
+        target, is_other = self.nodes.find(edges.target), edges.owner != rank
+        counts = torch.bincount(edges.owner[is_other], minlength=size).tolist()
+        begin_here, of_rank = ranks.exchange(torch.stack([edges.source, target], 1)[is_other], counts)
+        at_source = self.nodes.find(begin_here[:, 0])
+        reply, _ = ranks.exchange(at_source.view(-1, 1) + 1, of_rank, is_ascending=False)
+        source = torch.empty_like(target)
+        source[~is_other] = self.nodes.find(edges.source[~is_other])
+        source[is_other] = reply.view(-1) - 1
+        receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(of_rank))
+        leaving = torch.stack([at_source, begin_here[:, 1], receiver], 1)[at_source >= 0]
+        inside = source >= 0
+        edges, source, target = edges.some(inside), source[inside], target[inside]
+        edge_id = sampling.in_edges.id_of(edges.entry)
+        copies = max(1, *sampling.num_neighbors) if sampling.replace else 1
+        key = edge_id
+        if sampling.disjoint:
+            key = key * sampling.num_trees + edges.target // sampling.num_nodes
+        return KeptEdges(
+            edge_id,
+            key * copies + edges.copy,
+            source,
+            target,
+            edges.owner,
+            leaving,
+            sampling.in_edges.num_edges * sampling.num_trees * copies,
+            sampling.disjoint or sampling.replace,
+        )
 
-    def find(self, code: Tensor) -> Tensor:
-        """The number of each, or -1."""
-        at = ops.find_sorted(self._sorted, code)
-        return self._number[at].masked_fill_(at < 0, -1) if len(self) else at
-
-    def add(self, code: Tensor) -> None:
-        """Number those that are new: a hop."""
-        self.first_of_hop.append(len(self))
-        self.code = torch.cat([self.code, torch.unique(code[self.find(code) < 0])])
-        self._sorted, self._number = self.code.sort()
+    def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
+        """Those of all ranks of the data group, edges in the graph's order (collective)."""
+        part = self.sampling.ranks.part
+        counts = part.gather([code.numel(), kept.key.numel()]).t().tolist()
+        code, number = part.gather_rows(torch.stack([code, number], 1), counts[0]).t().contiguous()
+        mine = torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
+        table = part.gather_rows(mine, counts[1])
+        edge_id, key, source, target = table[table[:, 1].argsort()].t().contiguous()
+        none = kept.leaving[:0]
+        sender = torch.zeros_like(key)
+        return (code, number), KeptEdges(edge_id, key, source, target, sender, none, kept.num_keys, kept.repeats)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -12,78 +14,102 @@ import torch
 
 from pyg_dist.backend import timing
 from pyg_dist.backend.on_device import Made, SideStream, taken
+from pyg_dist.backend.session.agreement import Control
 from pyg_dist.backend.session.state import current
 
-P = TypeVar("P")
 T = TypeVar("T")
 
 
-class _Begun(NamedTuple, Generic[P, T]):
+class _Begun(NamedTuple, Generic[T]):
     step: int
     device: torch.device
-    prepared: P
     future: Future[Made[T]]
 
 
-class Prefetcher(Generic[P, T]):
-    """Makes the item of a step, in advance if possible, by a thread that lasts until :meth:`close`.
+class _Idle(threading.Event):
+    """Whether nothing is being made."""
+
+    def close(self) -> None:
+        """Wait for it, as at the end of the session, which takes the connections away."""
+        self.wait()
+
+
+class Prefetcher(Generic[T]):
+    """Makes the item of a step, in advance if possible, by a thread that lasts until :meth:`stop`.
 
     The thread ends with the session, too, and with the last reference to the prefetcher. Items are not kept here once
-    they have been taken. Collective only if ``prepare`` is.
+    they have been taken. Collective only if ``make`` is.
 
     Args:
-        prepare: makes what the item of a step needs, on the thread that calls :meth:`begin` or :meth:`take`.
-        make: makes the item of a step from that. It sends nothing and draws from no generator; what it raises reaches
-            :meth:`take`.
+        make: makes the item of a step, and draws from no generator; what it raises reaches :meth:`take`.
         device: where items made from now on lie, asked each time; on a GPU the thread has a stream of its own.
+        sends: whether ``make`` sends messages, over a group that nothing else uses. One item is then made at a time,
+            all that are begun are made, and the main thread notes which it waits for.
     """
 
     def __init__(
         self,
-        prepare: Callable[[int], P],
-        make: Callable[[int, P], T],
+        make: Callable[[int], T],
         device: Callable[[], torch.device] = lambda: torch.device("cpu"),
+        sends: bool = False,
     ) -> None:
-        self._prepare, self._make, self._device = prepare, make, device
+        self._make, self._device, self._sends = make, device, sends
         self._stream = SideStream(device())
         self._thread: ThreadPoolExecutor | None = None
-        self._next: _Begun[P, T] | None = None
+        self._next: _Begun[T] | None = None
+        self._is_idle = _Idle()
+        self._is_idle.set()
 
     def begin(self, step: int) -> None:
         """Have the thread make the item of a step; one that was not taken is dropped."""
+        self._is_idle.wait()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pyg_dist sampling")
             current().close_at_end(self)
+            current().close_at_end(self._is_idle)  # which what is being made keeps alive
         device = self._device()
         if device != self._stream.device:
             self._stream = SideStream(device)
         self._stream.follow()
-        with timing.phase("sampling"):
-            prepared = self._prepare(step)
+        self._is_idle.clear()
         # Not self, which would be a cycle: the thread ends with the last reference to this.
-        future = self._thread.submit(_timed, self._stream, partial(self._make, step, prepared))
-        self._next = _Begun(step, device, prepared, future)
+        future = self._thread.submit(_timed, self._stream, partial(self._make, step), self._is_idle)
+        self._next = _Begun(step, device, future)
 
     def take(self, step: int) -> T:
         """The item of a step: the one that was begun, waited for, or else made now, as where the device is another."""
         begun, self._next = self._next, None
-        with timing.phase("sampling"):
-            if begun is None or begun.step != step:
-                return self._make(step, self._prepare(step))
-            if begun.device != self._device():
-                return self._make(step, begun.prepared)
-            return taken(begun.future.result())
+        with timing.phase("sampling"), self._called():
+            if begun is not None and (begun.step, begun.device) == (step, self._device()):
+                return taken(begun.future.result())
+            self._is_idle.wait()
+            return self._make(step)
+
+    def stop(self) -> None:
+        """End the thread once it has made what it is making; does not wait for that."""
+        self._end(waits=False)
 
     def close(self) -> None:
-        """End the thread once it has made what it is making."""
+        """:meth:`stop`, and wait."""
+        self._end(waits=True)
+
+    def _end(self, waits: bool) -> None:
         thread, self._thread, self._next = self._thread, None, None
         if thread is not None:
-            thread.shutdown(cancel_futures=True)
+            thread.shutdown(wait=waits)
+
+    def _called(self) -> AbstractContextManager[None]:
+        """Ranks that take other items than others are found as those that make other calls are."""
+        if not self._sends:
+            return nullcontext()
+        _, _, call = current().of(Control).group.begin("mini-batch", torch.empty(0, device="cpu"), 0)
+        return call
 
 
-def _timed(stream: SideStream, make: Callable[[], T]) -> Made[T]:
+def _timed(stream: SideStream, make: Callable[[], T], is_idle: threading.Event) -> Made[T]:
     begin = time.perf_counter()
     try:
         return stream.make(make)
     finally:
         timing.count_hidden(time.perf_counter() - begin)
+        is_idle.set()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from pyg_dist.graph.sample import Subset
 
-P = TypeVar("P")
 
-
-class Sampler(Protocol[P]):
+class Sampler(Protocol):
     """What :class:`~pyg_dist.loader.BatchLoader` needs of a sampler; this protocol is the whole of it.
 
-    Subsets are functions of :attr:`options` and the step: the same on every rank of a data group, however many ranks
-    there are, and the same again after a restart.
+    Subsets are functions of :attr:`options` and the step: the same however many ranks there are, and the same again
+    after a restart.
     """
 
     @property
@@ -24,8 +22,12 @@ class Sampler(Protocol[P]):
     def options(self) -> dict[str, Any]:
         """What the subsets follow from, by name: equal on every rank, and part of ``state_dict``."""
 
-    def prepare(self, step: int) -> P:
-        """What needs messages, on the main thread: ranks call it alike, one step ahead (collective)."""
+    @property
+    def sends(self) -> bool:
+        """Whether :meth:`sample` sends messages: it is collective then, and all ranks draw the same steps in one order.
 
-    def sample(self, step: int, prepared: P) -> Subset:
-        """The subset of a step. It sends nothing, and changes nothing: a thread runs it while a step trains."""
+        It has a group for them alone (:func:`~pyg_dist.backend.session.agreement.group_of_thread`).
+        """
+
+    def sample(self, step: int) -> Subset:
+        """The subset of a step. It changes nothing: a thread runs it while a step trains."""

@@ -64,10 +64,12 @@ class UniformSampling:
         num_input = max(1, round(self.batch_size * self.input_nodes.numel() / self.num_nodes))
         return num_input, self.batch_size - num_input
 
-    def prepare(self, step: int) -> None:
-        """Nothing: every rank knows all that a sample follows from."""
+    @property
+    def sends(self) -> bool:
+        """See :class:`~pyg_dist.loader.sampler.Sampler`: every rank knows all that a sample follows from."""
+        return False
 
-    def sample(self, step: int, prepared: None = None) -> Subset:
+    def sample(self, step: int) -> Subset:
         """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         node_id = self.node_id(step)
         scale = self._pairs(node_id.numel()) if self.rescale else None

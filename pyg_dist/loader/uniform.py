@@ -21,7 +21,7 @@ from pyg_dist.tensor import NodeTensor
 _LIKELY = 0.5
 
 
-class UniformVertexLoader(BatchLoader[None]):
+class UniformVertexLoader(BatchLoader):
     r"""Iterates over subgraphs that B uniformly drawn nodes induce, each a ``DistributedData``.
 
     The sample of a step is a function of the seed, the step, N and B: every rank computes it and selects its own rows

@@ -87,7 +87,9 @@ def origin_of(values: RowTensor | None) -> tuple[RowTensor, PickedRows] | None:
 
 
 class PickedNodes(PickedRows, NodeTensor):
-    """``n_id``: the nodes of a subgraph."""
+    """``n_id``: the nodes of a subgraph; ``listed`` says which of its subset's nodes the local ones are, int64."""
+
+    listed: Tensor
 
 
 class PickedEdges(PickedRows, EdgeTensor):

@@ -21,8 +21,9 @@ class EverySecond:
     def options(self) -> dict[str, Any]:
         return {"num_nodes": self.num_nodes, "num_steps": self.num_steps}
 
-    def prepare(self, step: int) -> None:
-        """Nothing is sent."""
+    @property
+    def sends(self) -> bool:
+        return False
 
-    def sample(self, step: int, prepared: None) -> Subset:
+    def sample(self, step: int) -> Subset:
         return Subset(torch.arange(step % 2, self.num_nodes, 2))

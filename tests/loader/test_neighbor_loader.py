@@ -218,7 +218,9 @@ def refusals() -> list[str]:
     from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
 
     graph, rank = random_graph(20, 60), pyg_dist.rank()
+    graph.signed = graph.edge_weight - 0.5
     data = laid_out(graph, None)
+    grouped = DistributedData(graph, layout="grid", mesh={"data": 2})
     edges = graph.edge_index
 
     def first(loader: Any) -> None:
@@ -239,17 +241,18 @@ def refusals() -> list[str]:
         lambda: NeighborLoader(data, [2], input_nodes=("v", torch.tensor([1]))),
         lambda: NeighborLoader(data, [2], seed=rank),
         lambda: NeighborLoader(data, [2], time_attr="time"),
-        lambda: NeighborLoader(data, [2], weight_attr="edge_weight"),
+        lambda: NeighborLoader(data, [2], weight_attr="x"),
+        lambda: NeighborLoader(data, [2], weight_attr="signed"),
         lambda: NeighborLoader(data, [2], num_neighbours=2),
         lambda: first(NeighborLoader(data, [2], batch_size=20, subgraph_type="bidirectional")),
-        lambda: NeighborLoader(DistributedData(graph, layout="grid", mesh={"data": 2}), [2]),
+        lambda: NeighborLoader(grouped, [2], batch_size=11, drop_last=True),
         lambda: LinkNeighborLoader(data, [2], edges[:1]),
         lambda: LinkNeighborLoader(data, [2], edges, torch.ones(7)),
         lambda: LinkNeighborLoader(data, [2], edges, torch.ones(60), neg_sampling="triplet"),
         lambda: LinkNeighborLoader(data, [2], edges, neg_sampling="some"),
-        lambda: LinkNeighborLoader(data, [2], edges, disjoint=True),
+        lambda: LinkNeighborLoader(data, [2], edges, edge_label_time=edges[0]),
         lambda: LinkNeighborLoader(
-            data, [2], edges, neg_sampling=NegativeSampling("binary", 1, src_weight=torch.ones(20))
+            data, [2], edges, neg_sampling=NegativeSampling("binary", 1, src_weight=torch.ones(19))
         ),
     ]
     messages = []
@@ -279,16 +282,17 @@ def test_refusals(workers: Pools) -> None:
         "DataError: Expected 'input_nodes' without a node type",
         "AgreementError: Expected the same on every rank: option seed",
         "UnsupportedError: Expected NeighborLoader without time_attr (got 'time')",
-        "UnsupportedError: Expected NeighborLoader without weight_attr (got 'edge_weight')",
+        "DataError: Expected weight_attr to be the name of a one-dimensional edge attribute (got 'x')",
+        "DataError: Expected finite weights of at least 0 in 'signed' (got others)",
         "OptionError: Expected an option of NeighborLoader (got num_neighbours=2)",
         "DataError: Expected an undirected graph for subgraph_type='bidirectional'",
-        "UnsupportedError: Expected one data group in NeighborLoader (got 2)",
+        "OptionError: Expected at least one batch of 22 inputs (got 20 inputs and drop_last=True)",
         "DataError: Expected 'edge_label_index' to be a tensor of shape [2, n] (got [1, 60])",
         "DataError: Expected 'edge_label' to have 60 rows (got shape [7])",
         "OptionError: Expected no edge_label with neg_sampling='triplet'",
         "OptionError: Expected neg_sampling to be 'binary', 'triplet' or a NegativeSampling (got 'some')",
-        "UnsupportedError: Expected disjoint=False in LinkNeighborLoader",
-        "UnsupportedError: Expected neg_sampling without weights",
+        "UnsupportedError: Expected LinkNeighborLoader without edge_label_time",
+        "DataError: Expected 'src_weight' of neg_sampling to be 20 weights of at least 0, not all 0 (got shape [19])",
     ]
     for messages in workers(2).run(refusals):
         assert len(messages) == len(expected)

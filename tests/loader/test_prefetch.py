@@ -13,23 +13,18 @@ from pyg_dist.backend.session import session
 from pyg_dist.loader.prefetch import Prefetcher
 
 
-def name_of_thread(step: int, prepared: str) -> tuple[int, str]:
-    assert prepared == f"for {step} on {threading.main_thread().name}"
+def name_of_thread(step: int) -> tuple[int, str]:
     return step, threading.current_thread().name
 
 
-def prepared_for(step: int) -> str:
-    return f"for {step} on {threading.current_thread().name}"
-
-
-def thread_of(items: Prefetcher[str, tuple[int, str]]) -> threading.Thread:
+def thread_of(items: Prefetcher[tuple[int, str]]) -> threading.Thread:
     items.begin(0)
     _, name = items.take(0)
     return next(thread for thread in threading.enumerate() if thread.name == name)
 
 
 def test_one_thread_makes_what_was_begun() -> None:
-    items = Prefetcher(prepared_for, name_of_thread)
+    items = Prefetcher(name_of_thread)
     step, here = items.take(5)
     assert (step, here) == (5, threading.current_thread().name)
     names = set()
@@ -46,9 +41,9 @@ def test_one_thread_makes_what_was_begun() -> None:
 
 
 @pytest.mark.parametrize("end", [Prefetcher.close, lambda items: session.shutdown(), None])
-def test_the_thread_ends(end: Callable[[Prefetcher[str, tuple[int, str]]], None] | None) -> None:
+def test_the_thread_ends(end: Callable[[Prefetcher[tuple[int, str]]], None] | None) -> None:
     """By itself, with the session, and with the last reference."""
-    items = Prefetcher(prepared_for, name_of_thread)
+    items = Prefetcher(name_of_thread)
     thread = thread_of(items)
     assert thread.is_alive()
     if end is None:
@@ -65,10 +60,10 @@ def test_the_thread_ends(end: Callable[[Prefetcher[str, tuple[int, str]]], None]
 
 
 def test_an_exception_reaches_take() -> None:
-    def broken(step: int, prepared: str) -> int:
+    def broken(step: int) -> int:
         raise ValueError(f"step {step}")
 
-    items = Prefetcher(prepared_for, broken)
+    items = Prefetcher(broken)
     items.begin(2)
     with pytest.raises(ValueError, match="step 2"):
         items.take(2)
@@ -111,7 +106,7 @@ class Stream:
         del self.streams.here.stream
 
 
-def wait(items: Prefetcher[str, str]) -> None:
+def wait(items: Prefetcher[str]) -> None:
     """Until the thread has made what was begun."""
     assert items._next is not None
     items._next.future.result()
@@ -124,12 +119,12 @@ def test_items_of_a_gpu_have_a_stream_of_their_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(streams, "sampling"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: streams.log.append(f"device {device}"))
 
-    def make(step: int, prepared: str) -> str:
+    def make(step: int) -> str:
         streams.log.append(f"step {step} on {streams.current_stream().name}")
         return f"item {step}"
 
     devices = [torch.device("cpu")]
-    items = Prefetcher(prepared_for, make, lambda: devices[-1])
+    items = Prefetcher(make, lambda: devices[-1])
     assert items.take(0) == "item 0"
     items.begin(1)
     wait(items)

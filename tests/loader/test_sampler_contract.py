@@ -38,10 +38,10 @@ def neighbours(data: Any, **options: Any) -> Any:
     return NeighborLoader(data, [3, 2], batch_size=8, **options)
 
 
-def links(data: Any) -> Any:
+def links(data: Any, **options: Any) -> Any:
     from pyg_dist.loader import LinkNeighborLoader
 
-    return LinkNeighborLoader(data, [2, 2], batch_size=40, neg_sampling="triplet", shuffle=True)
+    return LinkNeighborLoader(data, [2, 2], batch_size=40, neg_sampling="triplet", shuffle=True, **options)
 
 
 SAMPLERS: dict[str, Callable[[Any], Any]] = {
@@ -54,7 +54,9 @@ SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "neighbours, disjoint, with replacement": lambda data: neighbours(
         data, disjoint=True, replace=True, drop_last=True
     ),
+    "neighbours, weighted, with replacement": lambda data: neighbours(data, replace=True, weight_attr="edge_weight"),
     "links": lambda data: links(data),
+    "links, disjoint": lambda data: links(data, disjoint=True),
 }
 
 
@@ -71,19 +73,23 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def check_batch(graph: Data, batch: Any, subset: Any) -> None:
-    """Compare a batch with what PyG makes of its nodes, or with the edges that the subset names."""
-    if subset.kept is None:
-        edge_index, _, keep = subgraph(
+    """Compare a batch with what PyG makes of its nodes, or with what the rank's subset says of its edges."""
+    n_id, e_id, edge_index = (batch[name].full_tensor() for name in ("n_id", "e_id", "edge_index"))
+    kept = subset.kept
+    if kept is None:
+        expected, _, keep = subgraph(
             subset.node_id, graph.edge_index, relabel_nodes=True, num_nodes=graph.num_nodes, return_edge_mask=True
         )
-        e_id = keep.nonzero().view(-1)
+        assert torch.equal(n_id, subset.node_id)
+        assert torch.equal(e_id, keep.nonzero().view(-1))
+        assert torch.equal(edge_index, expected)
     else:
-        edge_index, e_id = torch.stack([subset.kept.source, subset.kept.target]), subset.kept.edge_id
-        assert torch.equal(subset.node_id[edge_index], graph.edge_index[:, e_id])
-    assert torch.equal(batch.n_id.full_tensor(), subset.node_id)
-    assert torch.equal(batch.x.full_tensor(), graph.x[subset.node_id])
-    assert torch.equal(batch.e_id.full_tensor(), e_id)
-    assert torch.equal(batch.edge_index.full_tensor(), edge_index)
+        assert n_id.numel() == subset.num_nodes
+        assert torch.equal(n_id[subset.number], subset.node_id)
+        assert torch.equal(n_id[edge_index], graph.edge_index[:, e_id])
+        edges = set(zip(e_id.tolist(), *edge_index.tolist(), strict=True))
+        assert edges >= set(zip(kept.edge_id.tolist(), kept.source.tolist(), kept.target.tolist(), strict=True))
+    assert torch.equal(batch.x.full_tensor(), graph.x[n_id])
     assert torch.equal(batch.edge_attr.full_tensor(), graph.edge_attr[e_id])
 
 
@@ -95,12 +101,11 @@ def drawn(name: str, mesh: dict[str, int] | None) -> list[tuple[list[int], list[
     data = laid_out(graph, mesh)
     loader = SAMPLERS[name](data)
     sampler, num_steps = loader.sampler, len(loader)
-    prepared = [sampler.prepare(step) for step in range(2 * num_steps)]
-    with mock.patch.object(Calls, "next", side_effect=AssertionError("sample sends")):
-        subsets = [sampler.sample(step, prepared[step]) for step in range(2 * num_steps)]
-        again = [sampler.sample(step, prepared[step]) for step in reversed(range(2 * num_steps))]
-    assert all(is_same(a, b) for a, b in zip(subsets, reversed(again), strict=True))
-    assert is_same(subsets[1], sampler.sample(1, sampler.prepare(1)))  # in any order, as after a restart
+    fails = AssertionError("sample sends")
+    with mock.patch.object(Calls, "next", autospec=True, side_effect=Calls.next if sampler.sends else fails):
+        subsets = [sampler.sample(step) for step in range(2 * num_steps)]
+        again = [sampler.sample(step) for step in reversed(range(2 * num_steps))]
+    assert all(is_same(a, b) for a, b in zip(subsets, reversed(again), strict=True))  # in any order, as in a restart
     found, states = [], [loader.state_dict()]
     for _ in range(2):
         for batch in loader:

@@ -100,23 +100,30 @@ class ListedOrder(NodeOrder):
 class SampledOrder(ListedOrder):
     """The nodes of a sample in the order of the whole graph, whose ranges are split: a range's number of nodes varies.
 
-    Nodes are numbered by their places in the sample. ``parent_position`` ascends; ``split_position`` is the same in the
-    order of ``num_even`` positions that is split evenly, another one where the graph is a sample itself.
+    Nodes are numbered by their places in the sample, or by ``number`` of these, which ascends. ``parent_position``
+    ascends; ``split_position`` is the same in the order of ``num_even`` positions that is split evenly, another one
+    where the graph is a sample itself.
     """
 
     parent_position: Tensor
     split_position: Tensor
     num_even: int
+    number: Tensor | None = None
 
     @staticmethod
-    def at(parent: NodeOrder, node_id: Tensor) -> SampledOrder:
-        """The order of the sampled nodes. O(B log B) time."""
+    def at(parent: NodeOrder, node_id: Tensor, number: Tensor | None = None) -> SampledOrder:
+        """The order of the sampled nodes, whose numbers ascend. O(B log B) time."""
         parent_position, place = parent.positions(node_id).sort(stable=True)
         position = torch.empty_like(place).scatter_(0, place, torch.arange(place.numel()))
         split_position = parent_position
         if isinstance(parent, SampledOrder):
             split_position = parent.split_position[parent_position]
-        return SampledOrder(place, position, parent_position, split_position, parent.num_split)
+        nodes = place if number is None else number[place]
+        return SampledOrder(nodes, position, parent_position, split_position, parent.num_split, number)
+
+    def positions(self, node_id: Tensor) -> Tensor:
+        """See :class:`NodeOrder`."""
+        return super().positions(node_id if self.number is None else torch.searchsorted(self.number, node_id))
 
     @property
     def num_split(self) -> int:

@@ -111,7 +111,8 @@ class Restriction:
         edge: places of the edges in the graph's edge storage, int64 ``[e]``.
         remote_edge: the edges of other ranks that are summed here: places in :attr:`RemoteLinks.place`'s list.
         remote_ends: global ids of source and target of these edges, int64 ``[2, k]``.
-        kept: which of the edges that the subset names each edge is, int64 ``[e]``; ``None``: it names none.
+        listed: which of the subset's nodes the rows are, int64 ``[b]``.
+        kept_key: the edges' keys in the subset, int64 ``[e]``; ``None``: it names no edges.
     """
 
     share: HaloShare
@@ -119,7 +120,8 @@ class Restriction:
     edge: Tensor
     remote_edge: Tensor
     remote_ends: Tensor
-    kept: Tensor | None = None
+    listed: Tensor
+    kept_key: Tensor | None = None
 
 
 def restricted(
@@ -133,7 +135,7 @@ def restricted(
     Args:
         share: the rank's share of the graph.
         links: its remote edges.
-        subset: the nodes, the same on every rank.
+        subset: the nodes: the same on every rank, or with edges that are named, this rank's.
         stored: the rank's edges by ascending id, and their places in edge storage; for a subset that names its edges.
     """
     node_id, kept = subset.node_id, subset.kept
@@ -141,27 +143,28 @@ def restricted(
     position = (place >= 0).nonzero().view(-1)
     of_sample = _at(links.local_id, _at(place, position)).long()
     order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
-    row, number = _at(of_sample, order), _at(position, order)
+    row, listed = _at(of_sample, order), _at(position, order)
+    number = listed if subset.number is None else _at(subset.number, listed)
     num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
+    own_row = torch.empty(num_local, dtype=torch.int32)  # by ascending number
+    own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
     if kept is None:
         local, local_edge = share.local.restricted(row, row)
         remote, halo_id = links.between(node_id) if links.row.numel() else (None, None)
-        own_id, own_row = _at(node_id, position), torch.empty(num_local, dtype=torch.int32)
-        own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+        own_number = _at(node_id, position)
     else:
-        own_id, own_row = torch.arange(node_id.numel()), torch.full((node_id.numel(),), -1, dtype=torch.int32)
-        own_row[number] = torch.arange(num_local, dtype=torch.int32)
-        local, local_edge, remote = _kept_edges(kept, own_row, share.rank, links.load)
+        own_number = position if subset.number is None else _at(subset.number, position)
+        local, local_edge, remote = _kept_edges(kept, own_number, own_row, subset.size, share.rank, links.load)
         halo_id = remote.rows.node
 
     def local_id(node: Tensor) -> Tensor:
-        return _at(own_row, node if kept is not None else torch.searchsorted(own_id, node, out_int32=True))
+        return _at(own_row, torch.searchsorted(own_number, node, out_int32=True))
 
     share_of = partial(
         HaloShare,
         rank=share.rank,
         num_ranks=share.num_ranks,
-        num_nodes=node_id.numel(),
+        num_nodes=node_id.numel() if kept is None else subset.size,
         num_edges=-1,  # not known without communication
         node_id=number,
         num_inner=num_inner,
@@ -171,16 +174,16 @@ def restricted(
     kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
 
     def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Places in edge storage, given those or the numbers of kept edges, and these."""
+        """Places in edge storage, given those or the places of kept edges, and the keys of these."""
         if kept is None or stored is None:
             return edge, None
         ids, place = stored
-        return _at(place, torch.searchsorted(ids, _at(kept.edge_id, edge))), edge
+        return _at(place, torch.searchsorted(ids, _at(kept.edge_id, edge))), _at(kept.key, edge)
 
     if remote is None or share.num_ranks == 1:
         none = torch.empty(0, dtype=torch.int64)
         nothing = no_transfer(share.num_ranks, num_local, num_local - num_inner)
-        edge, number_of = numbered(local_edge)
+        edge, kept_key = numbered(local_edge)
         alone = share_of(
             edge_id=_at(share.edge_id, edge),
             row_transfer=nothing,
@@ -188,13 +191,13 @@ def restricted(
             halo_id=none,
             rows_sent=dict.fromkeys(kinds, 0),
         )
-        return Restriction(alone, row, edge, none, none.view(2, 0), number_of)
+        return Restriction(alone, row, edge, none, none.view(2, 0), listed, kept_key)
 
     assert halo_id is not None
     here, (arriving, leaving) = remote.arriving(share.rank), OneWay.both(remote, share.rank)
     assert arriving.edge is not None
     places = Places.of(arriving, local_id, num_local, num_inner, local.num_entries)
-    edge, number_of = numbered(torch.cat([local_edge, places.stored(arriving.edge)]))
+    edge, kept_key = numbered(torch.cat([local_edge, places.stored(arriving.edge)]))
 
     covers = {kind: remote.cover(kind).split(here.rows, here.sums) for kind in kinds}
     lists = {
@@ -210,30 +213,40 @@ def restricted(
         rows_sent={kind: int(sent.left.sum() + sent.right.sum()) for kind, (_, sent) in covers.items()},
     )
     ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
-    return Restriction(result, row, edge, remote.edge[summed], ends, number_of)
+    return Restriction(result, row, edge, remote.edge[summed], ends, listed, kept_key)
 
 
-def _kept_edges(kept: KeptEdges, own_row: Tensor, rank: int, load: Tensor) -> tuple[CSR, Tensor, RemoteEdges]:
-    """The rank's edges between its own nodes, the numbers of these among all, and the edges between it and others.
+def _kept_edges(
+    kept: KeptEdges, own_number: Tensor, own_row: Tensor, num_nodes: int, rank: int, load: Tensor
+) -> tuple[CSR, Tensor, RemoteEdges]:
+    """The rank's edges between its own nodes, which of the kept ones they are, and the edges between it and others.
 
     Args:
-        kept: the edges of the batch.
-        own_row: the local id of each of the batch's nodes, int32 ``[B]``.
+        kept: the edges that the rank has to do with.
+        own_number: numbers of the rank's nodes in the batch, ascending, int64 ``[b]``.
+        own_row: the local id of each, int32 ``[b]``.
+        num_nodes: of the batch.
         rank: the rank.
         load: see :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
     """
-    sender, receiver = (_at(kept.owner, ends) for ends in (kept.source, kept.target))
-    begins, ends = sender == rank, receiver == rank
-    inside, crossing = ((begins & ends).nonzero().view(-1), (begins != ends).nonzero().view(-1))
-    num_local = int((own_row >= 0).sum())
-    target, source = (_at(own_row, _at(end, inside)) for end in (kept.target, kept.source))
-    csr = CSR.from_edges(target, source, None, num_local, num_local)
-    local = CSR(csr.rowptr, csr.col, None, num_local)
+    inside, arriving = (kept.sender == rank).nonzero().view(-1), (kept.sender != rank).nonzero().view(-1)
+    target, source = (
+        _at(own_row, torch.searchsorted(own_number, _at(end, inside))) for end in (kept.target, kept.source)
+    )
+    csr = CSR.from_edges(target, source, None, own_row.numel(), own_row.numel())
+    local = CSR(csr.rowptr, csr.col, None, own_row.numel())
     number = inside if csr.place is None else _at(inside, csr.place)
+    source, target, receiver = kept.leaving.unbind(1)
     remote = RemoteEdges.of_list(
-        crossing, _at(kept.source, crossing), _at(kept.target, crossing),
-        _at(sender, crossing), _at(receiver, crossing), kept.owner.numel(), load, rank,
-    )  # fmt: skip
+        torch.cat([arriving, torch.full_like(source, -1)]),
+        torch.cat([_at(kept.source, arriving), source]),
+        torch.cat([_at(kept.target, arriving), target]),
+        torch.cat([_at(kept.sender, arriving), torch.full_like(source, rank)]),
+        torch.cat([torch.full_like(arriving, rank), receiver]),
+        num_nodes,
+        load,
+        rank,
+    )
     return local, number, remote
 
 

@@ -1,0 +1,135 @@
+"""The in-edges of a rank's nodes, and the draw of some of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.tensor import EdgeTensor
+
+
+@dataclass(frozen=True, eq=False)
+class InEdges:
+    """The in-edges of a rank's nodes, those of one node in the graph's order.
+
+    Attributes:
+        node_id: the nodes, ascending, int64 ``[n]``; ``None``: all nodes of the graph, by row.
+        row: the row of each, int64 ``[n]``.
+        rowptr: int64 ``[n + 1]``.
+        col: which of ``source_id`` each edge's source is, int32 ``[e]``.
+        edge_id: places in the graph's order, int64 ``[e]``; ``None``: in that of the entries.
+        source_id: global ids, int64 ``[s]``; ``None``: ``col`` has them.
+        owner: the rank of each of ``source_id``, int64 ``[s]``; ``None``: this one.
+        num_edges: of the graph.
+        weight: of each edge in draws, not negative, float64 ``[e]``; ``None``: draws are uniform.
+    """
+
+    node_id: Tensor | None
+    row: Tensor
+    rowptr: Tensor
+    col: Tensor
+    edge_id: Tensor | None
+    source_id: Tensor | None
+    owner: Tensor | None
+    num_edges: int
+    weight: Tensor | None = None
+
+    @staticmethod
+    def of(graph: DistributedGraph, weight: EdgeTensor | None) -> InEdges:
+        """Those of a graph over ranks (collective)."""
+        view = graph.edge_view
+        csr, ids = view.csr.on_host, view.neighbour_id.cpu()
+        node_id, row = ids[: view.num_local].sort()
+        graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
+        edge = csr.edge.long()
+        edge_id, values = view.edge_sharding.position[edge], None
+        if weight is not None:
+            moved = view.edge_sharding.from_sharding(weight.to_local(), weight._sharding)
+            assert moved is not None
+            values = moved.detach().cpu().double()[edge]
+        return InEdges(
+            node_id, row, csr.rowptr, csr.col, edge_id, ids, view.neighbour_rank, graph.edge_sharding.size, values
+        )
+
+    @staticmethod
+    def of_edge_index(edge_index: Tensor, num_nodes: int, weight: Tensor | None) -> InEdges:
+        """Those of a plain graph."""
+        source, target = edge_index.cpu()
+        csr = CSR.from_edges(target, source, None, num_nodes, num_nodes)
+        edge_id = None if csr.place is None else csr.place.long()
+        if weight is not None:
+            weight = weight.detach().cpu().double()
+            weight = weight if edge_id is None else weight[edge_id]
+        return InEdges(
+            None, torch.arange(0), csr.rowptr, csr.col, edge_id, None, None, edge_index.shape[1], weight
+        )  # fmt: skip
+
+    def find(self, node: Tensor) -> Tensor:
+        """The row of each node, or -1 where another rank has it."""
+        if self.node_id is None:
+            return node
+        at = ops.find_sorted(self.node_id, node)
+        return self.row[at].masked_fill_(at < 0, -1) if self.row.numel() else at
+
+    def draw(
+        self, row: Tensor, tree: Tensor | None, key: Tensor, count: int, seed: int, replace: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Some in-edges of rows: which of the rows each belongs to, and its entry, int64 ``[m]`` each.
+
+        Args:
+            row: int64 ``[k]``.
+            tree: which tree each row belongs to, int64 ``[k]``; ``None``: all to one.
+            key: of each row's draw, int64 ``[k]``.
+            count: in-edges of a row; -1: all.
+            seed: of the draws.
+            replace: whether an edge may come several times.
+        """
+        if self.weight is not None and count >= 0:
+            return self._draw_weighted(row, tree, count, seed, replace)
+        starts, entry = ops.sample_rows(self.rowptr, row, key, count, seed, replace and count >= 0)
+        return torch.repeat_interleave(torch.arange(row.numel()), starts.diff()), entry
+
+    def _draw_weighted(
+        self, row: Tensor, tree: Tensor | None, count: int, seed: int, replace: bool
+    ) -> tuple[Tensor, Tensor]:
+        """By weights, one after another: those whose keyed exponential times of rate ``weight`` are the first.
+
+        Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006. O(degree) time for a row; with
+        replacement, for each draw. Of weight zero none is drawn.
+        """
+        assert self.weight is not None
+        starts, entry = ops.sample_rows(self.rowptr, row, row, -1, seed, False)
+        of_row = torch.repeat_interleave(torch.arange(row.numel()), starts.diff())
+        weight = self.weight[entry]
+        some = (weight > 0).nonzero().view(-1)
+        of_row, entry, weight = of_row[some], entry[some], weight[some]
+        key = self.id_of(entry)
+        if tree is not None:
+            key = key + tree[of_row] * self.num_edges
+        first = torch.searchsorted(of_row, torch.arange(row.numel()))
+        within = torch.arange(of_row.numel()) - first[of_row]  # what stands there once a row's are sorted
+        taken = []
+        for draw in range(count if replace else min(count, 1)):
+            uniform = ops.keyed_uniform(key, 1, seed, draw, dtype=torch.float64).view(-1)
+            time = -torch.log1p(-uniform) / weight
+            order = torch.from_numpy(np.lexsort((time.numpy(), of_row.numpy())))
+            taken.append(order[within < (1 if replace else count)])
+        drawn = torch.cat([of_row[:0], *taken])
+        drawn = drawn.sort().values
+        return of_row[drawn], entry[drawn]
+
+    def id_of(self, entry: Tensor) -> Tensor:
+        """The place of each entry's edge in the graph's order."""
+        return entry if self.edge_id is None else self.edge_id[entry]
+
+    def source_of(self, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """The source of each entry's edge, and the source's rank."""
+        col = self.col[entry].long()
+        source = col if self.source_id is None else self.source_id[col]
+        return source, torch.zeros_like(source) if self.owner is None else self.owner[col]

@@ -1,0 +1,239 @@
+"""What batches of sampled neighbours begin with: input nodes, or the ends of links and of negative ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend import ops
+from pyg_dist.backend.session.agreement import digest
+
+
+class Start(NamedTuple):
+    """The begin of a step's batch, which every rank knows.
+
+    Attributes:
+        seeds: ids of nodes by data group, int64; those of a group are distinct, unless the batch is disjoint.
+        tree: which input each seed belongs to, group after group, int64; for disjoint batches.
+        attributes: of the batch.
+    """
+
+    seeds: list[Tensor]
+    tree: Tensor
+    attributes: dict[str, Any]
+
+
+class Seeds(Protocol):
+    """What batches begin with, by step."""
+
+    @property
+    def num_steps(self) -> int:
+        """Of an epoch."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What they follow from."""
+
+    @property
+    def max_seeds(self) -> int:
+        """An upper bound of the seeds of a step in a disjoint batch, all data groups together."""
+
+    def at(self, step: int, is_disjoint: bool) -> Start:
+        """Of a step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Which of ``size`` inputs each step has, and each data group of it: as even a part as can be.
+
+    Attributes:
+        size: inputs of an epoch.
+        batch_size: of a step and a data group.
+        shuffle: whether each epoch has a permutation of its own.
+        drop_last: whether an epoch leaves out what fills no batch.
+        seed: of the permutations.
+        num_groups: data groups.
+    """
+
+    size: int
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+    num_groups: int = 1
+
+    @property
+    def size_of_step(self) -> int:
+        """Inputs of a step, the last one of an epoch maybe excepted."""
+        return self.batch_size * self.num_groups
+
+    @property
+    def num_steps(self) -> int:
+        """Of an epoch."""
+        return self.size // self.size_of_step if self.drop_last else -(-self.size // self.size_of_step)
+
+    def at(self, step: int) -> Tensor:
+        """Numbers of inputs, int64."""
+        epoch, k = divmod(step, self.num_steps)
+        place = torch.arange(k * self.size_of_step, min((k + 1) * self.size_of_step, self.size))
+        if not self.shuffle:
+            return place
+        return ops.keyed_permutation(place, self.size, ops.mixed_seed(self.seed, epoch, self.size, 4))
+
+    def by_group(self, inputs: Tensor) -> list[Tensor]:
+        """Consecutive parts of something that each input of a step has."""
+        return list(inputs.tensor_split(self.num_groups))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What they follow from."""
+        return {
+            "seed": self.seed, "batch_size": self.batch_size, "shuffle": self.shuffle, "drop_last": self.drop_last,
+            "num_groups": self.num_groups,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class NodeSeeds:
+    """Input nodes, distinct, int64 ``[n]``."""
+
+    steps: Steps
+    node: Tensor
+
+    @property
+    def num_steps(self) -> int:
+        """See :class:`Seeds`."""
+        return self.steps.num_steps
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See :class:`Seeds`."""
+        return {**self.steps.options, "input_nodes": digest(self.node)}
+
+    @property
+    def max_seeds(self) -> int:
+        """See :class:`Seeds`."""
+        return self.steps.size_of_step
+
+    def at(self, step: int, is_disjoint: bool) -> Start:
+        """See :class:`Seeds`."""
+        input_id = self.steps.at(step)
+        count = input_id.numel()
+        attributes = {"batch_size": count, "input_id": input_id}
+        return Start(self.steps.by_group(self.node[input_id]), torch.arange(count), attributes)
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Negative samples: how, how many for each edge, and the sums of the weights by which ends are drawn, ``[N]``."""
+
+    mode: Literal["none", "binary", "triplet"] = "none"
+    amount: float = 0.0
+    source_weight: Tensor | None = None
+    target_weight: Tensor | None = None
+
+    @property
+    def ends_of_edge(self) -> int:
+        """An upper bound of the seeds that an edge brings, those of its negative samples included."""
+        return 2 + math.ceil(self.amount) * {"none": 0, "binary": 2, "triplet": 1}[self.mode]
+
+
+@dataclass(frozen=True, eq=False)
+class LinkSeeds:
+    """The ends of edges, int64 ``[2, n]``, and of negative ones."""
+
+    steps: Steps
+    num_nodes: int
+    edges: Tensor
+    label: Tensor | None
+    negatives: Negatives
+
+    @property
+    def num_steps(self) -> int:
+        """See :class:`Seeds`."""
+        return self.steps.num_steps
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See :class:`Seeds`."""
+        negatives = self.negatives
+        tensors = {
+            "edge_label_index": self.edges, "edge_label": self.label, "src_weight": negatives.source_weight,
+            "dst_weight": negatives.target_weight,
+        }  # fmt: skip
+        digests = {name: None if value is None else digest(value) for name, value in tensors.items()}
+        return {
+            **self.steps.options, **digests, "neg_sampling": negatives.mode, "neg_sampling_amount": negatives.amount,
+        }  # fmt: skip
+
+    @property
+    def max_seeds(self) -> int:
+        """See :class:`Seeds`."""
+        return self.steps.size_of_step * self.negatives.ends_of_edge
+
+    def at(self, step: int, is_disjoint: bool) -> Start:
+        """See :class:`Seeds`."""
+        input_id = self.steps.at(step)
+        source, target = self.edges[:, input_id]
+        mode, num_edges = self.negatives.mode, input_id.numel()
+        num_negative = math.ceil(num_edges * self.negatives.amount)
+        negative = self._drawn(num_negative, self.negatives.target_weight, step, 0)
+        found: dict[str, Any] = {"input_id": input_id, "batch_size": num_edges}
+        if mode == "triplet":
+            if self.negatives.amount != 1:
+                negative = negative.view(num_edges, -1)
+            seeds, (source, target, negative), tree = self._numbered([source, target, negative], is_disjoint)
+            found |= {"src_index": source, "dst_pos_index": target, "dst_neg_index": negative}
+            return Start(seeds, tree, found)
+        ends = [source, target]
+        if mode == "binary":
+            ends += [self._drawn(num_negative, self.negatives.source_weight, step, 1), negative]
+        seeds, numbers, tree = self._numbered(ends, is_disjoint)
+        found["edge_label_index"] = torch.stack([torch.cat(numbers[0::2]), torch.cat(numbers[1::2])])
+        label = None if self.label is None else self.label[input_id]
+        if mode == "binary":
+            label = torch.ones(num_edges) if label is None else label
+            label = torch.cat([label, label.new_zeros(num_negative, *label.shape[1:])])
+        return Start(seeds, tree, found if label is None else {**found, "edge_label": label})
+
+    def _numbered(self, ends: list[Tensor], is_disjoint: bool) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Seeds by data group, the number of each end in the batch, and the tree of each seed.
+
+        In a disjoint batch each end is a seed of its own, and a tree has those of an edge: of a negative one, too, if
+        it is binary.
+        """
+        tree_of = [torch.arange(end.shape[0]) for end in ends]
+        if self.negatives.mode == "binary":
+            tree_of[2:] = [tree + ends[0].shape[0] for tree in tree_of[2:]]
+        seeds, trees, numbers = [], [], []
+        first = 0
+        pieces = zip(*(self.steps.by_group(end) for end in ends), strict=True)
+        pieces_of_tree = zip(*(self.steps.by_group(tree) for tree in tree_of), strict=True)
+        for piece, tree in zip(pieces, pieces_of_tree, strict=True):
+            flat = torch.cat([end.reshape(-1) for end in piece])
+            if is_disjoint:
+                node, number = flat, torch.arange(flat.numel())
+                repeated = [
+                    t.repeat_interleave(end[:1].numel()) for t, end in zip(tree, piece, strict=True) if t.numel()
+                ]
+                trees.append(torch.cat([flat[:0], *repeated]))
+            else:
+                node, number = torch.unique(flat, return_inverse=True)
+            split = torch.split(number + first, [end.numel() for end in piece])
+            numbers.append([part.view(end.shape) for part, end in zip(split, piece, strict=True)])
+            seeds.append(node)
+            first += node.numel()
+        of_ends = [torch.cat(of_end) for of_end in zip(*numbers, strict=True)]
+        return seeds, of_ends, torch.cat(trees or [torch.arange(0)])
+
+    def _drawn(self, count: int, sums: Tensor | None, step: int, column: int) -> Tensor:
+        """Ids of nodes, int64 ``[count]``, uniform or by weights: a function of the seed and the step."""
+        seed = ops.mixed_seed(self.steps.seed, step, self.num_nodes, 6)
+        uniform = ops.keyed_uniform(torch.arange(count), 1, seed, column, dtype=torch.float64).view(-1)
+        if sums is None:
+            return (uniform * self.num_nodes).long()
+        return torch.searchsorted(sums, uniform * sums[-1], right=True)

@@ -1,0 +1,345 @@
+"""Draws of neighbours: their probabilities; batches of several data groups, of stores and after a restart."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batch_cases import laid_out
+from random_graphs import random_graph, uneven_parts
+from scipy import stats
+from test_neighbor_loader import N, graph_of, loader_of, model, step, whole_of
+from torch_geometric.data import Data
+from torch_geometric.utils import k_hop_subgraph
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+GROUPS = [(2, {"data": 2, "part": 1}), (4, {"data": 2, "part": 2}), (2, {"data": 2}), (4, {"data": 2, "x": 2})]
+LIKELY = 1e-6
+
+
+def star(degree: int, num_stars: int = 1) -> Data:
+    """Stars whose centres, the first nodes, have ``degree`` in-edges each."""
+    target = torch.arange(num_stars).repeat_interleave(degree)
+    source = torch.arange(degree).repeat(num_stars) + num_stars
+    weight = torch.arange(1, degree + 1, dtype=torch.float64).repeat(num_stars)
+    return Data(edge_index=torch.stack([source, target]), weight=weight, num_nodes=num_stars + degree)
+
+
+def drawn_sets(graph: Data, num_epochs: int, **options: Any) -> Counter[tuple[int, ...]]:
+    """How often each set of sources was drawn for a centre."""
+    from pyg_dist.loader import NeighborLoader
+
+    centres = graph.num_nodes - int(graph.edge_index[0].max()) + int(graph.edge_index[0].min()) - 1
+    found: Counter[tuple[int, ...]] = Counter()
+    loader = NeighborLoader(graph, input_nodes=torch.arange(centres), batch_size=centres, prefetch=False, **options)
+    for _ in range(num_epochs):
+        for batch in loader:
+            source, target = batch.n_id[batch.edge_index]
+            for centre in range(centres):
+                found[tuple(sorted((source[target == centre] - centres).tolist()))] += 1
+    return found
+
+
+def chi_square(found: Counter[Any], expected: dict[Any, float]) -> float:
+    """The probability of counts as far from what is expected, or farther."""
+    total = sum(found.values())
+    assert set(found) <= set(expected)
+    counts = [found[key] for key in expected]
+    return float(stats.chisquare(counts, [total * p for p in expected.values()]).pvalue)
+
+
+@pytest.mark.parametrize(("degree", "count"), [(5, 2), (6, 3), (40, 1)])
+def test_all_sets_of_in_edges_are_equally_probable(degree: int, count: int) -> None:
+    """Hence each edge, and each pair of them."""
+    sets = list(itertools.combinations(range(degree), count))
+    found = drawn_sets(star(degree, 50), 60, num_neighbors=[count])
+    assert chi_square(found, dict.fromkeys(sets, 1 / len(sets))) > LIKELY
+
+
+def test_draws_with_replacement_are_independent() -> None:
+    pairs = {
+        pair: 1 / 9 if pair[0] == pair[1] else 2 / 9 for pair in itertools.combinations_with_replacement(range(3), 2)
+    }
+    assert chi_square(drawn_sets(star(3, 50), 60, num_neighbors=[2], replace=True), pairs) > LIKELY
+
+
+def weighted_sets(weight: list[float], count: int) -> dict[tuple[int, ...], float]:
+    """The probability of each set: one after another, each in proportion to its weight among those that are left."""
+    found: dict[tuple[int, ...], float] = {}
+    for order in itertools.permutations(range(len(weight)), count):
+        p, left = 1.0, sum(weight)
+        for k in order:
+            p, left = p * weight[k] / left, left - weight[k]
+        if p > 0:
+            key = tuple(sorted(order))
+            found[key] = found.get(key, 0) + p
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_weighted_sets_have_their_probabilities(count: int) -> None:
+    found = drawn_sets(star(4, 50), 60, num_neighbors=[count], weight_attr="weight")
+    assert chi_square(found, weighted_sets([1, 2, 3, 4], count)) > LIKELY
+
+
+def test_weighted_draws_with_replacement() -> None:
+    p = [k / 6 for k in (1, 2, 3)]
+    pairs = {
+        (a, b): p[a] * p[b] * (1 if a == b else 2) for a, b in itertools.combinations_with_replacement(range(3), 2)
+    }
+    found = drawn_sets(star(3, 50), 60, num_neighbors=[2], weight_attr="weight", replace=True)
+    assert chi_square(found, pairs) > LIKELY
+
+
+def test_edges_of_weight_zero_are_not_drawn() -> None:
+    graph = star(4, 3)
+    graph.weight[0::2] = 0
+    assert set(drawn_sets(graph, 20, num_neighbors=[1], weight_attr="weight")) == {(1,), (3,)}
+    assert set(drawn_sets(graph, 5, num_neighbors=[3], weight_attr="weight")) == {(1, 3)}
+    assert set(drawn_sets(graph, 5, num_neighbors=[-1], weight_attr="weight")) == {(0, 1, 2, 3)}
+
+
+def test_draws_of_nodes_and_hops_and_steps_are_independent() -> None:
+    """Of two centres in one batch, of one centre in two trees, and of two steps."""
+    from pyg_dist.loader import NeighborLoader
+
+    graph = star(4, 2)
+    nodes: Counter[Any] = Counter()
+    steps: Counter[Any] = Counter()
+    before = None
+    loader = NeighborLoader(graph, [1], input_nodes=torch.tensor([0, 1]), batch_size=2, prefetch=False)
+    for _ in range(4000):
+        (batch,) = loader
+        source, target = batch.n_id[batch.edge_index]
+        pair = tuple((source[target == k].item() - 2) for k in (0, 1))
+        nodes[pair] += 1
+        if before is not None:
+            steps[before, pair[0]] += 1
+        before = pair[0]
+    sixteen = dict.fromkeys(itertools.product(range(4), repeat=2), 1 / 16)
+    assert chi_square(nodes, sixteen) > LIKELY
+    assert chi_square(steps, sixteen) > LIKELY
+
+
+def test_negative_ends_have_their_probabilities() -> None:
+    from torch_geometric.sampler import NegativeSampling
+
+    from pyg_dist.loader import LinkNeighborLoader
+
+    graph = random_graph(5, 20)
+    weight = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])
+    for mode in ("binary", "triplet"):
+        sampling = NegativeSampling(mode, 2, dst_weight=weight, src_weight=weight.flip(0) if mode == "binary" else None)
+        ends: list[Counter[int]] = [Counter(), Counter()]
+        loader = LinkNeighborLoader(graph, [1], batch_size=20, neg_sampling=sampling, prefetch=False)
+        for _ in range(200):
+            for batch in loader:
+                if mode == "binary":
+                    pairs = batch.n_id[batch.edge_label_index[:, 20:]]
+                    ends[0].update(pairs[0].tolist())
+                    ends[1].update(pairs[1].tolist())
+                else:
+                    ends[1].update(batch.n_id[batch.dst_neg_index].view(-1).tolist())
+        assert chi_square(ends[1], {k: k / 10 for k in range(1, 5)}) > LIKELY
+        if mode == "binary":
+            assert chi_square(ends[0], {k: (4 - k) / 10 for k in range(4)}) > LIKELY
+
+
+@pytest.mark.parametrize("num_hops", [1, 2, 3])
+def test_a_fan_out_over_every_degree_gives_the_k_hop_subgraph(num_hops: int) -> None:
+    """Edge for edge, with node k of the batch at its distance from the seeds."""
+    from pyg_dist.loader import NeighborLoader
+
+    graph = random_graph(60, 200)
+    for batch in NeighborLoader(graph, [200] * num_hops, batch_size=3, subgraph_type="directional"):
+        seeds = batch.n_id[: batch.batch_size]
+        before, first = seeds.sort().values, 0
+        for hop in range(num_hops + 1):
+            nodes, *_ = k_hop_subgraph(seeds, hop, graph.edge_index, num_nodes=60)
+            count = batch.num_sampled_nodes[hop]
+            new = nodes[~torch.isin(nodes, before)] if hop else before
+            assert torch.equal(batch.n_id[first : first + count].sort().values, new)
+            first, before = first + count, nodes
+        inner, *_ = k_hop_subgraph(seeds, num_hops - 1, graph.edge_index, num_nodes=60)
+        assert torch.equal(batch.e_id, torch.isin(graph.edge_index[1], inner).nonzero().view(-1))
+        assert torch.equal(batch.n_id[batch.edge_index], graph.edge_index[:, batch.e_id])
+
+
+# ---- Several data groups ------------------------------------------------------------------------
+
+
+def trained_in_groups(name: str, mesh: dict[str, int], steps: int) -> list[tuple[Any, ...]]:
+    """Facts of batches; their losses are those of stock PyG on the same edges, step after step."""
+    import pyg_dist
+    from pyg_dist.loader import NeighborLoader
+
+    graph = graph_of(name)
+    data, twin = laid_out(graph, mesh), model()
+    convs = pyg_dist.distribute(copy.deepcopy(twin))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (convs, twin)]
+    found, loader = [], loader_of(data, name)
+    assert isinstance(loader, NeighborLoader)
+    for _, batch in zip(range(steps), loader, strict=False):
+        n_id, e_id, edge_index = (whole_of(batch[key]) for key in ("n_id", "e_id", "edge_index"))
+        assert torch.equal(n_id[edge_index], graph.edge_index[:, e_id])
+        seeds = graph.train_mask.nonzero().view(-1)[batch.input_id]
+        assert torch.equal(n_id[: batch.batch_size], seeds)
+        assert sum(batch.num_sampled_nodes) == n_id.numel() == batch.num_nodes
+        plain = Data(x=graph.x[n_id], y=graph.y[n_id], edge_index=edge_index, batch_size=batch.batch_size)
+        plain.edge_attr, plain.edge_weight = graph.edge_attr[e_id], graph.edge_weight[e_id]
+        losses = [step(m, b) for m, b in ((convs, batch), (twin, plain))]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.testing.assert_close(losses[0].item(), losses[1].item(), rtol=0, atol=1e-10)
+        trees = whole_of(batch.batch).tolist() if "disjoint" in name else None
+        found.append((n_id.tolist(), e_id.tolist(), edge_index.tolist(), batch.num_sampled_nodes, trees))
+    return found
+
+
+@pytest.mark.parametrize("name", ["directional", "induced", "disjoint", "replace"])
+def test_a_batch_of_data_groups_is_the_union_of_theirs(name: str, workers: Pools) -> None:
+    runs = [found for size, mesh in GROUPS for found in workers(size).run(trained_in_groups, name, mesh, 3)]
+    assert all(found == runs[0] for found in runs)
+    for n_id, _, edge_index, counts, _ in runs[0]:
+        edges = torch.tensor(edge_index).view(2, -1)
+        group = torch.zeros(len(n_id), dtype=torch.int64)  # by which seeds a node is reached
+        group[-(-counts[0] // 2) : counts[0]] = 1
+        for _ in range(4):
+            group.scatter_reduce_(0, edges[0], group[edges[1]], "amax")
+        assert torch.equal(group[edges[0]], group[edges[1]])
+        assert int(group[: counts[0]].sum()) == counts[0] // 2
+        if name != "disjoint" and counts[0] > 1:
+            repeated = Counter(zip(n_id, group.tolist(), strict=True))
+            assert max(repeated.values()) == 1
+
+
+@pytest.mark.parametrize("mesh", [None, {"x": 4}, {"x": 2, "y": 2}], ids=str)
+def test_four_ranks(mesh: dict[str, int] | None, workers: Pools) -> None:
+    from test_neighbor_loader import trained
+
+    (stock,) = workers(1).run(trained, "directional", "stock")
+    for found in workers(4).run(trained, "directional", mesh):
+        assert [batch[:-1] for batch in found] == [batch[:-1] for batch in stock]
+        torch.testing.assert_close([b[-1] for b in found], [b[-1] for b in stock], rtol=0, atol=1e-10)
+
+
+def link_facts(mesh: dict[str, int], negatives: Any) -> list[Any]:
+    from pyg_dist.loader import LinkNeighborLoader
+
+    graph = random_graph(N, 150)
+    found = []
+    loader = LinkNeighborLoader(laid_out(graph, mesh), [3, 2], batch_size=20, shuffle=True, neg_sampling=negatives)
+    for batch in loader:
+        n_id, edges = whole_of(batch.n_id), graph.edge_index[:, batch.input_id]
+        if negatives == "binary":
+            assert torch.equal(n_id[batch.edge_label_index][:, batch.edge_label == 1], edges)
+            ends = [batch.edge_label_index]
+        else:
+            assert torch.equal(n_id[torch.stack([batch.src_index, batch.dst_pos_index])], edges)
+            ends = [batch.src_index, batch.dst_pos_index, batch.dst_neg_index]
+        found.append((n_id.tolist(), [end.tolist() for end in ends]))
+    return found
+
+
+@pytest.mark.parametrize("negatives", ["binary", "triplet"])
+def test_links_of_data_groups(negatives: str, workers: Pools) -> None:
+    runs = [found for size, mesh in GROUPS for found in workers(size).run(link_facts, mesh, negatives)]
+    assert all(found == runs[0] for found in runs)
+    assert len(runs[0]) == 4
+
+
+def disjoint_links(mesh: dict[str, int] | str | None, negatives: str) -> list[Any]:
+    """As PyG's: each end has a tree, and a tree's number is that of its edge."""
+    from pyg_dist.loader import LinkNeighborLoader
+
+    graph = random_graph(N, 150)
+    data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
+    found = []
+    for batch in LinkNeighborLoader(data, [3, 2], batch_size=50, disjoint=True, neg_sampling=negatives):
+        n_id, tree, edge_index = (whole_of(batch[key]) for key in ("n_id", "batch", "edge_index"))
+        assert torch.equal(tree[edge_index[0]], tree[edge_index[1]])
+        n = len(batch.input_id)
+        if negatives == "binary":
+            assert torch.equal(batch.edge_label_index, torch.arange(4 * n).view(2, 2, n).transpose(0, 1).reshape(2, -1))
+            assert torch.equal(tree[batch.edge_label_index], torch.stack([torch.arange(2 * n)] * 2))
+            assert torch.equal(n_id[batch.edge_label_index[:, :n]], graph.edge_index[:, batch.input_id])
+        else:
+            ends = [batch.src_index, batch.dst_pos_index, batch.dst_neg_index]
+            assert torch.equal(torch.cat(ends), torch.arange(3 * n))
+            assert all(torch.equal(tree[end], torch.arange(n)) for end in ends)
+        found.append((n_id.tolist(), tree.tolist(), edge_index.tolist(), whole_of(batch.e_id).tolist()))
+    return found
+
+
+@pytest.mark.parametrize("negatives", ["binary", "triplet"])
+def test_disjoint_links(negatives: str, workers: Pools) -> None:
+    (stock,) = workers(1).run(disjoint_links, "stock", negatives)
+    for size, mesh in ((1, None), (2, None), (3, None), (2, {"x": 2})):
+        assert all(found == stock for found in workers(size).run(disjoint_links, mesh, negatives))
+
+
+# ---- Other ways to a batch ----------------------------------------------------------------------
+
+
+def continued(mesh: dict[str, int] | None, state: Any, num_steps: int, path: str | None = None) -> Any:
+    """Facts and losses of some steps after a state, and the state then."""
+    import pyg_dist
+
+    data: Any = laid_out(graph_of("directional"), mesh) if path is None else pyg_dist.DistributedData.open(path)
+    loader, convs = loader_of(data, "directional"), pyg_dist.distribute(model())
+    optimizer = torch.optim.SGD(convs.parameters(), lr=0.1)
+    if state is not None:
+        loader.load_state_dict(state[0])
+        convs.load_state_dict(state[1])
+    found: list[tuple[Any, ...]] = []
+    while len(found) < num_steps:
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = step(convs, batch)
+            loss.backward()
+            optimizer.step()
+            found.append((*(whole_of(batch[key]).tolist() for key in ("n_id", "e_id", "edge_index")), loss.item()))
+            if len(found) == num_steps:
+                break
+    return found, (loader.state_dict(), {key: value.detach().clone() for key, value in convs.state_dict().items()})
+
+
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    assert [batch[:-1] for batch in found] == [batch[:-1] for batch in expected]
+    torch.testing.assert_close([b[-1] for b in found], [b[-1] for b in expected], rtol=0, atol=1e-10)
+
+
+def test_a_state_continues_on_any_number_of_ranks(workers: Pools) -> None:
+    """At each step of an epoch and after it."""
+    whole, _ = workers(1).run(continued, None, None, 5)[0]
+    state, done = None, 0
+    for size, mesh in ((1, None), (2, None), (3, None), (2, {"x": 2}), (4, None)):
+        results = workers(size).run(continued, mesh, state, 1)
+        for found, _ in results:
+            assert_same(found, whole[done : done + 1])
+        state, done = results[0][1], done + 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_batches_of_a_store(world_size: int, workers: Pools, tmp_path: Path) -> None:
+    from pyg_dist import save_graph
+    from pyg_dist.cli.conversion import StoreOptions, write_halo_store
+    from pyg_dist.store.sources import open_source
+
+    whole, _ = workers(1).run(continued, None, None, 3)[0]
+    save_graph(graph_of("directional"), tmp_path / "graph.safetensors")
+    np.save(tmp_path / "parts.npy", uneven_parts(N, world_size).numpy())
+    options = StoreOptions(parts=world_size, method=str(tmp_path / "parts.npy"))
+    write_halo_store(open_source(str(tmp_path / "graph.safetensors")), tmp_path / "store", options)
+    for found, _ in workers(world_size).run(continued, None, None, 3, str(tmp_path / "store")):
+        assert_same(found, whole)
