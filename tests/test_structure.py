@@ -21,6 +21,7 @@ FACTORIES = (
     "data/layout_choice.py",
     "data/grid_data.py",
     "data/stored_grid.py",
+    "data/typed_layout.py",
 )
 PROTOCOLS = {"GraphProducts", "DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
 

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
 
+from pyg_dist.backend.session.state import world_size
+from pyg_dist.conv import typed_attention  # noqa: F401  # registers
 from pyg_dist.conv.attention import attention_call
 from pyg_dist.conv.fast_paths import fast_path_of, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
@@ -144,6 +146,7 @@ def _class_on_edges(stock: Any) -> Any:
 
 def _is_edge_index(name: str) -> bool:
     """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index`` ..."""
+    name = name.removesuffix("_dict")  # by relation
     return name == "edge_index" or name.endswith("_edge_index")  # not hyperedge_index
 
 
@@ -191,6 +194,8 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         first, *others = arguments.edges
         if isinstance(given.get(first), Edges):  # of a conv that calls this one
             given = made(given)
+        if isinstance(given.get(first), dict):
+            return self._over_relations(arguments, given, first)
         features = _features(given)
         for name in (first, *(name for name in others if given.get(name) is not None)):
             if not isinstance(given.get(name), Edges):
@@ -210,28 +215,46 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             given["size"] = None
         with share_halo_within(self), attention_call(self, given):
             given = {name: self._row_values(name, value, given[first]) for name, value in given.items()}
-            try:
-                fused = fast_path_of(self, "forward")
-                out = None if fused is None else fused(self, given[first], _others(given, first))
-                if out is not None:
-                    return out
-                out = arguments.call(self.code.forward, self, given)
-            except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
-                if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named
-                    raise
-                reason, _, advice = error.message.partition(": ")
-                plain = "use a stock conv on the plain Data"
-                if self.stock.__module__.startswith("torch_geometric."):
-                    advice = plain
-                elif isinstance(error, MixedRowsError) and _is_in_functions_of_pyg(error):
-                    advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
-                raise UnsupportedError(
-                    f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
-                ) from error
+            out = self._run(arguments, given, first)
         for kept in self._kept().values():
             if isinstance(kept, tuple) and isinstance(kept[1], NormWeight):
                 kept[1].lazy.freeze()
         return out
+
+    def _over_relations(self, arguments: _Arguments, given: dict[str, Any], first: str) -> Any:
+        """The forward of a conv that takes the edges of each relation (collective)."""
+        edges = given[first]
+        if not any(isinstance(one, DistributedEdgeIndex) for one in edges.values()):
+            if world_size() > 1:
+                raise DataError(
+                    f"{_name(self)} expected the edges of a DistributedData (got plain ones at world size "
+                    f"{world_size()}): wrap the graph, data = DistributedData(data), and pass data.{first}"
+                )
+            return arguments.call(self.stock.forward, self, given)
+        laid_out = {relation: self._edges(one, given) for relation, one in edges.items()}
+        with share_halo_within(self):
+            return self._run(arguments, {**given, first: laid_out}, first)
+
+    def _run(self, arguments: _Arguments, given: dict[str, Any], first: str) -> Any:
+        """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
+        try:
+            fused = fast_path_of(self, "forward")
+            out = None if fused is None else fused(self, given[first], _others(given, first))
+            if out is not None:
+                return out
+            return arguments.call(self.code.forward, self, given)
+        except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
+            if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named
+                raise
+            reason, _, advice = error.message.partition(": ")
+            plain = "use a stock conv on the plain Data"
+            if self.stock.__module__.startswith("torch_geometric."):
+                advice = plain
+            elif isinstance(error, MixedRowsError) and _is_in_functions_of_pyg(error):
+                advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
+            raise UnsupportedError(
+                f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
+            ) from error
 
     def _edges(self, edge_index: DistributedEdgeIndex, given: dict[str, Any]) -> Edges:
         """The edges of a handle.

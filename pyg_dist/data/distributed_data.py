@@ -10,22 +10,21 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, one_line, raise_together, require_equal
+from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options
+from pyg_dist.data.storage import DistributedStorage, moved_to, usable_device
 from pyg_dist.errors import (
     DataError,
-    LayoutMismatchError,
     MixedRowsError,
     OptionError,
     PygDistError,
@@ -38,10 +37,9 @@ from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.store.graph_input import GraphInput, read_graph
+from pyg_dist.store.hetero_input import HeteroInput
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.row_tensor import local_values
 
 logger = logging.getLogger("pyg_dist")
@@ -66,7 +64,8 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
 
     Args:
         data: homogeneous ``Data``, or a ``Batch`` of several, with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse
-            ``adj_t``; directed or not; self loops, duplicate edges and isolated nodes are allowed.
+            ``adj_t``; directed or not; self loops, duplicate edges and isolated nodes are allowed. ``HeteroData`` gives
+            a :class:`~pyg_dist.data.hetero.DistributedHeteroData`.
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: the cheaper one by the constants of ``python -m pyg_dist bench``, printed with the reasons.
         partition: ``"metis"``; ``"metis-cut"``: few cut edges, as papers use METIS; ``"hypergraph"``: fewer rows to
@@ -109,7 +108,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         AgreementError: The ranks were given different graphs, options or package versions; or a plan that was made for
             another graph, exchange, number of bits or of ranks.
         OptionError: An option is not one of the values above.
-        UnsupportedError: A heterogeneous graph, or an option whose feature does not exist yet.
+        UnsupportedError: An option whose feature does not exist yet.
 
     Example:
         >>> data = DistributedData(KarateClub()[0])
@@ -118,6 +117,14 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     """
 
     is_distributed = True
+
+    def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """A :class:`~pyg_dist.data.hetero.DistributedHeteroData`, where ``data`` has types."""
+        if isinstance(data, HeteroData):
+            from pyg_dist.data.hetero import DistributedHeteroData  # only who has types loads what handles them
+
+            return DistributedHeteroData(data, *args, **kwargs)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -150,7 +157,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
                 assert options is not None
                 assert graph_input is not None
             with step("compare the ranks' inputs"):
-                identity = _agree(graph_input, options)
+                identity = agree(graph_input, options)
             if nodes_of is None:
                 graph, plan = lay_out(graph_input, options, identity)
             else:
@@ -295,7 +302,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
             stored = open_store(path, exchange, bits, mesh, comm_dtype, allow_nan)
             release_free_memory()
-        data = cls.__new__(cls)
+        data: DistributedData = cls.__new__(cls)
         data._fill(stored.graph, stored.plan, stored.graph_key, stored.weight, stored.attributes)
         return data
 
@@ -381,28 +388,14 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             raise UnsupportedError(
                 f"Expected no names of attributes, since all of them move (got {args}): leave them out"
             )
-        here = self.graph.device
-        try:
-            there = torch.empty(0, device=device).device  # with its number
-        except Exception as error:  # of any class, by device and build of torch
-            raise UnsupportedError(
-                f"Expected a device that torch can use here (got '{device}': {one_line(error)}): leave the data on "
-                f"{here}"
-            ) from None
-        if there == here:
+        there = usable_device(device, self.graph.device)
+        if there == self.graph.device:
             return self
-        old, new = self.graph, self.graph.to(there)
-        self.__dict__["graph"] = new
+        self.__dict__["graph"] = self.graph.to(there)
         for name, value in list(self._store.items()):
-            if isinstance(value, PickedRows):
-                self[name] = value.on(there)
-            elif isinstance(value, RowTensor):
-                local = value.to_local().to(there, non_blocking=non_blocking)
-                self[name] = RowTensor.from_local(local, value._sharding)
-            elif isinstance(value, DistributedEdgeIndex):
-                self[name] = value.on(new if value.graph is old else value.graph.to(there))
-            elif isinstance(value, Tensor):
-                self[name] = value.to(there)
+            moved = moved_to(value, there, non_blocking)
+            if moved is not value:
+                self[name] = moved
         return self
 
     def cpu(self, *args: str) -> DistributedData:
@@ -436,57 +429,11 @@ def _check_nodes(data: DistributedData, graph_input: GraphInput, options: Option
         )
 
 
-def _agree(graph_input: GraphInput, options: Options) -> str:
-    """Check that every rank was given the same (collective)."""
-    given = {f"data.{name}": digest(value) for name, value in graph_input.tensors()}
+def agree(graph_input: GraphInput | HeteroInput, options: Options) -> str:
+    """Check that every rank was given the same (collective); a digest of it."""
+    tensors = graph_input.tensors()
+    given = {f"data{name}" if name[0] == "[" else f"data.{name}": digest(value) for name, value in tensors}
     given["the number of nodes"] = str(graph_input.num_nodes)
     given.update(options.identity())
     require_equal(given, "give every rank the same graph and options, and seed what is drawn")
     return digest(repr(sorted(given.items())))
-
-
-class DistributedStorage(GlobalStorage):  # type: ignore[misc]
-    """PyG's storage, with every assignment (attribute, item, transform) through :meth:`distributed`."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        stored = self.distributed(key, value)
-        if isinstance(stored, RowTensor):
-            stored._is_attribute = True
-        super().__setitem__(key, stored)
-
-    def distributed(self, key: str, value: Any) -> Any:
-        """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows."""
-        graph: DistributedGraph = self._parent().graph
-        if key in GRAPH_KEYS:
-            if isinstance(value, DistributedEdgeIndex):
-                if value.graph.node_sharding is not graph.node_sharding:
-                    raise LayoutMismatchError(
-                        f"Expected '{key}' over the nodes of this data (got edges of another DistributedData): use "
-                        f"that one"
-                    )
-                self._parent().__dict__["graph"] = value.graph  # fewer edges, or reversed ones: data.num_edges follows
-                return value
-            if value is None:
-                return value
-            raise MixedRowsError(
-                f"Assigning '{key}' would change a distributed graph: change it before DistributedData"
-            )
-        if isinstance(value, RowTensor):
-            if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
-                name = ", under another name" if key == "y" else ""
-                raise LayoutMismatchError(
-                    f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
-                    f"{value.kind}s of another graph or selection): assign a full_tensor(){name}"
-                )
-            return graph.place_attribute(key, value)
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return value
-        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
-        kind = belongs_to(key, value, nodes, edges)
-        if kind == "edge":
-            return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
-        if kind == "node":
-            return graph.place_attribute(
-                key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
-            )
-        return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.selection import Selection
-from pyg_dist.tensor.sharding import RowSharding
+from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,15 @@ class NodeSharding(RowSharding):
         """The number of the first node of this data group, where the groups have nodes of their own."""
         return 0
 
+    @lasting
+    def parts(self) -> Tensor:
+        """The owner of every node, int64 ``[N]`` (collective)."""
+        owner = torch.repeat_interleave(torch.arange(self.group.size), torch.tensor(self.counts))
+        return torch.empty_like(owner).scatter_(0, self.group.gather_rows(self.global_id, self.counts), owner)
+
     def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
         super().__init__(group, "node", size, global_id)
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
-
-
-N = TypeVar("N", bound=NodeSharding)
 
 
 End = Literal[0, 1]
@@ -106,7 +109,7 @@ def nodes_at(graph: DistributedGraph | EdgeView, end: End) -> NodeSharding:
     return graph.targets if end else graph.sources
 
 
-def the_one(sources: N, targets: N) -> N:
+def the_one(sources: NodeSharding, targets: NodeSharding) -> NodeSharding:
     """The nodes at both ends of a graph's edges.
 
     Raises:

@@ -411,7 +411,6 @@ class HaloBatch(HaloGraph):
 
 @in_layout_of.register
 def _(targets: HaloNodes, edge_index: Tensor, loop_rule: LoopRule, sources: NodeSharding) -> HaloGraph:
-    assert isinstance(sources, HaloNodes)
     group = targets.group
     parts: BothEnds = targets.parts()
     node_id: BothEnds = targets.global_id

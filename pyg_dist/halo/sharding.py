@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.data_groups import DataGroups
@@ -11,7 +10,6 @@ from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.tensor.sharding import lasting
 
 
 class HaloNodes(NodeSharding):
@@ -47,9 +45,3 @@ class HaloNodes(NodeSharding):
     def seed_of_group(self, seed: int) -> int:
         """A seed of what data groups draw; where they have nodes of their own, they draw other numbers."""
         return seed
-
-    @lasting
-    def parts(self) -> Tensor:
-        """The owner of every node, int64 ``[N]`` (collective)."""
-        owner = torch.repeat_interleave(torch.arange(self.group.size), torch.tensor(self.counts))
-        return torch.empty_like(owner).scatter_(0, self.group.gather_rows(self.global_id, self.counts), owner)

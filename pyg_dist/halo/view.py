@@ -21,7 +21,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.edges import Edges, is_wide
 from pyg_dist.graph.gcn_norm import SelfLoops
-from pyg_dist.graph.protocol import End, the_one
+from pyg_dist.graph.protocol import End, NodeSharding, the_one
 from pyg_dist.halo.attention import halo_attention
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
@@ -65,11 +65,11 @@ class HaloView:
         edge_rows: RowSharding | None = None,
         exchange_group: Group | None = None,
         device: torch.device | str = "cpu",
-        sources: HaloNodes | None = None,
+        sources: NodeSharding | None = None,
     ) -> None:
         self.share = share
         self.targets = nodes
-        self.sources = nodes if sources is None else sources
+        self.sources: NodeSharding = nodes if sources is None else sources
         self.loop_rule: LoopRule = loop_rule
         self.num_messages = num_messages
         self.group = nodes.group
@@ -140,7 +140,8 @@ class HaloView:
     @property
     def node_sharding(self) -> HaloNodes:
         """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""
-        return the_one(self.sources, self.targets)
+        the_one(self.sources, self.targets)
+        return self.targets
 
     def owns(self, x: RowTensor, end: End = 1) -> bool:
         """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dist.data import DistributedData
+from pyg_dist.data.storage import TypedNodes
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import NodeTensor, RowTensor
 
@@ -23,7 +24,7 @@ class NodeEmbedding(nn.Module):
     original order (collective), and can be loaded with any layout.
 
     Args:
-        data: the graph.
+        data: the graph; of a graph with types, ``data["author"]``.
         channels: columns.
         dtype: of the values; torch's default dtype unless given.
 
@@ -40,17 +41,20 @@ class NodeEmbedding(nn.Module):
         (34, 8)
     """
 
-    def __init__(self, data: DistributedData, channels: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, data: DistributedData | TypedNodes, channels: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        if not isinstance(data, DistributedData):
+        if isinstance(data, TypedNodes):
+            rows, device = data.sharding, data.device
+        elif isinstance(data, DistributedData):
+            rows, device = data.graph.feature_sharding(channels), data.graph.device
+        else:
             raise DataError(
                 f"NodeEmbedding expected a DistributedData (got {type(data).__name__}): wrap the graph first"
             )
         if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
             raise OptionError(f"Expected a positive number of channels (got {channels!r}): give the width of a row")
         self.channels = channels
-        rows = data.graph.feature_sharding(channels)
-        local = torch.empty(rows.local_shape(channels), dtype=dtype, device=data.graph.device)
+        local = torch.empty(rows.local_shape(channels), dtype=dtype, device=device)
         self.weight = nn.Parameter(RowTensor.from_local(local, rows))
         self.reset_parameters()
 

@@ -56,13 +56,15 @@ def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True)
     return largest() + 1 if found is None else int(found)
 
 
-def sort_attributes(given: Mapping[str, Any], num_nodes: int, num_edges: int, is_strict: bool = True) -> Attributes:
+def sort_attributes(
+    given: Mapping[str, Any], num_nodes: int | None, num_edges: int | None, is_strict: bool = True
+) -> Attributes:
     """Put every attribute where it belongs.
 
     Args:
         given: attributes by name; the graph itself and ``num_nodes`` are passed over.
-        num_nodes: N.
-        num_edges: E.
+        num_nodes: N; ``None``: these are a type's of edges.
+        num_edges: E; ``None``: these are a type's of nodes.
         is_strict: raise where one does not fit; else it is left out, with a warning.
     """
     found = Attributes()
@@ -86,7 +88,7 @@ def by_kind(others: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, {name: value for name, value in others.items() if name not in tensors}
 
 
-def _kind_of(name: str, value: Any, num_nodes: int, num_edges: int) -> Literal["node", "edge"] | None:
+def _kind_of(name: str, value: Any, num_nodes: int | None, num_edges: int | None) -> Literal["node", "edge"] | None:
     if name in _OWN:
         raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
     if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
@@ -95,18 +97,22 @@ def _kind_of(name: str, value: Any, num_nodes: int, num_edges: int) -> Literal["
     return belongs_to(name, value, num_nodes, num_edges) if is_rows else None
 
 
-def belongs_to(name: str, value: Tensor, num_nodes: int, num_edges: int) -> Literal["node", "edge"] | None:
+def belongs_to(
+    name: str, value: Tensor, num_nodes: int | None, num_edges: int | None
+) -> Literal["node", "edge"] | None:
     """Whether ``value`` has a row for each node, or for each edge; ``None``: neither, it is the same on every rank.
 
     By its number of rows, and by its name where both numbers fit: PyG's ``is_node_attr`` and ``is_edge_attr``. A name
-    with "index" holds ids, not rows.
+    with "index" holds ids, not rows. Of a type of nodes, or of edges, the other number is ``None``.
     """
     size = value.shape[0]
-    both = {num_nodes: f"{num_nodes} rows, one per node", num_edges: f"{num_edges} rows, one per edge"}
-    of_edges = {num_edges: both[num_edges]}
-    named = {"x": {num_nodes: f"{num_nodes} rows, one per node"}, "edge_attr": of_edges, "edge_weight": of_edges}
-    allowed = named.get(name, both if name.endswith("mask") else None)
-    if allowed is not None and size not in allowed:
+    of_nodes, of_edges = (
+        {} if number is None else {number: f"{number} rows, one per {kind}"}
+        for kind, number in (("node", num_nodes), ("edge", num_edges))
+    )
+    named = {"x": of_nodes, "edge_attr": of_edges, "edge_weight": of_edges}
+    allowed = named.get(name, of_nodes | of_edges if name.endswith("mask") else None)
+    if allowed and size not in allowed:
         raise DataError(
             f"Expected '{name}' to have {', or '.join(allowed.values())} (got shape {list(value.shape)}): "
             f"rebuild it for this graph"

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
         )
     if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
-    edge_index, graph_key, loop_rule, values = _edges(data)
+    edge_index, graph_key, loop_rule, values = read_edges(data)
     num_nodes = num_nodes_of(data, lambda: int(edge_index.max()) if edge_index.numel() else -1, is_strict)
     check_ends(edge_index, num_nodes, graph_key)
     found = sort_attributes(data.to_dict(), num_nodes, edge_index.shape[1], is_strict)
@@ -96,7 +96,8 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
     if is_strict:
         _check_masks(graph)
     if not allow_nan and warn:
-        _warn_of_nan(graph)
+        warn_of_nan("node", graph.node_attributes)
+        warn_of_nan("edge", graph.edge_attributes)
     return graph
 
 
@@ -115,8 +116,10 @@ def _way_to_data(given: Any) -> str:
     return "make a graph, Data(x=x, edge_index=edge_index)"
 
 
-def _edges(data: Data) -> tuple[Tensor, str, LoopRule, Tensor | None]:
-    """Edges as (sources, targets); where they came from; what that says of self loops; their values."""
+def read_edges(data: Any) -> tuple[Tensor, str, LoopRule, Tensor | None]:
+    """Edges of a ``Data`` or a store of edges, as (sources, targets); where they came from; what that says of self
+    loops; their values.
+    """
     if all(data.get(key) is not None for key in GRAPH_KEYS):
         raise DataError(
             "Expected 'edge_index' or 'adj_t' in data (got both): delete the one that the model does not use"
@@ -155,12 +158,12 @@ def _check_masks(graph: GraphInput) -> None:
         raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 
 
-def _warn_of_nan(graph: GraphInput) -> None:
-    for kind, attributes in (("node", graph.node_attributes), ("edge", graph.edge_attributes)):
-        for name, value in attributes.items():
-            found = NanCount.of(value)
-            if found.rows:
-                warnings.warn(found.warning(name, kind, len(value)), stacklevel=5)
+def warn_of_nan(kind: Literal["node", "edge"], attributes: Mapping[str, Tensor]) -> None:
+    """Warn of attributes, by name, that have NaN."""
+    for name, value in attributes.items():
+        found = NanCount.of(value)
+        if found.rows:
+            warnings.warn(found.warning(name, kind, len(value)), stacklevel=5)
 
 
 def save_graph(data: Data, path: str | Path) -> None:

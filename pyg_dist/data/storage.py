@@ -1,0 +1,183 @@
+"""PyG's storages of attributes, where each assignment keeps this rank's rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+
+from pyg_dist.backend.session.agreement import one_line
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
+from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_index import PickedRows
+
+
+class RowStorage(BaseStorage):  # type: ignore[misc]
+    """A storage with every assignment (attribute, item, transform) through :meth:`distributed`."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        stored = self.distributed(key, value)
+        if isinstance(stored, RowTensor):
+            stored._is_attribute = True
+        super().__setitem__(key, stored)
+
+    def distributed(self, key: str, value: Any) -> Any:
+        """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows."""
+        raise NotImplementedError
+
+
+class DistributedStorage(RowStorage, GlobalStorage):  # type: ignore[misc]
+    """That of a graph with one kind of nodes and edges."""
+
+    def distributed(self, key: str, value: Any) -> Any:
+        """See :class:`RowStorage`."""
+        graph: DistributedGraph = self._parent().graph
+        if key in GRAPH_KEYS:
+            handle = _same_nodes(key, value, graph)
+            if handle is not None:  # fewer edges, or reversed ones: data.num_edges follows
+                self._parent().__dict__["graph"] = handle.graph
+            return handle
+        if isinstance(value, RowTensor):
+            if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
+                name = ", under another name" if key == "y" else ""
+                raise LayoutMismatchError(
+                    f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
+                    f"{value.kind}s of another graph or selection): assign a full_tensor(){name}"
+                )
+            return graph.place_attribute(key, value)
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
+        kind = belongs_to(key, value, nodes, edges)
+        if kind == "edge":
+            return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
+        if kind == "node":
+            return graph.place_attribute(
+                key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
+            )
+        return value
+
+
+class TypedNodes(RowStorage, NodeStorage):  # type: ignore[misc]
+    """That of one type of nodes."""
+
+    @property
+    def sharding(self) -> NodeSharding:
+        """Which of these nodes are here."""
+        return self._parent().node_shardings[self._key]  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's rows lie."""
+        return self._parent().device  # type: ignore[no-any-return]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of this type, over all ranks."""
+        return self.sharding.size
+
+    @num_nodes.setter
+    def num_nodes(self, number: int) -> None:
+        if number != self.sharding.size:
+            raise MixedRowsError(f"Setting num_nodes={number} would change a distributed graph: set it before")
+
+    def is_node_attr(self, key: str) -> bool:
+        """Whether this has a row per node."""
+        return isinstance(self[key], NodeTensor)
+
+    def distributed(self, key: str, value: Any) -> Any:
+        """See :class:`RowStorage`."""
+        rows = self.sharding
+        if isinstance(value, RowTensor):
+            if value._sharding is not rows:
+                raise LayoutMismatchError(
+                    f"Expected '{key}' with a row for every node of type {self._key!r} (got {value._sharding.size} "
+                    f"{value.kind}s of another type or selection): assign a full_tensor()"
+                )
+            return value
+        if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, rows.size, None) == "node":
+            return NodeTensor.from_local(rows.slice(value), rows)
+        return value
+
+
+class TypedEdges(RowStorage, EdgeStorage):  # type: ignore[misc]
+    """That of one relation."""
+
+    @property
+    def handle(self) -> DistributedEdgeIndex:
+        """Its ``edge_index`` or ``adj_t``."""
+        return next(self._mapping[key] for key in GRAPH_KEYS if key in self._mapping)  # type: ignore[no-any-return]
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of this relation, over all ranks."""
+        return self.handle.graph.edge_sharding.size
+
+    def is_edge_attr(self, key: str) -> bool:
+        """Whether this has a row per edge."""
+        return isinstance(self[key], EdgeTensor)
+
+    def distributed(self, key: str, value: Any) -> Any:
+        """See :class:`RowStorage`."""
+        if key in GRAPH_KEYS:
+            is_first = not any(key in self._mapping for key in GRAPH_KEYS)
+            return value if is_first else _same_nodes(key, value, self.handle.graph)
+        rows = self.handle.graph.edge_sharding
+        if isinstance(value, RowTensor):
+            if not rows.is_equivalent(value._sharding):
+                raise LayoutMismatchError(
+                    f"Expected '{key}' with a row for every edge of {self._key} (got {value._sharding.size} "
+                    f"{value.kind}s of another type or selection): assign a full_tensor()"
+                )
+            return value
+        if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, None, rows.size) == "edge":
+            return EdgeTensor.from_local(rows.slice(value), rows)
+        return value
+
+
+def _same_nodes(key: str, value: Any, graph: DistributedGraph) -> DistributedEdgeIndex | None:
+    """A handle that may take the place of a graph's: one over the same nodes.
+
+    Raises:
+        LayoutMismatchError: It is over others.
+        MixedRowsError: Something else.
+    """
+    if isinstance(value, DistributedEdgeIndex):
+        if value.graph.sources is not graph.sources or value.graph.targets is not graph.targets:
+            raise LayoutMismatchError(
+                f"Expected '{key}' over the nodes of this data (got edges of another DistributedData): use that one"
+            )
+        return value
+    if value is None:
+        return None
+    raise MixedRowsError(f"Assigning '{key}' would change a distributed graph: change it before DistributedData")
+
+
+def usable_device(device: Any, here: torch.device) -> torch.device:
+    """A device with its number.
+
+    Raises:
+        UnsupportedError: torch cannot use it here.
+    """
+    try:
+        return torch.empty(0, device=device).device
+    except Exception as error:  # of any class, by device and build of torch
+        raise UnsupportedError(
+            f"Expected a device that torch can use here (got '{device}': {one_line(error)}): leave the data on {here}"
+        ) from None
+
+
+def moved_to(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
+    """What a storage has, on another device (not collective)."""
+    if isinstance(value, PickedRows):
+        return value.on(device)
+    if isinstance(value, RowTensor):
+        return RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), value._sharding)
+    if isinstance(value, DistributedEdgeIndex):
+        return value.on(value.graph.to(device))
+    return value.to(device) if isinstance(value, Tensor) else value

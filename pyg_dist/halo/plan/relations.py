@@ -1,0 +1,142 @@
+"""The plan of a graph with types: one for each relation, over parts that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.session.agreement import digest
+from pyg_dist.halo.plan.cover import EXCHANGES
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.pricing.base import aligned, fold
+
+Relation = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class HeteroPlan:
+    """What was decided for one ``DistributedData(HeteroData)``, equal on every rank. Nothing here is collective.
+
+    Attributes:
+        nodes_of: nodes by rank, of each type.
+        relations: the plan of each relation; its ``sizes`` count the nodes of the targets' type.
+        parts: the owner of each node, types one after another, ``[N]`` integers; on rank 0 only.
+    """
+
+    nodes_of: dict[str, list[int]]
+    relations: dict[Relation, Plan]
+    parts: Tensor | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def layout(self) -> str:
+        """The one that knows types."""
+        return "halo"
+
+    @property
+    def hash(self) -> str:
+        """Digest of all that the plan depends on; equal plans have equal hashes."""
+        return digest(repr((self.nodes_of, [(relation, plan.hash) for relation, plan in self.relations.items()])))
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(next(iter(self.nodes_of.values()), [0]))
+
+    @property
+    def nodes(self) -> list[int]:
+        """Nodes owned, of all types, by rank."""
+        return [sum(counts) for counts in zip(*self.nodes_of.values(), strict=True)]
+
+    @property
+    def edges(self) -> list[int]:
+        """Edges by rank, of all relations."""
+        return [sum(plan.sizes[rank].edges for plan in self.relations.values()) for rank in range(self.ranks)]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows sent in one aggregation over each relation, all ranks together, by kind of exchange."""
+        return {kind: sum(plan.rows[kind] for plan in self.relations.values()) for kind in EXCHANGES}
+
+    @property
+    def messages(self) -> int:
+        """Messages of one aggregation over each relation, all ranks together."""
+        return sum(plan.messages for plan in self.relations.values())
+
+    def halo_bytes(self, width: int) -> int:
+        """Bytes sent in one aggregation of ``width`` columns over each relation, forward, all ranks together."""
+        return sum(plan.halo_bytes(width) for plan in self.relations.values())
+
+    def to_dict(self, widths: Sequence[int] = ()) -> dict[str, Any]:
+        """Plain numbers for programs; ``bytes`` is by width, of one aggregation over each relation."""
+        return {
+            "ranks": self.ranks,
+            "layout": self.layout,
+            "hash": self.hash,
+            "nodes": self.nodes,
+            "edges": self.edges,
+            "rows": self.rows,
+            "messages": self.messages,
+            "bytes": {str(width): self.halo_bytes(width) for width in widths},
+            "nodes_of": self.nodes_of,
+            "relations": {
+                "__".join(relation): {
+                    "edges": [sizes.edges for sizes in plan.sizes], "rows": plan.rows, "messages": plan.messages,
+                    "hash": plan.hash,
+                }
+                for relation, plan in self.relations.items()
+            },
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        """What :meth:`describe` says."""
+        return self.describe()
+
+    def describe(self, widths: Sequence[int] = ()) -> str:
+        """Two tables for people: the nodes of each type, and the edges and rows of each relation."""
+        plans = list(self.relations.values())
+        title = "halo layout"
+        if plans:
+            title += f", {plans[0].partition} partition, {plans[0].exchange} exchange"
+        of_types = [
+            [kind, f"{sum(counts):,}", f"{max(counts):,}", f"{Plan.imbalance(counts):.2f}"]
+            for kind, counts in self.nodes_of.items()
+        ]
+        of_relations = []
+        for relation, plan in self.relations.items():
+            edges = [sizes.edges for sizes in plan.sizes]
+            rows = [f"{plan.rows[kind]:,}" for kind in EXCHANGES]
+            of_relations.append([" ".join(relation), f"{sum(edges):,}", f"{Plan.imbalance(edges):.2f}", *rows])
+        lines = [
+            f"{title}, plan {self.hash[:12]}, {self.ranks} ranks",
+            *aligned([["type", "nodes", "most of a rank", "max/mean"], *of_types], left=(0,)),
+            *aligned(
+                [["relation", "edges", "max/mean", *(f"rows {kind}" for kind in EXCHANGES)], *of_relations], left=(0,)
+            ),
+            *(f"width {w}: {self.halo_bytes(w):,} bytes per aggregation over each relation" for w in widths),
+        ]
+        return fold("\n".join(lines))
+
+
+def rows_in_order(parts: Sequence[Tensor], relations: Sequence[tuple[int, int, Tensor]], rank: int) -> list[Tensor]:
+    """A rank's rows of each type of nodes: those without sources on other ranks first, int64 ``[n]`` each.
+
+    Of any relation: its own order would be better for one that has fewer of them, but rows have one order.
+
+    Args:
+        parts: the owner of each node, ``[N]`` integers, by type.
+        relations: the numbers of the types of sources and targets, and the edges, int64 ``[2, E]``.
+        rank: which.
+    """
+    on_boundary = [torch.zeros(owner.numel(), dtype=torch.bool) for owner in parts]
+    for source, target, edge_index in relations:
+        is_remote = parts[source][edge_index[0]] != parts[target][edge_index[1]]
+        on_boundary[target][edge_index[1, is_remote]] = True
+    own = [owner == rank for owner in parts]
+    return [
+        torch.cat([(mine & ~late).nonzero().view(-1), (mine & late).nonzero().view(-1)])
+        for mine, late in zip(own, on_boundary, strict=True)
+    ]
