@@ -102,9 +102,9 @@ def convs() -> str:
         takes = _what_runs(name, class_, refused)
         raises = takes.startswith("raises")
         is_compared = "" if raises else "yes" if re.search(rf"\b{name}\b", compared) else "no"
-        lines.append(
-            f"| `{name}` | {takes} | {is_compared} | {'' if raises else 'tiles' if has_tiles else 'whole rows'} |"
-        )
+        takes_types = "edge_index_dict" in inspect.signature(class_.forward).parameters
+        where = "" if raises else "tiles" if has_tiles else "no" if takes_types else "whole rows"
+        lines.append(f"| `{name}` | {takes} | {is_compared} | {where} |")
     return "\n".join(lines)
 
 
@@ -118,7 +118,8 @@ def _convs_of_pyg() -> Iterator[tuple[str, Any]]:
 def _of_tests() -> tuple[str, str, str]:
     """The text of the tests that compare convs with stock PyG, of those that raise when called, of those on tiles."""
     compared, refused, on_grid = "", "", ""
-    for file in sorted((REPOSITORY / "tests" / "conv").rglob("*.py")):
+    tests = REPOSITORY / "tests"
+    for file in (*sorted((tests / "conv").rglob("*.py")), tests / "data" / "test_hetero.py"):
         before, _, rest = file.read_text().partition("\nREFUSED")
         cases, _, after = rest.partition("\n}")
         compared += before + after

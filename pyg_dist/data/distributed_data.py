@@ -17,11 +17,11 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
+from pyg_dist.backend.session.agreement import raise_together
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.layout_choice import lay_out
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import DistributedStorage, moved_to, usable_device
 from pyg_dist.errors import (
     DataError,
@@ -38,7 +38,6 @@ from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.store.graph_input import GraphInput, read_graph
-from pyg_dist.store.hetero_input import HeteroInput
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values
 
@@ -427,13 +426,3 @@ def _check_nodes(data: DistributedData, graph_input: GraphInput, options: Option
         raise DataError(
             f"Expected a graph over the {data.num_nodes} nodes of nodes_of (got {graph_input.num_nodes}): set num_nodes"
         )
-
-
-def agree(graph_input: GraphInput | HeteroInput, options: Options) -> str:
-    """Check that every rank was given the same (collective); a digest of it."""
-    tensors = graph_input.tensors()
-    given = {f"data{name}" if name[0] == "[" else f"data.{name}": digest(value) for name, value in tensors}
-    given["the number of nodes"] = str(graph_input.num_nodes)
-    given.update(options.identity())
-    require_equal(given, "give every rank the same graph and options, and seed what is drawn")
-    return digest(repr(sorted(given.items())))

@@ -17,8 +17,7 @@ from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raise_together
 from pyg_dist.backend.session.steps import set_up, step
-from pyg_dist.data.distributed_data import agree
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import TypedEdges, TypedNodes, moved_to, usable_device
 from pyg_dist.data.typed_layout import owners_of_all, parts_by_type, types_on_halo
 from pyg_dist.errors import DataError, PygDistError, UnsupportedError

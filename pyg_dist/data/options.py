@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, on_main
+from pyg_dist.backend.session.agreement import digest, on_main, require_equal
 from pyg_dist.backend.session.settings import SETTINGS
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
@@ -22,6 +22,8 @@ from pyg_dist.partition.inputs import as_parts
 from pyg_dist.plan.parts import METHODS, require_hybrid
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
+from pyg_dist.store.graph_input import GraphInput
+from pyg_dist.store.hetero_input import HeteroInput
 
 _LAYOUTS = ("halo", "grid", "auto")
 
@@ -132,6 +134,16 @@ def _check(name: str, value: Any, works: tuple[Any, ...]) -> None:
         return
     allowed = " or ".join(repr(w) for w in works)
     raise OptionError(f"Expected {name} to be {allowed} (got {value!r})")
+
+
+def agree(graph_input: GraphInput | HeteroInput, options: Options) -> str:
+    """Check that every rank was given the same (collective); a digest of it."""
+    tensors = graph_input.tensors()
+    given = {f"data{name}" if name[0] == "[" else f"data.{name}": digest(value) for name, value in tensors}
+    given["the number of nodes"] = str(graph_input.num_nodes)
+    given.update(options.identity())
+    require_equal(given, "give every rank the same graph and options, and seed what is drawn")
+    return digest(repr(sorted(given.items())))
 
 
 def common_machine(device: str = "cpu") -> Machine:

@@ -25,8 +25,9 @@ def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_pa
         epsilon: how much heavier than the mean a part of a kind may be, of :func:`~.inputs.node_work`.
 
     Example:
-        >>> balanced_by_kind(torch.tensor([[0, 1], [2, 3]]), torch.tensor([0, 0, 0, 0]), [2, 2], 2, 0.03).tolist()
-        [1, 0, 1, 0]
+        >>> edge_index, parts = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]), torch.tensor([0, 0, 1, 1, 0, 0, 0, 0])
+        >>> balanced_by_kind(edge_index, parts, [4, 4], num_parts=2, epsilon=0.03).tolist()
+        [0, 0, 1, 1, 0, 0, 1, 1]
     """
     found: Array = parts.numpy().astype(np.int64)
     source, target = (end.numpy() for end in edge_index)

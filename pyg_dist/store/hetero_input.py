@@ -72,6 +72,8 @@ def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
     """
     if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
+    if not data.node_types:
+        raise DataError("Expected a HeteroData with nodes (got none): set data['paper'].x, or a num_nodes")
     num_nodes = {kind: _num_nodes(kind, store) for kind, store in data.node_items()}
     nodes = {
         kind: _named(f"data[{kind!r}]", sort_attributes, store.to_dict(), num_nodes[kind], None)

@@ -284,7 +284,7 @@ EXPECTED = {
     "setting": "AgreementError: Expected the same on every rank: setting PYG_DIST_PROJECT_FIRST (got False on rank",
     "parts of the grid": "OptionError: Expected no partition with layout='grid'",
     "data groups": "OptionError: Expected a mesh without data groups with layout='auto'",
-    "hetero": "UnsupportedError: Expected a homogeneous",
+    "hetero": "DataError: Expected a HeteroData with nodes (got none)",
     "batch": "no error",
     "list": "UnsupportedError: Expected a homogeneous torch_geometric.data.Data, or a Batch of them (got list): join",
     "no error": "no error",

@@ -1,0 +1,50 @@
+"""``partition/balance.py``: each kind of nodes is spread evenly, and neighbours stay together where they can."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyg_dist.partition.balance import balanced_by_kind
+from pyg_dist.partition.inputs import node_work
+
+
+def loads(edge_index: torch.Tensor, parts: torch.Tensor, sizes: list[int], num_parts: int) -> list[np.ndarray]:
+    weight = node_work(np.bincount(edge_index[1].numpy(), minlength=sum(sizes)))
+    pieces = zip(parts.split(sizes), np.split(weight, np.cumsum(sizes)[:-1]), strict=True)
+    return [np.bincount(owner.numpy(), piece, minlength=num_parts) for owner, piece in pieces]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 99))
+def test_each_kind(sizes: list[int], num_parts: int, seed: int) -> None:
+    rng, size = torch.Generator().manual_seed(seed), sum(sizes)
+    edge_index = torch.randint(0, max(size, 1), (2, 3 * size), generator=rng)
+    before = torch.randint(0, num_parts, (size,), generator=rng) ** 2 % num_parts
+    after = balanced_by_kind(edge_index, before, sizes, num_parts, 0.05)
+    assert after.dtype == torch.int32
+    assert after.shape == (size,)
+    weight = node_work(np.bincount(edge_index[1].numpy(), minlength=size))
+    heaviest = weight.max(initial=0)
+    for load in loads(edge_index, after, sizes, num_parts):
+        assert load.max() <= 1.05 * load.mean() + heaviest
+    assert torch.equal(after, balanced_by_kind(edge_index, before, sizes, num_parts, 0.05))
+
+
+@pytest.mark.parametrize("num_parts", [2, 4])
+def test_balanced_parts_stay(num_parts: int) -> None:
+    """Also where the kinds are in other numbers, and a cluster of nodes is on each part."""
+    part, few, many = torch.arange(num_parts), 5 * num_parts, 15 * num_parts
+    parts = torch.cat([part.repeat_interleave(5), part.repeat_interleave(15)])
+    edge_index = torch.stack([torch.arange(few).repeat_interleave(3), few + torch.arange(many)])
+    assert torch.equal(balanced_by_kind(edge_index, parts, [few, many], num_parts, 0.03), parts.int())
+
+
+def test_few_neighbours_are_lost() -> None:
+    """All of a kind lies on part 0; those whose neighbours are on part 1 go there."""
+    parts = torch.tensor([0, 0, 1, 1, 0, 0, 0, 0])
+    edge_index = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert balanced_by_kind(edge_index, parts, [4, 4], 2, 0.03).tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
