@@ -63,6 +63,7 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
         UnsupportedError: An option of a graph with one type.
 
     Example:
+        >>> from torch_geometric.data import HeteroData
         >>> graph = HeteroData({"user": {"x": torch.rand(4, 3)}, "item": {"x": torch.rand(5, 2)}})
         >>> graph["user", "buys", "item"].edge_index = torch.tensor([[0, 1, 3], [2, 2, 4]])
         >>> data = DistributedData(graph)

@@ -13,6 +13,7 @@ import pyg_dist
 import pyg_dist.conv
 import pyg_dist.nn
 from pyg_dist import DistributedData, errors
+from pyg_dist.data.hetero import DistributedHeteroData
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.loader import BatchLoader, LinkNeighborLoader, NeighborLoader, UniformVertexLoader
@@ -25,7 +26,7 @@ API = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").re
 MODULES = [pyg_dist, pyg_dist.conv, pyg_dist.nn]
 NAMES = {name: getattr(module, name) for module in MODULES for name in module.__all__ if name != "__version__"}
 NAMES |= {c.__name__: c for c in (GridPlan, Machine, Model, Plan, RowTensor, UniformVertexLoader)}
-NAMES |= {c.__name__: c for c in (BatchLoader, NeighborLoader, LinkNeighborLoader)}
+NAMES |= {c.__name__: c for c in (BatchLoader, NeighborLoader, LinkNeighborLoader, DistributedHeteroData)}
 NAMES["partition"] = partition
 METHODS = {
     RowTensor: ("from_local", "to_local", "full_tensor"),
