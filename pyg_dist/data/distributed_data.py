@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from inspect import Signature, signature
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -168,6 +169,9 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             "rank %d: %s of %s nodes, %s of %s edges", session.rank(), f"{graph.node_sharding.num_local:,}",
             f"{self.num_nodes:,}", f"{graph.edge_sharding.num_local:,}", f"{self.num_edges:,}",
         )  # fmt: skip
+
+    # What help() and editors show: they would look at __new__ first.
+    __signature__ = Signature([*signature(__init__).parameters.values()][1:])
 
     def _adopt(self, graph_input: GraphInput, graph: DistributedGraph, plan: Any) -> None:
         """Fill this object with the local rows of every attribute."""
