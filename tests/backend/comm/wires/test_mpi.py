@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,3 +94,18 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, progress: str) -> None:
 def test_workers_of_a_loader() -> None:
     """Forked from a process in which MPI runs, with plain tensors."""
     assert said(2, "workers") == [f"rank {rank}: sum 56" for rank in (0, 0, 1, 1)]
+
+
+@pytest.mark.slow
+def test_many_ranks_on_few_cores(shared_data: Path) -> None:
+    script = SCRIPT.with_name("many_ranks_script.py")
+    (alone,), many = (
+        re.findall(
+            r"rank \d+: (\S+) (\d+) MiB", run_script(launcher, num_ranks, script, str(shared_data / "cora.npz")).stdout
+        )
+        for launcher, num_ranks in (("python", 1), ("mpirun", 64))
+    )
+    assert len(many) == 64
+    assert {loss for loss, _ in many} == {many[0][0]}
+    assert float(many[0][0]) == pytest.approx(float(alone[0]), rel=1e-4)
+    assert max(int(size) for _, size in many) < 250
