@@ -1,6 +1,7 @@
 """What a wire adds to MPI's own speed, and what MPI saves beside gloo: messages of 64 bytes to 64 MiB.
 
     mpirun -n 2 python benchmarks/network.py
+    mpirun -n 2 python benchmarks/network.py --sizes --graph cora.npz --model gcn
     mpirun -n 2 python benchmarks/network.py --large
 
 All variants live in one run and take turns, so that other programs on the machine disturb them alike. Each operation is
@@ -16,6 +17,10 @@ sum
     an all-reduce of so many bytes: mpi4py's own, whose order of additions is the library's, and the wires', whose bits
     are equal.
 
+epoch
+    of a model on a graph (``--graph``), its messages over gloo, and over MPI with and without the thread that moves
+    large ones on (``PYG_DIST_MPI_PROGRESS``).
+
 ``--large``: one message of 2**31 + 8 bytes by the wire, whose ends are checked (8 GiB of memory).
 """
 
@@ -23,16 +28,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import machine
+import power_law
 import torch
 import torch.distributed as dist
+from epoch_models import MODELS
+from exchange import training
 from mpi4py import MPI
 from torch import Tensor
 
@@ -40,6 +51,8 @@ import pyg_dist
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.wires import Wire
 from pyg_dist.backend.comm.wires.gloo import GlooWire
+from pyg_dist.backend.comm.wires.mpi import MpiWire
+from pyg_dist.backend.session.settings import MPI_PROGRESS
 
 RESULT = Path(__file__).resolve().parent / "results" / "network.json"
 SIZES = (64, 4096, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
@@ -51,7 +64,10 @@ def main() -> None:
     """Measure, print a table, write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
+    parser.add_argument("--graph", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
+    parser.add_argument("--model", choices=MODELS, default="gcn")
+    parser.add_argument("--epochs", type=int, default=5, help="in a turn")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -62,6 +78,8 @@ def main() -> None:
         send_large(wires["wire"])
         return
     rows = [row for num_bytes in options.sizes for row in measure(wires, num_bytes, options.rounds)]
+    if options.graph:
+        rows += turns(0, "epoch", epochs(wires, options.graph, options.model), options.rounds, options.epochs)
     if not pyg_dist.is_main():
         return
     library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
@@ -79,37 +97,45 @@ def main() -> None:
 
 def measure(wires: dict[str, Wire], num_bytes: int, num_rounds: int) -> list[dict[str, Any]]:
     """Of all operations and variants (collective)."""
-    comm, rows = MPI.COMM_WORLD, []
-    for operation, variants in (
-        ("exchange", exchanges(wires, num_bytes)),
-        ("all-to-all", all_to_alls(wires, num_bytes)),
-        ("sum", sums(wires, num_bytes)),
-    ):
-        repeats = max(1, min(200, TURN_BYTES // (num_bytes * comm.size)))
-        times: dict[str, list[float]] = {name: [] for name in variants}
-        for turn in range(num_rounds + 1):
-            for name, run in variants.items():
-                comm.Barrier()
-                start = time.perf_counter()
-                for _ in range(repeats):
-                    run()
-                taken = comm.allreduce((time.perf_counter() - start) / repeats, MPI.MAX)
-                if turn:  # the first opens connections
-                    times[name].append(taken)
-        first = next(iter(times.values()))
-        for name, taken in times.items():
-            ratio = statistics.median(mine / its for mine, its in zip(taken, first, strict=True))
-            median = statistics.median(taken)
-            rows.append(
-                {
-                    "num_bytes": num_bytes, "operation": operation, "variant": name,
-                    "median_us": 1e6 * median, "median_ratio": ratio,
-                }
-            )  # fmt: skip
+    repeats = max(1, min(200, TURN_BYTES // (num_bytes * MPI.COMM_WORLD.size)))
+    with ExitStack() as stack:
+        return [
+            *turns(num_bytes, "exchange", exchanges(wires, num_bytes, stack), num_rounds, repeats),
+            *turns(num_bytes, "all-to-all", all_to_alls(wires, num_bytes), num_rounds, repeats),
+            *turns(num_bytes, "sum", sums(wires, num_bytes), num_rounds, repeats),
+        ]
+
+
+def turns(
+    num_bytes: int, operation: str, variants: dict[str, Operation], num_rounds: int, repeats: int
+) -> list[dict[str, Any]]:
+    """What variants take that run in turn, one a row (collective)."""
+    comm, rows, order = MPI.COMM_WORLD, [], list(variants.items())
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(num_rounds + 1):
+        begin = turn % len(variants)  # none is always the one that follows another
+        for name, run in (*order[begin:], *order[:begin]):
+            comm.Barrier()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                run()
+            taken = comm.allreduce((time.perf_counter() - start) / repeats, MPI.MAX)
+            if turn:  # the first opens connections
+                times[name].append(taken)
+    first = next(iter(times.values()))
+    for name, taken in times.items():
+        ratio = statistics.median(mine / its for mine, its in zip(taken, first, strict=True))
+        median = statistics.median(taken)
+        rows.append(
+            {
+                "num_bytes": num_bytes, "operation": operation, "variant": name,
+                "median_us": 1e6 * median, "median_ratio": ratio,
+            }
+        )  # fmt: skip
     return rows
 
 
-def exchanges(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
+def exchanges(wires: dict[str, Wire], num_bytes: int, stack: ExitStack) -> dict[str, Operation]:
     """To each other rank and from it."""
     comm = MPI.COMM_WORLD
     others = [rank for rank in range(comm.size) if rank != comm.rank]
@@ -124,6 +150,9 @@ def exchanges(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
     persistent = [comm.Recv_init(into[k], other, 2) for k, other in enumerate(others)]
     persistent += [comm.Send_init(out[k], other, 2) for k, other in enumerate(others)]
 
+    for request in persistent:
+        stack.callback(request.Free)
+
     def start_all() -> None:
         MPI.Prequest.Startall(persistent)
         MPI.Prequest.Waitall(persistent)
@@ -136,11 +165,12 @@ def exchanges(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
         "neighbour": lambda: neighbours.Ineighbor_alltoallv(*arguments).Wait(),
     }  # fmt: skip
     if MPI.VERSION >= 4:
-        request = neighbours.Neighbor_alltoallv_init(*arguments)
+        collective = neighbours.Neighbor_alltoallv_init(*arguments)
+        stack.callback(collective.Free)
 
         def started() -> None:
-            request.Start()
-            request.Wait()
+            collective.Start()
+            collective.Wait()
 
         found["neighbour_init"] = started
     pieces = [(other, k, k + 1) for k, other in enumerate(others)]
@@ -169,6 +199,24 @@ def sums(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
     for name, wire in wires.items():
         found[name] = lambda wire=wire: wire.all_reduce(x, "sum", 5)
     return found
+
+
+def epochs(wires: dict[str, Wire], graph: str, model: str) -> dict[str, Operation]:
+    """Of one model, whose messages go by one wire or another."""
+    os.environ[MPI_PROGRESS.name] = "thread"
+    assert isinstance(wires["wire"], MpiWire)
+    by_thread = MpiWire(wires["wire"].ranks, timedelta(minutes=10))
+    run = training(pyg_dist.DistributedData(power_law.load(graph)), model)
+
+    def over(wire: Wire) -> Operation:
+        def epoch() -> None:
+            world_group()._wires["cpu"] = wire
+            run()
+            world_group()._wires["cpu"] = wires["wire"]
+
+        return epoch
+
+    return {"gloo": over(wires["gloo"]), "wire": over(wires["wire"]), "with a thread": over(by_thread)}
 
 
 def finish(flight: Any) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from pyg_dist.backend import calibration
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.wires import carrier
 from pyg_dist.backend.session import session
 from pyg_dist.cli.options import DEVICES
 from pyg_dist.errors import LaunchError, OptionError
@@ -39,7 +40,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        help=f"where to keep them; default: {machine_file()}, and machine.cuda.json there",
+        help=f"where to keep them; default: {machine_file()}, and machine.cuda.json, machine.mpi.json there",
     )
     parser.add_argument("--json", action="store_true", help="print the constants as JSON")
 
@@ -55,13 +56,15 @@ def run(args: argparse.Namespace) -> None:
     session.init()
     if args.device == "cpu":
         torch.set_num_threads(1)  # what the constants are of: one core of each rank
-    path = machine_file(args.device) if args.output is None else args.output
+    path = machine_file(args.device, carrier()) if args.output is None else args.output
     machine, remarks = Machine.default(args.device), []
-    if path.exists():
+    kept = [path] if args.output else [path, machine_file(args.device)]
+    known = next(filter(Path.exists, kept), None)
+    if known is not None:
         try:
-            machine = replace(Machine.load(path), device=args.device)
+            machine = replace(Machine.load(known), device=args.device)
         except OptionError:
-            remarks.append(f"what {path} held was not a machine's constants: those not measured now are the defaults")
+            remarks.append(f"what {known} held was not a machine's constants: those not measured now are the defaults")
     if args.what != "network":
         machine = measure_rates(machine, remarks)
     if args.what != "rates" and world_group().size == num_ranks == 1:
@@ -69,7 +72,9 @@ def run(args: argparse.Namespace) -> None:
     elif args.what != "rates":
         machine = measure_network(machine, remarks)
     day = datetime.now(timezone.utc).date().isoformat()
-    machine = replace(machine, source=f"measured {day}, {args.what}, {_hardware(machine)}, {world_group().size} ranks")
+    machine = replace(
+        machine, source=f"measured {day}, {args.what}, {_hardware(machine)}, {world_group().size} ranks by {carrier()}"
+    )
     if session.is_main():
         machine.save(path)
         if args.json:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from pyg_dist.backend.comm.wires import carrier
 from pyg_dist.backend.session.settings import MACHINE
 from pyg_dist.errors import OptionError
 
@@ -99,12 +100,16 @@ class Machine:
     def load(path: Path | None = None, device: str = "cpu") -> Machine:
         """The constants in ``path``, else those measured here on a kind of device, else the defaults.
 
+        Those of the wire in use come first, then gloo's.
+
         Raises:
             OptionError: The file is not of :meth:`save`, or ``path`` does not exist.
         """
-        given, path = path, machine_file(device) if path is None else path
-        if given is None and not path.exists():
-            return Machine.default(device)
+        if path is None:
+            found = [file for file in (machine_file(device, carrier()), machine_file(device)) if file.exists()]
+            if not found:
+                return Machine.default(device)
+            path = found[0]
         try:
             values: dict[str, Any] = {"device": "cpu", **json.loads(path.read_text())}  # older files name none
             if set(values) != {field.name for field in fields(Machine)}:
@@ -132,7 +137,11 @@ ASSUMED_GPUS = Machine(
 """The data sheets' bandwidths, of which three quarters are seen in practice; nothing of it was measured here."""
 
 
-def machine_file(device: str = "cpu") -> Path:
-    """Where the constants of a kind of device lie: ``PYG_DIST_MACHINE``, else the user's cache folder."""
+def machine_file(device: str = "cpu", wire: str = "gloo") -> Path:
+    """Where the constants of a kind of device and a wire lie: ``PYG_DIST_MACHINE``, else the user's cache folder.
+
+    A wire carries CPU tensors: the constants of other devices have one file.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return MACHINE.value() or cache / "pyg_dist" / ("machine.json" if device == "cpu" else f"machine.{device}.json")
+    kind = f".{device}" if device != "cpu" else "" if wire == "gloo" else f".{wire}"
+    return MACHINE.value() or cache / "pyg_dist" / f"machine{kind}.json"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pyg_dist.backend.calibration import fit_spmm
+from pyg_dist.backend.comm.wires import Carriers
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import all_to_all_seconds, grid_plans, grid_table, memory_of, price_of
 from pyg_dist.grid.plan.mesh_shape import MeshShape, nearest_cube
 from pyg_dist.grid.plan.work import work_of
-from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.machine import Machine, machine_file
 from pyg_dist.pricing.model import Model
 
 MODEL = Model(num_nodes=64_000, num_entries=640_000, widths=(128, 128, 128, 128), input="learns")
@@ -130,6 +133,12 @@ def test_machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert replace(machine, device="cuda").save() == tmp_path / "pyg_dist/machine.cuda.json"
     assert Machine.load(device="cuda") == replace(machine, device="cuda")
     assert Machine.load() == Machine()
+    machine.save()
+    monkeypatch.setattr(current().of(Carriers), "mpi", timedelta(1))
+    assert Machine.load() == machine, "gloo's, where those of MPI were not measured"
+    by_mpi = replace(machine, call_seconds=1e-6)
+    by_mpi.save(machine_file("cpu", "mpi"))
+    assert Machine.load() == by_mpi
     path.write_text('{"cores": 3}')
     with pytest.raises(OptionError, match="measure them"):
         Machine.load(path)

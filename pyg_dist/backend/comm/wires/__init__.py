@@ -130,6 +130,11 @@ def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
     return _staged_if_asked(found)
 
 
+def carrier() -> str:
+    """What carries messages of CPU tensors in this session, "gloo" or "mpi"; not collective."""
+    return "gloo" if current().of(Carriers).mpi is None else "mpi"
+
+
 def _mpi_wire(ranks: Sequence[int], timeout: timedelta) -> Wire:
     from pyg_dist.backend.comm.wires.mpi import MpiWire
 
