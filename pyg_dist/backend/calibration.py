@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from platform import node
 from typing import NamedTuple
 
 import numpy as np
@@ -150,11 +148,6 @@ def stream_rate(num_values: int | None = None, depth: int = 8, device: torch.dev
 
     passes = depth * (2 + 2 + 3)  # the sum, ReLU, and ReLU's derivative, which reads the gradient and the result
     return 4 * num_values * passes / best_seconds(there_and_back, 9, device)
-
-
-def machine_numbers(world: Group) -> list[int]:
-    """Which machine each rank runs on: equal numbers for equal host names (collective)."""
-    return world.gather_counts(zlib.crc32(node().encode()) & 0x7FFFFFFF)
 
 
 def network_samples(

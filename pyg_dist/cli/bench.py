@@ -19,6 +19,7 @@ import torch
 
 from pyg_dist.backend import calibration
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.wires import carrier
 from pyg_dist.backend.session import session
 from pyg_dist.cli.options import DEVICES
@@ -108,7 +109,7 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
     world = world_group()
     if world.size < 2:
         raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")
-    machine_of = calibration.machine_numbers(world)
+    machine_of = machines()
     on_each = machine_of.count(machine_of[0])
     # A launch on one machine says how many ranks fit there, one on several how many there are.
     ranks_per_node = on_each if on_each < world.size else max(on_each, machine.ranks_per_node)
@@ -133,7 +134,7 @@ def _num_workers(machine: Machine) -> int:
     if machine.device == "cuda":
         return torch.cuda.device_count()
     world = world_group()
-    return calibration.num_cores(world, calibration.machine_numbers(world))
+    return calibration.num_cores(world, machines())
 
 
 def _hardware(machine: Machine) -> str:

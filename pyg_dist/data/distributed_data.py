@@ -37,7 +37,7 @@ from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.plan import Hierarchy, Plan
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_tensor import local_values
@@ -79,6 +79,9 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         exchange: what sums send: ``"post"``: rows of sources; ``"pre"``: partial sums for targets; ``"hybrid"``: the
             fewest of both (SuperGCN, 5.2-5.3). Max, LSTM and attention always use post, and so do learned weights if
             that sends fewer bytes.
+        hierarchy: whether what crosses from a machine to another crosses once for all its ranks: ``"on"``, ``"off"``,
+            or ``"auto"``: where ranks share machines and a step is predicted to be cheaper. Exact. What crosses is in
+            few ``bits`` then; messages inside a machine are exact, or in ``PYG_DIST_LOCAL_BITS``.
         bits: bits of each value that halos send in training, 32, 16, 8, 4 or 2, or (forward, backward). 32: exact; 16:
             bfloat16; fewer: rounded at random to steps of each row's range, approximate and unbiased (SuperGCN, 2.4
             and 6). Always exact: evaluation (``model.eval()``, ``no_grad``); messages that are sent once and cached
@@ -140,6 +143,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         allow_nan: bool = False,
         model: tuple[int, int] | None = None,
         nodes_of: DistributedData | None = None,
+        hierarchy: Hierarchy = "auto",
     ) -> None:
         session.init()
         module_hooks.install()
@@ -147,7 +151,9 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         with set_up("DistributedData", num_steps=4):
             with step("read and check"):
                 try:
-                    options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
+                    options = Options(
+                        layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy
+                    )
                     graph_input = read_graph(data, allow_nan, warn=session.is_main())
                     if nodes_of is not None:
                         _check_nodes(nodes_of, graph_input, options)

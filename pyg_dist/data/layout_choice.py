@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import astuple, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.backend.comm.topology import Machines, machines, ranks_per_machine
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
+from pyg_dist.backend.session.state import current
 from pyg_dist.backend.session.steps import step
-from pyg_dist.data.options import Options, common_machine, ranks_per_node
+from pyg_dist.data.options import Options, common_machine
+from pyg_dist.errors import OptionError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.cover import EXCHANGES
-from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash
+from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash, shares_machines
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.halo.sharding import HaloNodes
@@ -98,17 +102,22 @@ def on_halo(
     """The runtime form and the plan (collective); ``None``: one data group."""
     groups = DataGroups.of(None) if groups is None else groups
     group = groups.part
-    share = halo_share(graph_input.edge_index, parts, group.rank, group.size, options.exchange)
+    levels = levels_of(options, group, lambda: counted_plan(graph_input, options, parts, group))
+    share = halo_share(
+        graph_input.edge_index, parts, group.rank, group.size, options.exchange, ranks_per_machine=levels.shared_by
+    )
     identity = plan_hash(graph_input.edge_index, parts, group.size, options.exchange)
     kept = parts.to(torch.int32) if group.rank == 0 else None
-    plan = gathered_plan(share, group, options, options.partition_name, kept, identity)
+    plan = gathered_plan(share, group, options, options.partition_name, kept, identity, levels.across)
     return halo_graph(share, groups, options, graph_input.loop_rule, plan), plan
 
 
 def halo_graph(share: HaloShare, groups: DataGroups, options: Options, loop_rule: LoopRule, plan: Plan) -> HaloGraph:
     """The runtime form of a rank's share (collective)."""
     bits = options.bits_by_direction
-    nodes = HaloNodes(groups.part, share.node_id, share.num_nodes, options.exchange, bits, groups)
+    nodes = HaloNodes(
+        groups.part, share.node_id, share.num_nodes, options.exchange, bits, groups, share.ranks_per_machine
+    )
     return HaloGraph(share, nodes, loop_rule, plan.messages)
 
 
@@ -128,21 +137,68 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tenso
     return on_main(lambda: find_parts(graph_input.edge_index, graph_input.num_nodes, group.size, found_by, train_mask))
 
 
+class Levels(NamedTuple):
+    """Whether ranks of a machine share what crosses to another."""
+
+    shared_by: int | None  # ranks per machine, where they do
+    across: tuple[int, int] | None  # rows that cross machines, in one level and in two, where ranks share machines
+
+
+def levels_of(options: Options, group: Group, plan: Callable[[], Plan]) -> Levels:
+    """The levels of the options, or the cheaper ones by a ``plan`` that rank 0 makes (collective).
+
+    Raises:
+        OptionError: Two levels are asked for, but ranks of a machine do not follow one another.
+    """
+    on_each = known_ranks_per_node(group)
+    if options.hierarchy == "on" and on_each is None:
+        raise OptionError(
+            f"Expected ranks of a machine to follow one another, in equal numbers and one data group, with "
+            f"hierarchy='on' (got machines {machines()}): start them so, or hierarchy='auto'"
+        )
+    if not shares_machines(group.size, on_each):
+        return Levels(None, None)
+
+    def chosen() -> Tensor:
+        found = plan()
+        assert found.across is not None
+        return torch.tensor([found.two_levels, *found.across])
+
+    two_levels, *across = on_main(chosen).tolist()
+    return Levels(on_each if two_levels else None, (across[0], across[1]))
+
+
+def counted_plan(graph_input: GraphInput, options: Options, parts: Tensor, group: Group) -> Plan:
+    """The plan by counting alone, on this rank (not collective)."""
+    model, on_each = model_of(graph_input, options), current().of(Machines).of_rank.count(0)
+    return Plan.of(
+        graph_input.edge_index, parts, group.size, options.exchange, options.partition_name, on_each,
+        options.hierarchy, model, Machine.load().with_ranks_per_node(on_each),
+    )  # fmt: skip
+
+
 def gathered_plan(
-    share: HaloShare, group: Group, options: Options, partition: str, parts: Tensor | None, identity: str
+    share: HaloShare,
+    group: Group,
+    options: Options,
+    partition: str,
+    parts: Tensor | None,
+    identity: str,
+    across: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan, from every rank's numbers (collective)."""
-    mine = [*vars(ShareSizes.of(share)).values(), *share.sum_transfer.send_counts]
+    sent = torch.tensor(share.sum_transfer.sent).sum(0).tolist()
+    mine = [*vars(ShareSizes.of(share)).values(), *sent]
     table = group.gather_rows(torch.tensor([mine]), [1] * group.size)
     sizes, rows = table[:, : -group.size].tolist(), table[:, -group.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
     return Plan(
         options.layout, partition, options.exchange, shares, pairs_of(rows), identity, parts,
-        options.bits_by_direction, known_ranks_per_node(group),
+        options.bits_by_direction, known_ranks_per_node(group), share.ranks_per_machine is not None, across,
     )  # fmt: skip
 
 
 def known_ranks_per_node(group: Group) -> int | None:
-    """:func:`ranks_per_node`, unknown where there are several data groups (collective over all ranks)."""
-    found = ranks_per_node()
+    """:func:`ranks_per_machine`, unknown where there are several data groups (collective over all ranks)."""
+    found = ranks_per_machine()
     return found if group.size == world_group().size else None

@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.comm.quantized import Bits
-from pyg_dist.backend.session import session
+from pyg_dist.backend.comm.topology import ranks_per_machine
 from pyg_dist.backend.session.agreement import digest, on_main, require_equal
-from pyg_dist.backend.session.settings import SETTINGS
+from pyg_dist.backend.session.settings import SETTINGS, Bits
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.plan import HIERARCHIES, Hierarchy, Plan
 from pyg_dist.partition.inputs import as_parts
 from pyg_dist.plan.parts import METHODS, require_hybrid
 from pyg_dist.pricing.machine import Machine
@@ -41,6 +39,7 @@ class Options:
     comm_dtype: torch.dtype | None = None
     seed: int = 0
     model: tuple[int, int] | None = None
+    hierarchy: Hierarchy = "auto"
 
     def __post_init__(self) -> None:
         """Raise where one is not valid."""
@@ -60,6 +59,7 @@ class Options:
 
     def _check_halo(self) -> None:
         _check("exchange", self.exchange, EXCHANGES)
+        _check("hierarchy", self.hierarchy, HIERARCHIES)
         given: tuple[object, ...] = self.bits_by_direction
         if not all(type(b) is int and b in get_args(Bits) for b in given):  # not bool
             allowed = ", ".join(map(str, get_args(Bits)))
@@ -119,7 +119,7 @@ class Options:
 
     def identity(self) -> dict[str, str]:
         """Name and value of each option, short enough to compare across ranks."""
-        names = ("layout", "seed", "model", "exchange", "epsilon", "mesh", "comm_dtype")
+        names = ("layout", "seed", "model", "exchange", "hierarchy", "epsilon", "mesh", "comm_dtype")
         given = {name: str(getattr(self, name)) for name in names} | {"bits": str(self.bits_by_direction)}
         if isinstance(self.partition, str):
             given["partition"] = self.partition
@@ -154,15 +154,5 @@ def common_machine(device: str = "cpu") -> Machine:
         return torch.tensor(list(json.dumps(asdict(found)).encode()), dtype=torch.uint8)
 
     machine = Machine.of_dict(json.loads(bytes(on_main(constants).tolist())))
-    on_each = ranks_per_node()
+    on_each = ranks_per_machine()
     return machine if on_each is None else machine.with_ranks_per_node(on_each)
-
-
-def ranks_per_node() -> int | None:
-    """Ranks on each machine, or None where they do not lie there one after another, in equal numbers (collective).
-
-    The last machine may have fewer. Where a launcher does not say which ranks share a machine, all do.
-    """
-    local = world_group().gather_counts(session.local_rank())
-    most = max(local) + 1
-    return most if local == [rank % most for rank in range(len(local))] else None

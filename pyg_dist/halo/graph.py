@@ -21,9 +21,10 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding, Norm, the_one
 from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.graph.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
-from pyg_dist.halo.exchange import exchange_of
+from pyg_dist.halo.exchange import ToNeighbours, exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
 from pyg_dist.halo.plan.cover import BothEnds
+from pyg_dist.halo.plan.machine_links import MachineLinks
 from pyg_dist.halo.plan.restriction import RemoteLinks, Restriction, restricted
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.products import HaloProducts
@@ -142,15 +143,14 @@ class HaloLinks:
 
     Attributes:
         links: the edges.
+        of_machine: in two levels, those between this rank's machine and others.
     """
 
     @lasting
     def __init__(self, share: HaloShare, group: Group) -> None:
         incoming = share.row_transfer.incoming
         slot, target = incoming.col.long(), share.node_id[incoming.row() + share.num_inner]
-        sender_of_slot = torch.repeat_interleave(
-            torch.arange(share.num_ranks), torch.tensor(share.row_transfer.recv_counts)
-        )
+        sender_of_slot = share.halo_owner.long()
         order = torch.argsort(sender_of_slot[slot], stable=True)
         slot, target, place = slot[order], target[order], incoming.edge.long()[order]
         sender, source = sender_of_slot[slot], share.halo_id[slot]
@@ -165,6 +165,10 @@ class HaloLinks:
         load = torch.tensor(group.gather_counts(share.edge_id.numel()))
         receiver = torch.repeat_interleave(torch.arange(share.num_ranks), from_rank)
         self.links = RemoteLinks.of(share, mine, theirs, sender, receiver, load)
+        self.of_machine = None
+        if share.ranks_per_machine is not None:
+            into, out_of = torch.cat([mine[:, :3], sender.view(-1, 1)], 1), torch.cat([theirs, receiver.view(-1, 1)], 1)
+            self.of_machine = _links_of_machine(share, group, into, out_of, load)
         self._remote_weights: WeakKeyDictionary[LinearOperator, Tensor] = WeakKeyDictionary()
 
     @lasting
@@ -174,6 +178,28 @@ class HaloLinks:
             places = on_device(self._place, values.device)
             self._remote_weights[operator] = self._exchange.start(values[places]).wait()
         return self._remote_weights[operator]
+
+
+def _links_of_machine(share: HaloShare, group: Group, into: Tensor, out_of: Tensor, load: Tensor) -> MachineLinks:
+    """The edges between all ranks of this machine and other machines (collective).
+
+    ``into`` and ``out_of`` are this rank's remote edges: id, source, target, and the other rank, int64 ``[m, 4]``.
+    """
+    on_each, own = share.ranks_per_machine, share.rank
+    assert on_each is not None
+    edges = torch.cat([into, out_of])
+    ends = torch.full((2, len(edges)), own)
+    ends[0, : len(into)], ends[1, len(into) :] = into[:, 3], out_of[:, 3]
+    crosses = ends[0] // on_each != ends[1] // on_each
+    mine = torch.cat([edges[crosses, :3], ends[:, crosses].T], 1)
+    peers = [q for q in range(group.size) if q != own and q // on_each == own // on_each]
+    counts = group.gather_counts(len(mine))
+    sent = tuple(len(mine) if q in peers else 0 for q in range(group.size))
+    received = tuple(n if q in peers else 0 for q, n in enumerate(counts))
+    exchange = ToNeighbours(Transport(group, Traffic()), sent, received)
+    whole = torch.cat([mine, exchange.start(mine.repeat(len(peers), 1)).wait()])
+    edge, source, target, sender, receiver = whole.unbind(1)
+    return MachineLinks.of(edge, (source, target), (sender, receiver), share, load)
 
 
 class SampledNodes(HaloNodes):
@@ -255,7 +281,9 @@ class HaloBatch(HaloGraph):
     def __init__(self, parent: HaloGraph, sample: Subset) -> None:
         self.parent = parent
         stored = None if sample.kept is None else parent.edge_sharding.ordered_position
-        self.restriction: Restriction = restricted(parent.share, parent.links.links, sample, stored)
+        self.restriction: Restriction = restricted(
+            parent.share, parent.links.links, sample, stored, parent.links.of_machine
+        )
         share = self.restriction.share
         of_graph = parent.node_sharding
         nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
@@ -416,7 +444,7 @@ def _(targets: HaloNodes, edge_index: Tensor, loop_rule: LoopRule, sources: Node
     node_id: BothEnds = targets.global_id
     if sources is not targets:
         parts, node_id = (sources.parts(), targets.parts()), (sources.global_id, targets.global_id)
-    share = halo_share(edge_index, parts, group.rank, group.size, targets.exchange, node_id)
+    share = halo_share(edge_index, parts, group.rank, group.size, targets.exchange, node_id, targets.ranks_per_machine)
     messages = sum(group.gather_counts(sum(count > 0 for count in share.sum_transfer.send_counts)))
     rows = ListedEdges(group, "edge", share.num_edges, share.edge_id)
     return HaloGraph(share, targets, loop_rule, messages, rows, sources=sources)

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import LinearMap, append, apply
-from pyg_dist.backend.comm.codec import Codec
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.on_device import on_device
@@ -40,7 +39,7 @@ from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.gcn_norm import LearnedScales
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.halo.exchange import Exchange
-from pyg_dist.halo.transfer import HaloTransfer
+from pyg_dist.halo.transfer import Codecs, HaloTransfer
 
 
 @dataclass(eq=False, frozen=True)
@@ -68,8 +67,8 @@ class LinearOperator:
         """The transposed matrix, whose traffic is the same backwards."""
         return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale, self.divides)
 
-    def coded(self, codecs: tuple[Codec, Codec]) -> LinearOperator:
-        """The same matrix, whose messages are coded in this way, and in that way on the way back."""
+    def coded(self, codecs: Codecs) -> LinearOperator:
+        """The same matrix, whose messages are coded in this way."""
         halo = self.halo if self.halo.is_empty else self.halo.coded(codecs)
         return self if halo is self.halo else replace(self, halo=halo)
 
@@ -173,7 +172,7 @@ class LearningOperator:
         weight = self.weight.to(x.dtype)
         return self._product(x, weight, post.to_slots, x, weight, self.halo)
 
-    def by_sums(self, x: Tensor, codecs: tuple[Codec, Codec]) -> Tensor:
+    def by_sums(self, x: Tensor, codecs: Codecs) -> Tensor:
         """The same; partial sums are sent, too. One exchange of weights serves all products (collective)."""
         _require_dtype(x)
         weight, sums, key = self.weight.to(x.dtype), self.sums(), (x.dtype, torch.is_grad_enabled())

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.comm.codec import EXACT
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
@@ -54,7 +53,7 @@ class HaloProducts(HaloView):
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.aggregate`."""
         if isinstance(operator, LearningOperator):
             return self._learning_product(x, operator, layer)
-        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer)
+        codecs = self.codecs(layer)
         result = caches.lookup(x, operator)
         if result is None:
             cached = caches.is_cacheable(x, self.targets)
@@ -145,8 +144,10 @@ class HaloProducts(HaloView):
     def _exchange_counts(self) -> ExchangeCounts:
         """What the two exchanges move (collective at the first use)."""
         share, group = self.share, self.exchange_group
-        counts = map(
-            sum, (share.row_transfer.send_counts, share.sum_transfer.send_counts, share.sum_transfer.weight_send_counts)
+        counts = (
+            share.row_transfer.outgoing.num_rows,
+            share.sum_transfer.outgoing.num_rows,
+            sum(share.sum_transfer.weight_send_counts),
         )
         gathered = group.gather_rows(torch.tensor([[*counts]]), [1] * group.size)
         return ExchangeCounts(*gathered.sum(0).tolist())
@@ -201,7 +202,7 @@ class HaloProducts(HaloView):
     def _learning_product(self, x: NodeTensor, a: LearningOperator, layer: nn.Module | None) -> NodeTensor:
         """The product with weights that learn; differentiable by x and by the weights (collective)."""
         by_sums = self._sends_weights(x, a.norm, layer)
-        codecs = (EXACT, EXACT) if layer is None else self.codecs(layer, of_rows=not by_sums)
+        codecs = self.codecs(layer, of_rows=not by_sums)
         local = x.to_local()
 
         def times(rows: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.quantized import Bits
 from pyg_dist.backend.comm.transport import Traffic
+from pyg_dist.backend.session.settings import Bits
 from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.halo.plan.cover import ExchangeKind
 
@@ -20,6 +20,7 @@ class HaloNodes(NodeSharding):
         bits: of a value in a message, forward and backward; 32: values as they are.
         traffic: counts what all of their graphs send.
         groups: the data groups.
+        ranks_per_machine: in two levels, so many consecutive ranks share what crosses to another machine.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class HaloNodes(NodeSharding):
         exchange: ExchangeKind,
         bits: tuple[Bits, Bits] = (32, 32),
         groups: DataGroups | None = None,
+        ranks_per_machine: int | None = None,
     ) -> None:
         super().__init__(group, num_nodes, node_id)
         self.groups = DataGroups(group, None, group) if groups is None else groups
         self.exchange: ExchangeKind = exchange
         self.bits = bits
+        self.ranks_per_machine = ranks_per_machine
         self.traffic = Traffic()
 
     @property

@@ -1,9 +1,11 @@
-"""Remote rows and sums of them: packed, sent, and added where they are needed."""
+"""Remote rows and sums of them: packed, sent, and added where they are needed; in one level, or by agents in two."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,162 +13,261 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.comm.transport import Messages, Pending, Transport
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.backend.timing import overlaps, phase
-from pyg_dist.halo.exchange import Exchange
+from pyg_dist.halo.exchange import Arrival, Exchange
+
+
+class Codecs(NamedTuple):
+    """How rows travel, forward and backward.
+
+    Attributes:
+        way: in one level; in two by the link, and on from there.
+        inside: in two levels between ranks of a machine. Addends to agents are exact: a sum is rounded once, when it
+            leaves its machine.
+    """
+
+    way: tuple[Codec, Codec] = (EXACT, EXACT)
+    inside: tuple[Codec, Codec] = (EXACT, EXACT)
+
+    @property
+    def transposed(self) -> Codecs:
+        """Of the way back."""
+        return Codecs(self.way[::-1], self.inside[::-1])
+
+
+AS_THEY_ARE = Codecs()
 
 
 @dataclass(frozen=True)
-class TransferStep:
-    """``incoming P outgoing``, P being an exchange of s rows for r.
+class Relay:
+    """How rows and sums cross machines (:mod:`pyg_dist.halo.plan.two_level`): to an agent, by the link, from an agent.
 
     Attributes:
-        outgoing: ``[s, k]``: makes the send buffer from the last k rows of the input; ``None``: that is the input.
-        exchange: P.
-        incoming: ``[b, r]``: makes addends for the last b rows of the result; ``None``: what arrives is the result.
-        codecs: how rows travel, and how on the way back.
+        gather: moves addends to agents.
+        into: which row of those that leave by the link each addend that arrives is added to, int64.
+        link: moves rows between machines.
+        out_of: which row of those that arrive by the link each row to spread is, int64.
+        spread: moves rows from agents.
     """
 
-    outgoing: Matrix | None
-    exchange: Exchange
-    incoming: Matrix | None
-    codecs: tuple[Codec, Codec] = (EXACT, EXACT)
+    gather: Exchange
+    into: Tensor
+    link: Exchange
+    out_of: Tensor
+    spread: Exchange
 
-    @property
-    def transposed(self) -> TransferStep:
-        """The way back."""
-        incoming, outgoing = (None if m is None else m.transposed for m in (self.outgoing, self.incoming))
-        return TransferStep(outgoing, self.exchange.transposed, incoming, self.codecs[::-1])
+    @cached_property
+    def transposed(self) -> Relay:
+        """The way back: rows that were spread are gathered."""
+        return Relay(self.spread.transposed, self.out_of, self.link.transposed, self.into, self.gather.transposed)
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of the result that it adds to."""
-        return self.exchange.num_received if self.incoming is None else self.incoming.num_rows
+    def add(self, rows: Tensor, addends: Messages) -> None:
+        """Add what arrives of the gather to the rows that leave by the link (waits)."""
+        into = on_device(self.into, rows.device)
+        for sender, low, high in self.gather.arrivals:  # of each sender at most one addend for a row
+            addends.wait_for(sender)
+            rows.index_add_(0, into[low:high], addends.received[low:high].view(rows.dtype))
+        addends.wait()
+
+    def rows_to_spread(self, arrived: Tensor) -> Tensor:
+        """Copies of what has arrived by the link."""
+        return arrived.index_select(0, on_device(self.out_of, arrived.device))
+
+
+class InFlight(NamedTuple):
+    """Messages of a product under way: between ranks of one level, and by the link."""
+
+    direct: Messages
+    link: Messages | None
 
 
 @dataclass(frozen=True)
 class HaloTransfer:
-    """How remote rows, or sums of them, reach the targets: a chain of steps, each of which takes the last one's result.
+    """How remote rows, or sums of them, reach the targets: ``incoming P outgoing``, P moving s slots to h.
 
     A linear map: :meth:`start` applies it alone; :meth:`send` and :meth:`add` apply it beside a product of local rows,
-    to the last rows of which it adds.
+    to the last rows of which it adds. In two levels the slots are in three pieces: what the exchange moves, what leaves
+    or arrives by the relay's link, and addends to agents or rows from them.
 
     Attributes:
-        steps: the chain; one step where each rank sends to each that needs its rows.
+        before: ``[s, k]``: makes the send buffer from the last k rows of the input; ``None``: that is the input.
+        exchange: P, or its first piece: between ranks of a machine.
+        after: ``[b, h]``: makes addends for the last b rows of the result; ``None``: what arrives is the result.
         transport: the ranks.
+        relay: what crosses machines; ``None``: there is one level.
+        codecs: how rows travel.
     """
 
-    steps: tuple[TransferStep, ...]
+    before: Matrix | None
+    exchange: Exchange
+    after: Matrix | None
     transport: Transport
+    relay: Relay | None = None
+    codecs: Codecs = AS_THEY_ARE
 
     @cached_property
     def transposed(self) -> HaloTransfer:
-        """The way back: the chain reversed."""
-        return replace(self, steps=tuple(step.transposed for step in reversed(self.steps)))
+        """The way back."""
+        after, before = (None if m is None else m.transposed for m in (self.before, self.after))
+        return replace(
+            self,
+            before=before,
+            exchange=self.exchange.transposed,
+            after=after,
+            relay=None if self.relay is None else self.relay.transposed,
+            codecs=self.codecs.transposed,
+        )
 
     @property
     def outgoing(self) -> Matrix:
         """What the rank's own rows are multiplied by before they are sent."""
-        assert self.steps[0].outgoing is not None
-        return self.steps[0].outgoing
+        assert self.before is not None
+        return self.before
 
     @property
     def incoming(self) -> Matrix:
         """What rows are multiplied by where they are needed."""
-        assert self.steps[-1].incoming is not None
-        return self.steps[-1].incoming
+        assert self.after is not None
+        return self.after
 
     @cached_property
     def is_empty(self) -> bool:
         """Whether there is nothing to exchange, and nobody to exchange it with."""
-        return self.transport.group.size == 1 and self.steps[0].exchange.num_sent == 0
+        return self.transport.group.size == 1 and self.exchange.num_sent == 0
 
     @cached_property
     def to_slots(self) -> HaloTransfer:
         """The same rows as they arrive, not yet multiplied: from all local rows to halo slots."""
-        return self._changed(-1, replace(self.steps[-1], incoming=None))
+        return replace(self, after=None)
 
     @cached_property
     def between_slots(self) -> HaloTransfer:
         """From send buffer to halo slots: rows are multiplied neither before nor after."""
-        return self.to_slots._changed(0, replace(self.to_slots.steps[0], outgoing=None))
+        return replace(self, before=None, after=None)
 
     def weighted(self, outgoing: Tensor, incoming: Tensor) -> HaloTransfer:
         """The same with values: of what is multiplied before sending, and where it is needed."""
-        first = replace(self.steps[0], outgoing=Matrix(self.outgoing.pattern, outgoing))
-        made = self._changed(0, first)
-        return made._changed(-1, replace(made.steps[-1], incoming=Matrix(self.incoming.pattern, incoming)))
+        before, after = Matrix(self.outgoing.pattern, outgoing), Matrix(self.incoming.pattern, incoming)
+        return replace(self, before=before, after=after)
 
-    def coded(self, codecs: tuple[Codec, Codec]) -> HaloTransfer:
-        """The same, whose rows travel in other codecs in the first step, and on its way back."""
-        first = self.steps[0]
-        return self if codecs == first.codecs else self._changed(0, replace(first, codecs=codecs))
+    def coded(self, codecs: Codecs) -> HaloTransfer:
+        """The same, whose rows travel in other codecs."""
+        return self if codecs == self.codecs else replace(self, codecs=codecs)
 
-    def _changed(self, place: int, step: TransferStep) -> HaloTransfer:
-        steps = [*self.steps]
-        steps[place] = step
-        return replace(self, steps=tuple(steps))
+    @property
+    def _codec(self) -> Codec:
+        """Of one level, or of the link."""
+        return self.codecs.way[0]
+
+    @property
+    def _direct_codec(self) -> Codec:
+        """Of the exchange."""
+        return self._codec if self.relay is None else self.codecs.inside[0]
+
+    @cached_property
+    def _sent(self) -> tuple[int, ...]:
+        """Slots of each piece that leave, from 0 on."""
+        relay = self.relay
+        others = () if relay is None else (relay.link.num_sent, relay.gather.num_sent)
+        return (0, *accumulate((self.exchange.num_sent, *others)))
+
+    @cached_property
+    def _received(self) -> tuple[int, ...]:
+        """Slots of each piece that arrive, from 0 on."""
+        relay = self.relay
+        others = () if relay is None else (relay.link.num_received, relay.spread.num_received)
+        return (0, *accumulate((self.exchange.num_received, *others)))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the result that it adds to."""
+        return self._received[-1] if self.after is None else self.after.num_rows
 
     def start(self, x: Tensor) -> Pending[Tensor]:
-        """Apply it to x alone (collective, no autograd). Exact steps take rows of any shape; others ``[n, F]``."""
-        pending = self._apply(self.steps[0], x.contiguous())
-        return self._then(pending, self.steps[1:]) if len(self.steps) > 1 else pending
-
-    def _then(self, pending: Pending[Tensor], steps: tuple[TransferStep, ...]) -> Pending[Tensor]:
-        def finish() -> Tensor:
-            rows = pending.wait()
-            for step in steps:
-                rows = self._apply(step, rows).wait()
-            return rows
-
-        return Pending(finish)
-
-    def _apply(self, step: TransferStep, x: Tensor) -> Pending[Tensor]:
-        outgoing, incoming = step.outgoing, step.incoming
-        if step.codecs[0] is not EXACT:
-            messages = self._send(step, x)
-            return Pending(lambda: self._add(step, messages, x.new_zeros(step.num_rows, x.shape[1])))
+        """Apply it to x alone (collective, no autograd). Exact ones take rows of any shape; others ``[n, F]``."""
+        x, outgoing, incoming = x.contiguous(), self.before, self.after
+        if self._codec is not EXACT or self._direct_codec is not EXACT:
+            in_flight = self.send(x)
+            return Pending(lambda: self.add(in_flight, x.new_zeros(self.num_rows, x.shape[1])))
         if outgoing is not None:
             with phase("pack"):
                 x = outgoing.multiply(_last(x, outgoing.num_cols))
-        messages = step.exchange.start(x)
+        pending = self.exchange.start(x) if self.relay is None else self._pass(self.relay, x)
         if incoming is None:
-            return messages
+            return pending
 
         def finish() -> Tensor:
-            received = messages.wait()
+            received = pending.wait()
             with phase("unpack"):
                 return incoming.multiply(received)
 
         return Pending(finish)
 
-    def send(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Messages:
+    def _pass(self, relay: Relay, sent: Tensor) -> Pending[Tensor]:
+        """Move slots as they are in two levels. Shapes: ``[s, ...] -> [h, ...]``."""
+        received = sent.new_empty(self._received[-1], *sent.shape[1:])
+        direct, link, addends = (sent[low:high] for low, high in _pieces(self._sent))
+        near, far, spread = (received[low:high] for low, high in _pieces(self._received))
+        gathered = relay.gather.start(addends)
+        if relay.gather.num_received:
+            link = link.clone()
+        relay.add(link, gathered)
+        crossing = relay.link.start(link, far)
+        messages = self.exchange.start(direct, near)
+
+        def finish() -> Tensor:
+            crossing.wait()
+            spreading = relay.spread.start(relay.rows_to_spread(far), spread)
+            messages.wait()
+            spreading.wait()
+            return received
+
+        return Pending(finish)
+
+    def send(self, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> InFlight:
         """Send what ``diag(col_scale) x`` makes others need (collective, does not wait). Shapes: ``[n, F]``.
 
-        With ``divide``: by the scale's inverse.
+        With ``divide``: by the scale's inverse. In two levels addends for sums that leave the machine are waited for.
         """
-        return self._send(self.steps[0], x, col_scale, divide)
+        factor = None if col_scale is None else _factor(col_scale, self.outgoing.num_cols, divide)
+        link = None if self.relay is None else self._send_by(self.relay, x, factor)
+        return InFlight(self._launch(self.exchange, self._packed(self._direct_codec, 0, x, factor)), link)
 
-    def add(self, messages: Messages, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
-        """Add ``diag(row_scale)`` times what comes of the messages to ``out`` (waits). Shapes: ``[n, F]``.
+    def _send_by(self, relay: Relay, x: Tensor, factor: Tensor | None) -> Messages:
+        """Gather addends, add them, and send what leaves the machine."""
+        codec = self._codec
+        gathered = self._launch(relay.gather, self._packed(EXACT, 2, x, factor))
+        if not relay.gather.num_received or x.shape[1] == 0:
+            crossing = self._packed(codec, 1, x, factor)
+            gathered.wait()
+        else:
+            rows = self._packed(EXACT, 1, x, factor)
+            relay.add(rows.view(x.dtype), gathered)
+            crossing = rows
+            if codec is not EXACT:
+                crossing = _bytes(len(rows), codec.row_bytes(x.shape[1], x.dtype), x)
+                with phase("pack"):
+                    codec.pack(crossing, _identity(len(rows), x.device), rows.view(x.dtype))
+        return self._launch(relay.link, crossing)
 
-        With ``divide``: by the scale's inverse.
-        """
-        for step, following in zip(self.steps, self.steps[1:], strict=False):
-            messages = self._send(following, self._add(step, messages, out.new_zeros(step.num_rows, out.shape[1])))
-        return self._add(self.steps[-1], messages, out, row_scale, divide)
-
-    def _send(self, step: TransferStep, x: Tensor, col_scale: Tensor | None = None, divide: bool = False) -> Messages:
-        codec, exchange = step.codecs[0], step.exchange
-        row_bytes = codec.row_bytes(x.shape[1], x.dtype)
-        empty = x.new_empty((0, row_bytes), dtype=torch.uint8)
-        sent, received = (ops.empty_rows(empty, n, row_bytes) for n in (exchange.num_sent, exchange.num_received))
-        if exchange.num_sent:
-            outgoing = _identity(exchange.num_sent, x.device) if step.outgoing is None else step.outgoing
-            k = outgoing.num_cols
+    def _packed(self, codec: Codec, piece: int, x: Tensor, factor: Tensor | None) -> Tensor:
+        """The buffer of a piece of what leaves: uint8 ``[s', B]``."""
+        low, high = self._sent[piece : piece + 2]
+        sent = _bytes(high - low, codec.row_bytes(x.shape[1], x.dtype), x)
+        if high > low:
             with phase("pack"):
-                codec.pack(sent, outgoing, _last(x, k), _factor(col_scale, k, divide))
+                if self.before is None:
+                    codec.pack(sent, _identity(high - low, x.device), x[low:high])
+                else:
+                    codec.pack(sent, self.outgoing.rows(low, high), _last(x, self.outgoing.num_cols), factor)
+        return sent
+
+    def _launch(self, exchange: Exchange, sent: Tensor) -> Messages:
+        """Start messages; where nothing is to overlap, wait for them."""
+        received = _bytes(exchange.num_received, sent.shape[1], sent)
         if overlaps():
             return exchange.start(sent, received)
         self.transport.barrier()  # what slower ranks are late is no part of the exchange
@@ -174,22 +275,52 @@ class HaloTransfer:
         messages.wait()
         return messages
 
-    def _add(
-        self, step: TransferStep, messages: Messages, out: Tensor, row_scale: Tensor | None = None, divide: bool = False
-    ) -> Tensor:
-        received, incoming, arrivals = messages.received, step.incoming, step.exchange.arrivals
-        addends, factor = _last(out, step.num_rows), _factor(row_scale, step.num_rows, divide)
+    def add(self, in_flight: InFlight, out: Tensor, row_scale: Tensor | None = None, divide: bool = False) -> Tensor:
+        """Add ``diag(row_scale)`` times what comes of the messages to ``out`` (waits). Shapes: ``[n, F]``.
+
+        With ``divide``: by the scale's inverse.
+        """
+        factor, relay, link, codec = _factor(row_scale, self.num_rows, divide), self.relay, in_flight.link, self._codec
+        self._unpack(self._direct_codec, in_flight.direct, self.exchange.arrivals, 0, out, factor)
+        if relay is None or link is None:
+            return out
+        link.wait()  # all of it, and what others wait for goes on first
+        spreading = self._launch(relay.spread, relay.rows_to_spread(link.received))
+        whole = ((-1, 0, relay.link.num_received),) if relay.link.num_received else ()
+        self._unpack(codec, link, whole, 1, out, factor)
+        self._unpack(codec, spreading, relay.spread.arrivals, 2, out, factor)
+        return out
+
+    def _unpack(
+        self,
+        codec: Codec,
+        messages: Messages,
+        arrivals: tuple[Arrival, ...],
+        piece: int,
+        out: Tensor,
+        factor: Tensor | None,
+    ) -> None:
+        """Add the messages of a piece, each when it has come."""
+        first, received, addends = self._received[piece], messages.received, _last(out, self.num_rows)
         for sender, low, high in arrivals:
             messages.wait_for(sender)
             with phase("unpack"):
-                if incoming is None:  # each message has rows of its own
+                if self.after is None:  # each message has rows of its own
                     slots = _identity(high - low, received.device)
-                    step.codecs[0].unpack_add(received[low:high], slots, addends[low:high])
-                else:  # where all arrives as one, nothing is cut
-                    piece = incoming if len(arrivals) == 1 else incoming.columns(low, high)
-                    step.codecs[0].unpack_add(received[low:high], piece, addends, factor)
+                    codec.unpack_add(received[low:high], slots, addends[first + low : first + high])
+                else:
+                    columns = self.incoming.columns(first + low, first + high)
+                    codec.unpack_add(received[low:high], columns, addends, factor)
         messages.wait()
-        return out
+
+
+def _bytes(num_rows: int, row_bytes: int, like: Tensor) -> Tensor:
+    """A message's memory, uint8 ``[num_rows, row_bytes]``, with any content."""
+    return ops.empty_rows(like.new_empty((0, row_bytes), dtype=torch.uint8), num_rows, row_bytes)
+
+
+def _pieces(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(pairwise(bounds))
 
 
 def _identity(size: int, device: torch.device) -> Matrix:

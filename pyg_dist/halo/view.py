@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pyg_dist.backend.comm.codec import EXACT, Codec
+from pyg_dist.backend.comm.codec import Codec
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.quantized import quantized
 from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.session.settings import LOCAL_BITS, Bits
 from pyg_dist.backend.sparse.attention import attention
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -29,7 +30,7 @@ from pyg_dist.halo.operator import LinearOperator, aggregate
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.transfer import Transfer
 from pyg_dist.halo.sharding import HaloNodes
-from pyg_dist.halo.transfer import HaloTransfer, TransferStep
+from pyg_dist.halo.transfer import AS_THEY_ARE, Codecs, HaloTransfer, Relay
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import name_of
 from pyg_dist.tensor.functions.random import draw_seed
@@ -110,32 +111,41 @@ class HaloView:
 
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""
-        transport = self._transport
-        exchange = exchange_of(transport, transfer.send_counts, transfer.recv_counts, self.num_messages)
+        transport, lists, relay = self._transport, transfer.relay, None
+        num_messages = self.num_messages if lists is None else 0  # in two levels no kind is sent by most pairs
+        exchange = exchange_of(transport, transfer.send_counts, transfer.recv_counts, num_messages)
+        if lists is not None:
+            gather, link, spread = (exchange_of(transport, *counts) for counts in lists[:3])
+            relay = Relay(gather, lists.into, link, lists.out_of, spread)
         outgoing, incoming = (Matrix(csr.to(self.device)) for csr in (transfer.outgoing, transfer.incoming))
-        return HaloTransfer((TransferStep(outgoing, exchange, incoming),), transport)
+        return HaloTransfer(outgoing, exchange, incoming, transport, relay)
 
     @property
     def traffic(self) -> Traffic:
         """What this rank has sent so far, for all graphs over these nodes."""
         return self.targets.traffic
 
-    def codecs(self, layer: nn.Module, of_rows: bool = False) -> tuple[Codec, Codec]:
+    def codecs(self, layer: nn.Module | None, of_rows: bool = False) -> Codecs:
         """How the messages of an aggregation in ``layer`` are coded, forward and backward; or those ``of_rows`` alone.
 
-        Exact unless ``bits`` says otherwise, the layer is training and gradients are on. With ``bits``, each call in
-        training draws one number, whatever the world size and whether or not anything is sent: masks that are drawn
-        later depend on the script alone, and are drawn again alike when a checkpoint computes again what it had
+        Exact unless ``bits`` says otherwise, there is a layer in training and gradients are on. With ``bits``, each
+        call in training draws one number, whatever the world size and whether or not anything is sent: masks that are
+        drawn later depend on the script alone, and are drawn again alike when a checkpoint computes again what it had
         computed without gradients.
         """
-        if self.targets.bits == (32, 32) or not layer.training:
-            return EXACT, EXACT
+        if self.targets.bits == (32, 32) or layer is None or not layer.training:
+            return AS_THEY_ARE
         seed = self.targets.seed_of_group(draw_seed())
         if not torch.is_grad_enabled():
-            return EXACT, EXACT
+            return AS_THEY_ARE
         transfer = self.share.row_transfer if of_rows else self.share.sum_transfer
-        keys = on_device(transfer.outgoing_key, self.device), on_device(transfer.incoming_key, self.device)
-        return quantized(self.targets.bits, keys, seed, partial(name_of, layer))
+        bits = self.targets.bits, LOCAL_BITS.value()
+
+        def coded(bits: tuple[Bits, Bits], keys: tuple[Tensor, Tensor]) -> tuple[Codec, Codec]:
+            outgoing, incoming = (on_device(key, self.device) for key in keys)
+            return quantized(bits, (outgoing, incoming), seed, partial(name_of, layer))
+
+        return Codecs(*map(coded, bits, transfer.keys))
 
     @property
     def node_sharding(self) -> HaloNodes:
@@ -215,9 +225,7 @@ class HaloView:
     @property
     def neighbour_rank(self) -> Tensor:
         """See :attr:`~pyg_dist.graph.protocol.EdgeView.neighbour_rank`."""
-        counts = torch.tensor(self.share.row_transfer.recv_counts)
-        own = torch.full((self.num_local,), self.share.rank)
-        return torch.cat([own, torch.repeat_interleave(torch.arange(counts.numel()), counts)])
+        return torch.cat([torch.full((self.num_local,), self.share.rank), self.share.halo_owner.long()])
 
     @cached_property
     @lasting

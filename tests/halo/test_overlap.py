@@ -61,7 +61,7 @@ def in_order(world_size: int, exchange: Any) -> None:
         assert_same_bits(ours_again.to_local(), ours_once, "sums depend on who came first")
         torch.testing.assert_close(ours_again.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
 
-    num_neighbours = len(data.graph.row_transfer.steps[0].exchange.arrivals)
+    num_neighbours = len(data.graph.row_transfer.exchange.arrivals)
     named = [PHASES[s.phase] for s in found.spans[pyg_dist.rank()]]
     flights = [name for name in named if name in ("pack", "exchange", "aggregate", "unpack")]
     once = ["pack", "exchange", "aggregate", *num_neighbours * ["exchange", "unpack"], "exchange"]

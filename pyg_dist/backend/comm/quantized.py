@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,12 +15,10 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import EXACT, Codec
 from pyg_dist.backend.ops.row_format import SUM_KEY, is_packed, node_of, row_bytes
+from pyg_dist.backend.session.settings import Bits
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import DataError, NotFiniteError
-
-Bits = Literal[32, 16, 8, 4, 2]
-"""Of a value in a message; 32 stands for values as they are, whatever their dtype."""
 
 _BACKWARD = 1 << 63  # seeds are drawn below it
 

@@ -6,9 +6,10 @@ An all-to-all takes uneven pieces: every number of rows fits without padding, an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.topology import Machines
 from pyg_dist.backend.comm.wires import Flight, Piece
 from pyg_dist.backend.on_device import use_here
+from pyg_dist.backend.session.state import current
 from pyg_dist.backend.timing import count_sent, phase
 
 T_co = TypeVar("T_co", covariant=True)
@@ -31,11 +34,13 @@ class Traffic:
         num_bytes: of all messages.
         num_messages: those that are not empty.
         num_rows: entries of the first dimension: rows of a halo exchange, elements of the grid's messages.
+        num_bytes_between: of the bytes, those to ranks on other machines.
     """
 
     num_bytes: int = 0
     num_messages: int = 0
     num_rows: int = 0
+    num_bytes_between: int = 0
 
 
 class Pending(Generic[T_co]):
@@ -126,8 +131,7 @@ class Transport:
             out: ``[sum(received), ...]``, where they arrive; a new tensor by default.
         """
         out = rows.new_empty(sum(received), *rows.shape[1:]) if out is None else out
-        own = sent[self.group.rank]
-        self._count(rows, sum(sent) - own, sum(count > 0 for count in sent) - (own > 0))
+        self._count(rows, ((rank, count) for rank, count in enumerate(sent) if rank != self.group.rank))
         wire, tag, call = self.group.begin("all-to-all", rows, rows.shape[1:].numel())
         with phase("exchange"), call:
             return Messages(out, rows, wire.all_to_all(out, rows, sent, received, tag), call)
@@ -143,7 +147,7 @@ class Transport:
             senders: whose rows arrive where in ``out``.
             out: where they arrive.
         """
-        self._count(rows, sum(high - low for _, low, high in receivers), len(receivers))
+        self._count(rows, ((rank, high - low) for rank, low, high in receivers))
         peers = [peer for peer, _, _ in (*senders, *receivers)]
         wire, tag, call = self.group.begin("exchange", rows, rows.shape[1:].numel(), peers)
         with phase("exchange"), call:
@@ -154,9 +158,25 @@ class Transport:
         with phase("wait"):
             self.group.barrier()
 
-    def _count(self, rows: Tensor, num_rows: int, num_messages: int) -> None:
-        num_bytes = num_rows * rows.shape[1:].numel() * rows.element_size()
+    @cached_property
+    def _elsewhere(self) -> frozenset[int]:
+        """The ranks on other machines."""
+        machine, ranks = current().of(Machines).of_rank, self.group.calls.ranks
+        if not machine:
+            return frozenset()
+        own = machine[ranks[self.group.rank]]
+        return frozenset(k for k, rank in enumerate(ranks) if machine[rank] != own)
+
+    def _count(self, rows: Tensor, sent: Iterable[tuple[int, int]]) -> None:
+        """Count rows by receiver: how many each of some ranks gets."""
+        row_bytes = rows.shape[1:].numel() * rows.element_size()
+        num_rows = num_between = num_messages = 0
+        for rank, count in sent:
+            num_rows += count
+            num_between += count * (rank in self._elsewhere)
+            num_messages += count > 0
         self.traffic.num_rows += num_rows
-        self.traffic.num_bytes += num_bytes
+        self.traffic.num_bytes += num_rows * row_bytes
+        self.traffic.num_bytes_between += num_between * row_bytes
         self.traffic.num_messages += num_messages
-        count_sent(num_bytes)
+        count_sent(num_rows * row_bytes)

@@ -36,6 +36,9 @@ class Setting(Generic[T]):
             raise OptionError(f"Expected {self.name} to be {self.expected} (got {given!r}): unset it") from None
 
 
+Bits = Literal[32, 16, 8, 4, 2]
+"""Of a value in a message; 32 stands for values as they are, whatever their dtype."""
+
 Wire = Literal["auto", "gloo", "mpi"]
 """What carries messages of CPU tensors; "auto" is MPI under mpirun, if mpi4py sees all its ranks, else gloo."""
 
@@ -67,6 +70,16 @@ def _wire(given: str) -> Wire:
     return wires[wires.index(given)]
 
 
+def _numbers(given: str) -> tuple[int, ...] | None:
+    return tuple(map(int, given.split(","))) if given else None
+
+
+def _bits(given: str) -> tuple[Bits, Bits]:
+    bits: tuple[Bits, ...] = get_args(Bits)
+    found = bits[[str(b) for b in bits].index(given)]
+    return found, found
+
+
 def _path(given: str) -> Path | None:
     return Path(given) if given else None
 
@@ -94,10 +107,12 @@ LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _choice(_LEVE
 STOCK_ELEMENTS = Setting("PYG_DIST_STOCK_ELEMENTS", "1048576", "a number of elements, 0 or more", _limit)
 WIRE = Setting("PYG_DIST_WIRE", "auto", "auto, gloo or mpi", _wire)
 MPI_PROGRESS = Setting("PYG_DIST_MPI_PROGRESS", "none", "none, thread or library", _choice(_PROGRESS), must_agree=False)
+MACHINES = Setting("PYG_DIST_MACHINES", "", "the number of each rank's machine, such as 0,0,1,1", _numbers)
+LOCAL_BITS = Setting("PYG_DIST_LOCAL_BITS", "32", "32, 16, 8, 4 or 2", _bits)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 
 SETTINGS: tuple[Setting[Any], ...] = (
     ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, GRID_SPLIT_NORM, GRID_EARLY_RESIDUAL,
     GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE, WIRE, MPI_PROGRESS,
-    WATCH_SECONDS,
+    WATCH_SECONDS, MACHINES, LOCAL_BITS,
 )  # fmt: skip

@@ -47,12 +47,26 @@ class Matrix:
 
     def columns(self, low: int, high: int) -> Matrix:
         """The columns from ``low`` to ``high``, exclusive. Kept: a product cuts its matrix alike every time."""
-        if (low, high) not in self._pieces:
-            self._pieces[low, high] = Matrix(self.pattern.columns(low, high), self.storage)
-        return self._pieces[low, high]
+        if (low, high) == (0, self.num_cols):
+            return self
+        if (low, high) not in self._columns:
+            self._columns[low, high] = Matrix(self.pattern.columns(low, high), self.storage)
+        return self._columns[low, high]
+
+    def rows(self, low: int, high: int) -> Matrix:
+        """The rows from ``low`` to ``high``, exclusive. Kept, as :meth:`columns`."""
+        if (low, high) == (0, self.num_rows):
+            return self
+        if (low, high) not in self._rows:
+            self._rows[low, high] = Matrix(self.pattern.rows(low, high), self.storage)
+        return self._rows[low, high]
 
     @cached_property
-    def _pieces(self) -> dict[tuple[int, int], Matrix]:
+    def _columns(self) -> dict[tuple[int, int], Matrix]:
+        return {}
+
+    @cached_property
+    def _rows(self) -> dict[tuple[int, int], Matrix]:
         return {}
 
     def multiply(

@@ -7,7 +7,7 @@ slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -17,9 +17,11 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import KeptEdges, Subset
-from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, OneWay, RemoteEdges
-from pyg_dist.halo.plan.share import HaloShare
-from pyg_dist.halo.plan.transfer import Places, no_transfer, receive_lists, send_lists, transfer
+from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, Ends, OneWay, RemoteEdges
+from pyg_dist.halo.plan.machine_links import MachineLinks, edges_between, some_of
+from pyg_dist.halo.plan.share import HaloShare, halo_of
+from pyg_dist.halo.plan.transfer import Places, Slots, no_transfer, receive_lists, send_lists, transfer
+from pyg_dist.halo.plan.two_level import Routes
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +92,10 @@ class RemoteLinks:
 
     def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
         """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
-        at_row = ops.find_sorted(node_id, self.rows.node)
-        of_row = (at_row >= 0).nonzero().view(-1)
-        of_sum = (ops.find_sorted(node_id, self.sums.node) >= 0).nonzero().view(-1)
-        rowptr, row, entry, *_ = ops.restrict_csr(self.rowptr, self.row, of_sum, of_row, len(self.rows))
-        sums_of, of_sum = _used(torch.repeat_interleave(torch.arange(of_sum.numel()), rowptr.diff()), of_sum)
-        row, of_row = _used(row.long(), of_row)
-        rows, sums = _some(self.rows, of_row), _some(self.sums, of_sum)
+        at_row, of_row, of_sum, row, sums_of, entry = edges_between(
+            self.rows, self.sums, self.rowptr, self.row, node_id
+        )
+        rows, sums = some_of(self.rows, of_row), some_of(self.sums, of_sum)
         edges = RemoteEdges(self.load.numel(), self.place[entry].long(), row, sums_of, rows, sums, self.load)
         return edges, at_row[of_row]
 
@@ -125,7 +124,11 @@ class Restriction:
 
 
 def restricted(
-    share: HaloShare, links: RemoteLinks, subset: Subset, stored: tuple[Tensor, Tensor] | None = None
+    share: HaloShare,
+    links: RemoteLinks,
+    subset: Subset,
+    stored: tuple[Tensor, Tensor] | None = None,
+    of_machine: MachineLinks | None = None,
 ) -> Restriction:
     """The share of the batch with a subset's nodes and edges.
 
@@ -137,8 +140,10 @@ def restricted(
         links: its remote edges.
         subset: the nodes: the same on every rank, or with edges that are named, this rank's.
         stored: the rank's edges by ascending id, and their places in edge storage; for a subset that names its edges.
+        of_machine: the remote edges of its machine, in two levels. Edges that are named go in one.
     """
     node_id, kept = subset.node_id, subset.kept
+    of_machine = of_machine if kept is None else None  # a rank knows its own ones of the edges that are named
     place = links.find(node_id)
     position = (place >= 0).nonzero().view(-1)
     of_sample = _at(links.local_id, _at(place, position)).long()
@@ -150,12 +155,13 @@ def restricted(
     own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
     if kept is None:
         local, local_edge = share.local.restricted(row, row)
-        remote, halo_id = links.between(node_id) if links.row.numel() else (None, None)
+        is_alone = links.row.numel() == 0 and of_machine is None
+        remote, at_row = (None, None) if is_alone else links.between(node_id)
         own_number = _at(node_id, position)
     else:
         own_number = position if subset.number is None else _at(subset.number, position)
         local, local_edge, remote = _kept_edges(kept, own_number, own_row, subset.size, share.rank, links.load)
-        halo_id = remote.rows.node
+        at_row = None
 
     def local_id(node: Tensor) -> Tensor:
         return _at(own_row, torch.searchsorted(own_number, node, out_int32=True))
@@ -170,6 +176,7 @@ def restricted(
         num_inner=num_inner,
         local=local,
         exchange=share.exchange,
+        ranks_per_machine=None if of_machine is None else of_machine.ranks_per_machine,
     )
     kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
 
@@ -189,28 +196,44 @@ def restricted(
             row_transfer=nothing,
             sum_transfer=nothing,
             halo_id=none,
+            halo_owner=none.int(),
             rows_sent=dict.fromkeys(kinds, 0),
         )
         return Restriction(alone, row, edge, none, none.view(2, 0), listed, kept_key)
 
-    assert halo_id is not None
     here, (arriving, leaving) = remote.arriving(share.rank), OneWay.both(remote, share.rank)
     assert arriving.edge is not None
     places = Places.of(arriving, local_id, num_local, num_inner, local.num_entries)
     edge, kept_key = numbered(torch.cat([local_edge, places.stored(arriving.edge)]))
 
+    def slots(edges: OneWay, cover: Cover, by: Routes | None) -> Slots:
+        return Slots.of(edges, cover) if by is None else by.slots(edges, cover)
+
     covers = {kind: remote.cover(kind).split(here.rows, here.sums) for kind in kinds}
+    routes = {kind: None if of_machine is None else of_machine.ways(node_id, kind) for kind in kinds}
+    received, sent = (
+        {kind: slots(edges, covers[kind][leaves], routes[kind]) for kind in kinds}
+        for leaves, edges in enumerate((arriving, leaving))
+    )
     lists = {
-        kind: transfer(receive_lists(arriving, first, places), send_lists(leaving, second, local_id, num_local))
-        for kind, (first, second) in covers.items()
-    }
-    summed = here.edges + (~covers[share.exchange][1].left[leaving.row]).nonzero().view(-1)
+        kind: transfer(
+            receive_lists(arriving, received[kind], places), send_lists(leaving, sent[kind], local_id, num_local),
+            None if by is None else by.relay_lists(share.rank),
+        )
+        for kind, by in routes.items()
+    }  # fmt: skip
+    summed = here.edges + (~sent[share.exchange].left[leaving.row]).nonzero().view(-1)
+    halo_id, halo_owner = halo_of(
+        arriving if at_row is None else replace(arriving, rows=Ends(at_row[: here.rows], arriving.rows.counts)),
+        received["post"],
+    )
     result = share_of(
         edge_id=_at(share.edge_id, edge),
         row_transfer=lists["post"],
         sum_transfer=lists[share.exchange],
-        halo_id=halo_id[: here.rows],
-        rows_sent={kind: int(sent.left.sum() + sent.right.sum()) for kind, (_, sent) in covers.items()},
+        halo_id=halo_id,
+        halo_owner=halo_owner,
+        rows_sent={kind: int(cover.left.sum() + cover.right.sum()) for kind, (_, cover) in covers.items()},
     )
     ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
     return Restriction(result, row, edge, remote.edge[summed], ends, listed, kept_key)
@@ -253,18 +276,6 @@ def _kept_edges(
 def _at(values: Tensor, index: Tensor) -> Tensor:
     """``values[index]``, for which torch takes several times as long."""
     return values.index_select(0, index)
-
-
-def _used(number: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """The candidates that some edge needs, and their numbers among these."""
-    used = torch.zeros(candidates.numel(), dtype=torch.bool)
-    used[number] = True
-    place = torch.cumsum(used, 0, dtype=torch.int32) - 1
-    return place[number], candidates[used]
-
-
-def _some(candidates: Candidates, chosen: Tensor) -> Candidates:
-    return Candidates(candidates.sender[chosen], candidates.receiver[chosen], candidates.node[chosen])
 
 
 def _small(numbers: Tensor) -> Tensor:

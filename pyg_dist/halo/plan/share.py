@@ -8,7 +8,7 @@ id* its row on its rank, *slot* a halo row's place in the receive buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ from torch import Tensor
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, RemoteEdges, both_ends
-from pyg_dist.halo.plan.transfer import Places, Transfer, receive_lists, send_lists, transfer
+from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, receive_lists, send_lists, transfer
+from pyg_dist.halo.plan.two_level import Routes, routes
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class HaloShare:
         local: rows are local ids of targets, columns those of sources; entries are ``edge_id[:local.num_entries]``.
         row_transfer: rows of sources, for whatever cannot be summed by the sender.
         sum_transfer: rows and sums, by the chosen exchange; ``"post"``: ``row_transfer`` itself.
-        halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``, ascending within each owner.
+        halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``.
+        halo_owner: the rank that has this node, int32 ``[h]``.
         exchange: the chosen exchange.
-        rows_sent: rows that this rank sends in one aggregation, by exchange.
+        rows_sent: rows that this rank sends in one aggregation, by exchange, in one level.
+        ranks_per_machine: in two levels, so many consecutive ranks share what crosses to another machine.
     """
 
     rank: int
@@ -54,8 +57,10 @@ class HaloShare:
     row_transfer: Transfer
     sum_transfer: Transfer
     halo_id: Tensor
+    halo_owner: Tensor
     exchange: ExchangeKind
     rows_sent: dict[ExchangeKind, int]
+    ranks_per_machine: int | None = None
 
     def selected(self, picked: Tensor) -> HaloShare:
         """The share of some of the edges, in another order, over the same rows (not collective).
@@ -84,6 +89,7 @@ def halo_share(
     num_ranks: int,
     exchange: ExchangeKind = "hybrid",
     node_id: BothEnds | None = None,
+    ranks_per_machine: int | None = None,
 ) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives. Not collective; O(E) time, O(own edges + N) extra memory.
 
@@ -95,6 +101,7 @@ def halo_share(
         exchange: what to send for sums, see :meth:`~pyg_dist.halo.plan.cover.RemoteEdges.cover`.
         node_id: the order of the rank's rows, where they have one; boundary nodes may then be anywhere. As ``parts``:
             without it sources that are no targets are in ascending order.
+        ranks_per_machine: for two levels (:mod:`pyg_dist.halo.plan.two_level`).
 
     Example:
         >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
@@ -124,10 +131,21 @@ def halo_share(
         ends = zip((sources, ascending), edge_index[:, local_edge], strict=True)
         return LocalEdges(local_edge, *(torch.searchsorted(nodes, end, out_int32=True) for nodes, end in ends))
 
+    ways = None
+    if ranks_per_machine is not None:
+        machine = rank // ranks_per_machine
+        ways = {
+            kind: routes(edge_index, parts, num_ranks, ranks_per_machine, kind, machine) for kind in _kinds(exchange)
+        }
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
-        lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources,
+        lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources, ways,
     )  # fmt: skip
+
+
+def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
+    """Of rows alone, and of sums."""
+    return ("post",) if exchange == "post" else ("post", exchange)
 
 
 class LocalRows(NamedTuple):
@@ -176,13 +194,15 @@ def share_of(
     exchange: ExchangeKind,
     node_id: Tensor | None = None,
     sources: LocalRows | None = None,
+    ways: Mapping[ExchangeKind, Routes] | None = None,
 ) -> HaloShare:
     """The share of ``rank`` from the edges that touch its nodes alone. Not collective, O(k log k) time in these.
 
     ``ascending`` are global ids of the rank's targets, some ``on_boundary``: with a source elsewhere; ``sources`` are
     other nodes than these, or ``None``. ``inside``, ``arriving`` and ``leaving`` give the edges within the rank, those
     that end there, with their ids, and those that begin there. They are called in turn, and nothing is kept: of a graph
-    on disk a third is in memory at a time.
+    on disk a third is in memory at a time. ``ways``: of what crosses between the rank's machine and others, in two
+    levels.
     """
     num_local = ascending.numel()
     if node_id is None:
@@ -197,7 +217,12 @@ def share_of(
     num_inner = int(boundary[0]) if boundary.numel() else num_local
     del order, boundary
 
-    kinds: tuple[ExchangeKind, ...] = ("post",) if exchange == "post" else ("post", exchange)
+    kinds = _kinds(exchange)
+
+    def slots(edges: OneWay, hybrid: Cover, kind: ExchangeKind) -> Slots:
+        cover = _cover(edges, hybrid, kind)
+        return Slots.of(edges, cover) if ways is None else ways[kind].slots(edges, cover)
+
     local, local_edge = _laid_out(inside, sources.row, targets.row)
     release_after(local.num_entries)
     edges, hybrid = arriving()
@@ -209,14 +234,15 @@ def share_of(
     del local_edge
     edges = replace(edges, edge=None)
     release_after(edge_id.numel())
-    received = {kind: receive_lists(edges, _cover(edges, hybrid, kind), places) for kind in kinds}
-    halo_id = edges.rows.node.clone()
+    received = {kind: receive_lists(edges, slots(edges, hybrid, kind), places) for kind in kinds}
+    halo_id, halo_owner = halo_of(edges, slots(edges, hybrid, "post"))
     del edges, hybrid, places
     release_after(edge_id.numel())
     edges, hybrid = leaving()
     num_sources = sources.row.numel()
-    sent = {kind: send_lists(edges, _cover(edges, hybrid, kind), sources.local_id, num_sources) for kind in kinds}
-    lists = {kind: transfer(received[kind], sent[kind]) for kind in kinds}
+    sent = {kind: send_lists(edges, slots(edges, hybrid, kind), sources.local_id, num_sources) for kind in kinds}
+    relay = {kind: None if ways is None else ways[kind].relay_lists(rank) for kind in kinds}
+    lists = {kind: transfer(received[kind], sent[kind], relay[kind]) for kind in kinds}
     return HaloShare(
         rank=rank,
         num_ranks=num_ranks,
@@ -229,12 +255,22 @@ def share_of(
         row_transfer=lists["post"],
         sum_transfer=lists[exchange],
         halo_id=halo_id,
+        halo_owner=halo_owner,
         exchange=exchange,
         rows_sent={
             kind: int(cover.left.sum() + cover.right.sum())
             for kind, cover in ((kind, _cover(edges, hybrid, kind)) for kind in EXCHANGES)
         },
+        ranks_per_machine=None if ways is None else ways[exchange].ranks_per_machine,
     )
+
+
+def halo_of(arriving: OneWay, slots: Slots) -> tuple[Tensor, Tensor]:
+    """The node of each halo slot, and its owner; ``slots`` are those of rows alone."""
+    owner = torch.repeat_interleave(torch.tensor(arriving.rows.counts))
+    none = torch.empty(0, dtype=torch.int64)
+    halo_id, halo_owner = (slots.mixed(values[slots.rows], none) for values in (arriving.rows.node, owner))
+    return halo_id, halo_owner.to(torch.int32)
 
 
 def _cover(edges: OneWay, hybrid: Cover, exchange: ExchangeKind) -> Cover:

@@ -54,10 +54,10 @@ class ShareSizes:
             inner=share.num_inner,
             edges=share.edge_id.numel(),
             halo_edges=share.row_transfer.incoming.num_entries,
-            work=share.local.num_entries + sums.outgoing.num_entries + sums.incoming.num_entries,
-            rows_sent=sum(sums.send_counts),
-            rows_received=sum(sums.recv_counts),
-            messages=sum(count > 0 for count in sums.send_counts),
+            work=share.local.num_entries + sums.outgoing.num_entries + sums.incoming.num_entries + sums.num_passed,
+            rows_sent=sum(map(sum, sums.sent)),
+            rows_received=sum(map(sum, sums.received)),
+            messages=sum(count > 0 for counts in sums.sent for count in counts),
             **share.rows_sent,
         )
 

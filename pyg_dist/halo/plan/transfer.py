@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -27,16 +28,39 @@ _ENTRIES_AT_A_TIME = 1 << 16
 """What is made of them on the way takes some 3 MB."""
 
 
+Counts = tuple[int, ...]
+"""By rank, ``[P]``."""
+
+
+class RelayLists(NamedTuple):
+    """What a rank does with rows and sums that go by agents (:mod:`pyg_dist.halo.plan.two_level`).
+
+    Attributes:
+        gather, link, spread: how many leave for each rank, and how many arrive from each.
+        into: which slot of those that leave by the link each addend that arrives goes into, int64.
+        out_of: which of those that arrive by the link each row to spread is, int64.
+    """
+
+    gather: tuple[Counts, Counts]
+    link: tuple[Counts, Counts]
+    spread: tuple[Counts, Counts]
+    into: Tensor
+    out_of: Tensor
+
+
 @dataclass(frozen=True)
 class Transfer:
     """The lists of one rank. A buffer is grouped by peer; for each peer, rows come before sums, by node.
+
+    In two levels a buffer has three pieces like that: what goes between ranks of a machine, by the link, and what goes
+    to agents, or comes from them.
 
     Attributes:
         outgoing: ``[s, n]``: send slots by local ids. ``edge`` counts received weights (below); :data:`UNIT` in rows.
         incoming: ``[b, h]``: boundary nodes (local id minus ``num_inner``) by receive slots. ``edge`` counts edge
             storage; :data:`UNIT` for sums.
-        send_counts: slots by receiver, ``[P]``.
-        recv_counts: slots by sender, ``[P]``.
+        send_counts: slots by receiver, ``[P]``; in two levels, of the first piece.
+        recv_counts: slots by sender, ``[P]``, likewise.
         weights_to_send: places in edge storage of the values that other ranks multiply by, integers, grouped by these
             ranks: the edges into this rank that are summed at their source.
         weight_send_counts: ``weights_to_send`` by receiver, ``[P]``.
@@ -45,6 +69,7 @@ class Transfer:
             a row's node; a sum, of which every rank may make another, adds its maker's multiple of
             :data:`~pyg_dist.backend.ops.row_format.SUM_KEY`.
         incoming_key: int64 ``[h]``, the same for the way back, on which the gradients of rows are sums.
+        relay: the other two pieces; None: there is one level.
     """
 
     outgoing: CSR
@@ -56,6 +81,37 @@ class Transfer:
     weight_recv_counts: tuple[int, ...]
     outgoing_key: Tensor
     incoming_key: Tensor
+    relay: RelayLists | None = None
+
+    @property
+    def sent(self) -> tuple[Counts, ...]:
+        """How many rows leave for each rank, in messages of each kind."""
+        others = () if self.relay is None else tuple(counts[0] for counts in self.relay[:3])
+        return self.send_counts, *others
+
+    @property
+    def received(self) -> tuple[Counts, ...]:
+        """How many arrive from each rank, likewise."""
+        others = () if self.relay is None else tuple(counts[1] for counts in self.relay[:3])
+        return self.recv_counts, *others
+
+    @property
+    def num_passed(self) -> int:
+        """Addends that the rank adds as an agent."""
+        return 0 if self.relay is None else self.relay.into.numel()
+
+    @cached_property
+    def keys(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Outgoing and incoming keys of what crosses machines, in one level of all; and of the first piece."""
+        both = self.outgoing_key, self.incoming_key
+        if self.relay is None:
+            return both, both
+        first = sum(self.send_counts), sum(self.recv_counts)
+        last = tuple(n + sum(counts) for n, counts in zip(first, self.relay.link, strict=True))
+        return (
+            (both[0][first[0] : last[0]], both[1][first[1] : last[1]]),
+            (both[0][: first[0]], both[1][: first[1]]),
+        )
 
 
 class ReceiveLists(NamedTuple):
@@ -130,51 +186,57 @@ LocalId = Callable[[Tensor], Tensor]
 """Local ids, int32, of a rank's nodes, given by their global ids."""
 
 
-def transfer(received: ReceiveLists, sent: SendLists) -> Transfer:
+def transfer(received: ReceiveLists, sent: SendLists, relay: RelayLists | None = None) -> Transfer:
     """Both halves. Both ranks of a pair find the same without messages."""
-    if received.key.numel() + sent.key.numel() == 0:
+    if relay is None and received.key.numel() + sent.key.numel() == 0:
         return no_transfer(len(sent.counts), sent.matrix.num_cols, received.matrix.num_rows)
     return Transfer(
         sent.matrix, received.matrix, sent.counts, received.counts,
-        received.weights, received.weight_counts, sent.weight_counts, sent.key, received.key,
+        received.weights, received.weight_counts, sent.weight_counts, sent.key, received.key, relay,
     )  # fmt: skip
 
 
-def send_lists(leaving: OneWay, cover: Cover, local_id: LocalId, num_local: int) -> SendLists:
+def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int) -> SendLists:
     """What a rank sends. Not collective; O(m) time and memory in the edges that begin there."""
-    slots = _Slots.of(leaving, cover)
-    edges = (~cover.left.index_select(0, leaving.row)).nonzero().view(-1)
+    edges = (~slots.left.index_select(0, leaving.row)).nonzero().view(-1)
     row, total = (ends.index_select(0, edges) for ends in (leaving.row, leaving.sum))
     del edges
     weights, edges_of = leaving.sums.counts_of(total), torch.bincount(total, minlength=len(leaving.sums))
-    del total
     ones = torch.ones_like(slots.rows)
     start = torch.cat([ones.new_zeros(1), slots.mixed(ones, edges_of[slots.sums]).cumsum_(0)])
-    del ones, edges_of
+    del ones
     local = local_id(leaving.rows.node)
-    col = _mixed(local[slots.rows], slots.row_counts, local.index_select(0, row), weights)
-    del row, local
-    unit = torch.full((slots.rows.numel(),), UNIT, dtype=torch.int32)
-    place = _mixed(unit, slots.row_counts, torch.arange(sum(weights), dtype=torch.int32), weights)
-    del unit
+    col = torch.empty(int(start[-1]), dtype=torch.int32)
+    place = torch.full_like(col, UNIT)
+    col[start[slots.row_slot]] = local[slots.rows]
+    # The edges of a sum follow one another, here and there: a sum's are all as far from their places.
+    shift = torch.zeros_like(edges_of)
+    shift[slots.sums] = start[slots.sum_slot] - (edges_of.cumsum(0) - edges_of)[slots.sums]
+    del edges_of
+    for low in range(0, row.numel(), _ENTRIES_AT_A_TIME):
+        some = slice(low, low + _ENTRIES_AT_A_TIME)
+        number = torch.arange(low, min(some.stop, row.numel()))
+        to = shift[total[some]] + number
+        col.index_copy_(0, to, local.index_select(0, row[some]))
+        place.index_copy_(0, to, number.to(torch.int32))
+    del row, total, local
     own = SUM_KEY * (leaving.rank + 1)
     key = slots.mixed(leaving.rows.node[slots.rows], leaving.sums.node[slots.sums].add_(own))
     return SendLists(CSR(start, col, place, num_local), slots.counts, key, tuple(weights))
 
 
-def receive_lists(arriving: OneWay, cover: Cover, places: Places) -> ReceiveLists:
+def receive_lists(arriving: OneWay, slots: Slots, places: Places) -> ReceiveLists:
     """What a rank receives. Not collective; O(m) time and memory in the edges that end there."""
-    if bool(cover.left.all()):
+    if bool(slots.left.all()):
         weights, weight_counts = torch.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
     else:
-        is_summed = ~cover.left.index_select(0, arriving.row)
+        is_summed = ~slots.left.index_select(0, arriving.row)
         weights = _masked(places.places(), is_summed)
         weight_counts = arriving.sums.counts_of(_masked(arriving.sum, is_summed))
         del is_summed
-    slots = _Slots.of(arriving, cover)
     own = SUM_KEY * (arriving.rank + 1)
     key = slots.mixed(arriving.rows.node[slots.rows].add_(own), arriving.sums.node[slots.sums])
-    return ReceiveLists(_incoming(slots, cover, places, key.numel()), slots.counts, key, weights, tuple(weight_counts))
+    return ReceiveLists(_incoming(slots, places, key.numel()), slots.counts, key, weights, tuple(weight_counts))
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -182,21 +244,21 @@ def _masked(values: Tensor, mask: Tensor) -> Tensor:
     return torch.from_numpy(values.numpy()[mask.numpy()])
 
 
-def _incoming(slots: _Slots, cover: Cover, places: Places, num_slots: int) -> CSR:
+def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
     """Boundary nodes by receive slots."""
     stored, dtype = places.incoming, places.dtype
-    row_slot = torch.empty(cover.left.numel(), dtype=torch.int32)
-    row_slot[slots.rows] = slots.row_slots()
+    row_slot = torch.empty(slots.left.numel(), dtype=torch.int32)
+    row_slot[slots.rows] = slots.row_slot.to(torch.int32)
     if slots.sums.numel() == 0:
         col = row_slot.index_select(0, stored.col)
         return CSR(stored.rowptr, col, None, num_slots, first=places.first)
 
     # In each row the edges whose rows arrive, as they are stored, then the sums that do. Some rows at a time.
     sum_start, sum_slot, _ = ops.csr_from_edges(
-        places.sum[slots.sums], slots.sum_slots(), None, stored.num_rows, num_slots
+        places.sum[slots.sums], slots.sum_slot.to(torch.int32), None, stored.num_rows, num_slots
     )
     start, end = stored.rowptr.clone(), 0
-    is_carried = cover.left.index_select(0, stored.col)
+    is_carried = slots.left.index_select(0, stored.col)
     col = torch.empty(int(is_carried.sum()) + sum_slot.numel(), dtype=torch.int32)
     place = torch.full_like(col, UNIT, dtype=dtype)
     for low, high in _runs(stored.rowptr):
@@ -224,52 +286,41 @@ def _runs(rowptr: Tensor) -> Iterator[tuple[int, int]]:
         low = high
 
 
-class _Slots(NamedTuple):
-    """A buffer of one direction, for each peer rows before sums: which are in it, ascending, and how many by peer."""
+class Slots(NamedTuple):
+    """What of the rows and sums of some edges is in a rank's buffer, and where.
 
+    Attributes:
+        left: which rows carry their edges, bool ``[L]``.
+        rows, sums: those in the buffer, int64.
+        row_slot, sum_slot: where each of these is, int64.
+        counts: slots by peer; in two levels, of the first piece.
+    """
+
+    left: Tensor
     rows: Tensor
     sums: Tensor
-    row_counts: list[int]
-    sum_counts: list[int]
+    row_slot: Tensor
+    sum_slot: Tensor
+    counts: Counts
 
     @staticmethod
-    def of(edges: OneWay, cover: Cover) -> _Slots:
+    def of(edges: OneWay, cover: Cover) -> Slots:
+        """In one level: for each peer rows before sums."""
         rows, sums = cover.left.nonzero().view(-1), cover.right.nonzero().view(-1)
-        return _Slots(rows, sums, edges.rows.counts_of(rows), edges.sums.counts_of(sums))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return tuple(map(sum, zip(self.row_counts, self.sum_counts, strict=True)))
+        row_counts, sum_counts = torch.tensor([edges.rows.counts_of(rows), edges.sums.counts_of(sums)])
+        row_slot = _shifted(row_counts, sum_counts.cumsum(0) - sum_counts)
+        counts = tuple((row_counts + sum_counts).tolist())
+        return Slots(cover.left, rows, sums, row_slot, _shifted(sum_counts, row_counts.cumsum(0)), counts)
 
     def mixed(self, of_rows: Tensor, of_sums: Tensor) -> Tensor:
         """Values by slot, from those of the rows and of the sums."""
-        return _mixed(of_rows, self.row_counts, of_sums, self.sum_counts)
-
-    def row_slots(self) -> Tensor:
-        """The slot of each row, int32."""
-        return _shifted(self.row_counts, torch.tensor(self.sum_counts).cumsum(0) - torch.tensor(self.sum_counts))
-
-    def sum_slots(self) -> Tensor:
-        """The slot of each sum, int32."""
-        return _shifted(self.sum_counts, torch.tensor(self.row_counts).cumsum(0))
+        out = of_rows.new_empty(of_rows.numel() + of_sums.numel())
+        return out.index_copy_(0, self.row_slot, of_rows).index_copy_(0, self.sum_slot, of_sums)
 
 
-def _shifted(counts: list[int], shift: Tensor) -> Tensor:
-    """Ascending numbers from 0; to those of each peer its shift is added: int32."""
-    number = torch.arange(sum(counts), dtype=torch.int32)
-    return number.add_(torch.repeat_interleave(shift.to(torch.int32), torch.tensor(counts)))
-
-
-def _mixed(first: Tensor, first_counts: list[int], second: Tensor, second_counts: list[int]) -> Tensor:
-    """For each peer its values of the first, then those of the second."""
-    pieces, low, begin = [first[:0]], 0, 0
-    for count, more in zip(first_counts, second_counts, strict=True):
-        if count:
-            pieces.append(first[low : low + count])
-        if more:
-            pieces.append(second[begin : begin + more])
-        low, begin = low + count, begin + more
-    return torch.cat(pieces)
+def _shifted(counts: Tensor, shift: Tensor) -> Tensor:
+    """Ascending numbers from 0; to those of each peer its shift is added."""
+    return torch.arange(int(counts.sum())).add_(torch.repeat_interleave(shift, counts))
 
 
 def no_transfer(num_ranks: int, num_local: int, num_boundary: int) -> Transfer:

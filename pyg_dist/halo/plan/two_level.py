@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.halo.plan.cover import Array, Cover, ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import Array, BothEnds, Cover, Ends, ExchangeKind, OneWay, RemoteEdges, both_ends
+from pyg_dist.halo.plan.transfer import Counts, RelayLists, Slots
 
 _ROUNDS = 40
 """Of balancing: loads of agents that can be equal then differ by a percent or two."""
@@ -58,6 +59,7 @@ class Routes:
 
     Attributes:
         num_ranks: number of ranks P.
+        ranks_per_machine: consecutive ranks share a machine.
         node: of each item: a row's source, a sum's target; int64 ``[k]``.
         owner: the rank of that node, int64 ``[k]``.
         is_sum: bool ``[k]``.
@@ -68,6 +70,7 @@ class Routes:
     """
 
     num_ranks: int
+    ranks_per_machine: int
     node: Tensor
     owner: Tensor
     is_sum: Tensor
@@ -121,17 +124,68 @@ class Routes:
         item, needer = (column[need] for column in needs)
         total, adder = (column[add] for column in adds)
         return Routes(
-            num_ranks, node, owner, is_sum,
+            num_ranks, ranks_per_machine, node, owner, is_sum,
             hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), torch.arange(node.numel())),
             hops(adder, of_sum[total], total + rows.numel()),
             hops(of_row[item], needer, item),
             torch.bincount(torch.where(is_post, sum_owner[edges.sum], row_owner[edges.row]), minlength=num_ranks),
         )  # fmt: skip
 
+    def slots(self, edges: OneWay, cover: Cover) -> Slots:
+        """Where one rank's rows and sums are in its buffer; ``cover`` is that of one level, by pairs of ranks.
+
+        Pieces: what goes between ranks of a machine, as in one level; what goes by the link; addends to agents, or rows
+        from them. Each is by peer; for each peer rows come before sums, by node.
+        """
+        rank, on_each = edges.rank, self.ranks_per_machine
+        row_peer, sum_peer = _peers(edges.rows), _peers(edges.sums)
+        row_inside, sum_inside = (peer // on_each == rank // on_each for peer in (row_peer, sum_peer))
+        direct = Slots.of(edges, Cover(cover.left & row_inside, cover.right & sum_inside))
+        link = self.link.of_sender(rank) if edges.leaves else self.link.of_receiver(rank)
+        other = self.gather.of_sender(rank) if edges.leaves else self.spread.of_receiver(rank)
+        item = torch.cat([link.item, other.item])
+        peer = torch.cat([link.receiver if edges.leaves else link.sender, self.owner[other.item]])
+        slot = sum(direct.counts) + torch.arange(item.numel())
+        is_sum, node = self.is_sum[item], self.node[item]
+        rows, sums = (
+            torch.searchsorted(_keys(of, kind.node), _keys(peer[some], node[some]))
+            for of, kind, some in ((row_peer, edges.rows, ~is_sum), (sum_peer, edges.sums, is_sum))
+        )
+        # A row goes once to all ranks of a machine, and carries the edges to all of them.
+        carried = _keys(peer[~is_sum] // on_each, node[~is_sum])
+        left = direct.left | ~row_inside & torch.isin(_keys(row_peer // on_each, edges.rows.node), carried)
+        return Slots(
+            left,
+            torch.cat([direct.rows, rows]),
+            torch.cat([direct.sums, sums]),
+            torch.cat([direct.row_slot, slot[~is_sum]]),
+            torch.cat([direct.sum_slot, slot[is_sum]]),
+            direct.counts,
+        )
+
+    def relay_lists(self, rank: int) -> RelayLists:
+        """What one rank passes on."""
+
+        def counts(hops: Hops) -> tuple[Counts, Counts]:
+            ends = (hops.receiver[hops.sender == rank], hops.sender[hops.receiver == rank])
+            sent, received = (tuple(torch.bincount(end, minlength=self.num_ranks).tolist()) for end in ends)
+            return sent, received
+
+        def number(crossing: Hops, passed: Hops) -> Tensor:
+            of_item = torch.full((self.node.numel(),), -1)
+            of_item[crossing.item] = torch.arange(crossing.item.numel())
+            return of_item[passed.item]
+
+        return RelayLists(
+            counts(self.gather), counts(self.link), counts(self.spread),
+            number(self.link.of_sender(rank), self.gather.of_receiver(rank)),
+            number(self.link.of_receiver(rank), self.spread.of_sender(rank)),
+        )  # fmt: skip
+
 
 def routes(
     edge_index: Tensor,
-    parts: Tensor,
+    parts: BothEnds,
     num_ranks: int,
     ranks_per_machine: int,
     exchange: ExchangeKind,
@@ -141,10 +195,12 @@ def routes(
 
     Shapes:
         - edge_index: int64 ``[2, E]``
-        - parts: ``[N]`` integers, the rank of each node
+        - parts: ``[N]`` integers, the rank of each node, or those of the sources and those of the targets
     """
-    edges = RemoteEdges.of(edge_index, parts // ranks_per_machine, num_machines(num_ranks, ranks_per_machine), machine)
-    row_owner, sum_owner = (parts[kind.node].long() for kind in (edges.rows, edges.sums))
+    of_sources, of_targets = both_ends(parts)
+    machines = of_sources // ranks_per_machine, of_targets // ranks_per_machine
+    edges = RemoteEdges.of(edge_index, machines, num_machines(num_ranks, ranks_per_machine), machine)
+    row_owner, sum_owner = of_sources[edges.rows.node].long(), of_targets[edges.sums.node].long()
     return Routes.of(edges, exchange, row_owner, sum_owner, ranks_per_machine, num_ranks)
 
 
@@ -168,6 +224,16 @@ def rows_across(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_mac
         return int(cover.left.sum() + cover.right.sum())
 
     return size(parts, num_ranks), size(machine, num_machines(num_ranks, ranks_per_machine))
+
+
+def _peers(ends: Ends) -> Tensor:
+    """The other rank of each, int64."""
+    return torch.repeat_interleave(torch.arange(len(ends.counts)), torch.tensor(ends.counts))
+
+
+def _keys(rank: Tensor, node: Tensor) -> Tensor:
+    """One number for both, in their order."""
+    return (rank << 40) + node
 
 
 def _numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -85,14 +85,14 @@ elif case == "sends NaN in two bits":
     from pyg_dist.backend.comm.quantized import quantized
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.halo.plan.share import halo_share
-    from pyg_dist.halo.transfer import HaloTransfer, TransferStep
+    from pyg_dist.halo.transfer import Codecs, HaloTransfer
 
     node = torch.arange(30)  # a ring, of which every rank has each third node
     lists = halo_share(torch.stack([node, node.roll(1)]), node % 3, session.rank(), 3, "post").row_transfer
     transport = Transport(world_group())
     exchange = exchange_of(transport, lists.send_counts, lists.recv_counts)
-    halo = HaloTransfer((TransferStep(Matrix(lists.outgoing), exchange, Matrix(lists.incoming)),), transport)
-    halo = halo.coded(quantized((2, 2), (lists.outgoing_key, lists.incoming_key), 1, lambda: "the layer"))
+    halo = HaloTransfer(Matrix(lists.outgoing), exchange, Matrix(lists.incoming), transport)
+    halo = halo.coded(Codecs(quantized((2, 2), (lists.outgoing_key, lists.incoming_key), 1, lambda: "the layer")))
     x = torch.ones(10, 8)
     for step in range(3):
         if is_concerned and step == 1:

@@ -154,33 +154,31 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert rows_between_nodes(ours.rows_between(), 2) < rows_between_nodes(expected.rows_between(), 2)
 
 
-def launched(world_size: int, local_ranks: list[int]) -> tuple[Any, ...]:
-    """Plans of ranks that a launcher has started on several machines, as it says."""
+def launched(world_size: int, machines: str) -> tuple[Any, ...]:
+    """Plans of ranks on several machines."""
     from pyg_dist import DistributedData
     from pyg_dist.backend.session import session
 
     graph, parts = communities(world_size)
-    said = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    here = local_ranks[session.rank()]
     session.shutdown()
-    os.environ.update(LOCAL_RANK=str(here), LOCAL_WORLD_SIZE=str(max(local_ranks) + 1))
+    os.environ["PYG_DIST_MACHINES"] = machines
     try:
-        ours, theirs = DistributedData(graph, partition="random", seed=3), DistributedData(graph, partition=parts)
+        given = (DistributedData(graph, partition=p, seed=3, hierarchy="off") for p in ("random", parts))
+        ours, theirs = given
     finally:
-        os.environ.update(said)
+        del os.environ["PYG_DIST_MACHINES"]
         session.shutdown()
         session.init()
     return ours.plan.hash, theirs.plan.hash, ours.plan.ranks_per_node, ours.plan.pairs
 
 
-@pytest.mark.torchrun
-@pytest.mark.parametrize(("local_ranks", "on_each"), [([0, 1, 0, 1], 2), ([0, 1, 2, 0], 3), ([0, 0, 1, 1], None)])
-def test_as_the_launcher_says(workers: Any, local_ranks: list[int], on_each: int | None) -> None:
+@pytest.mark.parametrize(("machines", "on_each"), [("7,7,3,3", 2), ("0,0,0,1", 3), ("0,1,0,1", None)])
+def test_ranks_of_several_machines(workers: Any, machines: str, on_each: int | None) -> None:
     """Given parts and ranks in another order than their machines' stay as they are."""
     graph, parts = communities(4)
     drawn = partition(graph.edge_index, graph.num_nodes, 4, "random", seed=3)
     placed = drawn if on_each is None else place(graph.edge_index, drawn, 4, on_each, "hybrid")
     assert torch.equal(placed, drawn) == (on_each is None)
     expected, given_plan = (Plan.of(graph.edge_index, p, 4) for p in (placed, parts))
-    for found in workers(4).run(launched, 4, local_ranks):
+    for found in workers(4).run(launched, 4, machines):
         assert found == (expected.hash, given_plan.hash, on_each, expected.pairs)

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 from graphs import load_npz
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_graphs import random_graph
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
+from pyg_dist.backend.ops.row_format import SUM_KEY
+from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.cli import main
 from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.share import HaloShare, halo_share
+from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes
+from pyg_dist.halo.plan.transfer import UNIT, Transfer
 from pyg_dist.halo.plan.two_level import Routes, routes, rows_across
 from pyg_dist.partition import partition
 
@@ -122,3 +130,101 @@ def test_the_plan_counts_both_levels(exchange: Any) -> None:
     auto = Plan.of(edge_index, parts, 6, exchange, ranks_per_node=2)
     assert auto.price().seconds == min(one.price().seconds, two.price().seconds)
     assert "two levels" in two.describe()
+
+
+def delivered(sent: list[Tensor], counts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Tensor]:
+    """What an exchange does: every rank gets its pieces, by sender. Both sides must count alike."""
+    pieces = [rows.split(of[0]) for rows, of in zip(sent, counts, strict=True)]
+    for receiver, (_, expected) in enumerate(counts):
+        assert [len(piece[receiver]) for piece in pieces] == list(expected)
+    return [torch.cat([piece[receiver] for piece in pieces]) for receiver in range(len(sent))]
+
+
+def moved(lists: list[Transfer], sent: list[Tensor]) -> list[Tensor]:
+    """What arrives in the slots of each rank."""
+    relays = [t.relay for t in lists]
+    assert all(relay is not None for relay in relays)
+    sizes = [[sum(t.send_counts), sum(t.relay.link[0]), sum(t.relay.gather[0])] for t in lists]  # type: ignore[union-attr]
+    direct, link, addends = ([rows.split(n)[k] for rows, n in zip(sent, sizes, strict=True)] for k in range(3))
+    near = delivered(direct, [(t.send_counts, t.recv_counts) for t in lists])
+    gathered = delivered(addends, [relay.gather for relay in relays])  # type: ignore[union-attr]
+    crossing = [
+        rows.index_add(0, relay.into, more)  # type: ignore[union-attr]
+        for rows, relay, more in zip(link, relays, gathered, strict=True)
+    ]
+    far = delivered(crossing, [relay.link for relay in relays])  # type: ignore[union-attr]
+    copies = [rows[relay.out_of] for rows, relay in zip(far, relays, strict=True)]  # type: ignore[union-attr]
+    spread = delivered(copies, [relay.spread for relay in relays])  # type: ignore[union-attr]
+    return [torch.cat(pieces) for pieces in zip(near, far, spread, strict=True)]
+
+
+def matrix(pattern: CSR, storage: Tensor) -> Tensor:
+    """The dense matrix of a pattern whose values are ``storage`` by edge, and one for UNIT."""
+    dense = torch.zeros(pattern.num_rows, pattern.num_cols, dtype=storage.dtype)
+    value = torch.where(pattern.edge == UNIT, 1.0, torch.cat([storage, storage.new_ones(1)])[pattern.edge])
+    return dense.index_put((pattern.row(), pattern.col.long()), value, accumulate=True)
+
+
+def product(shares: list[HaloShare], lists: list[Transfer], x: Tensor, weight: Tensor) -> Tensor:
+    """The graph's, made by all ranks' lists."""
+    stored = [weight[s.edge_id] for s in shares]
+    remote = delivered(
+        [values[t.weights_to_send] for values, t in zip(stored, lists, strict=True)],
+        [(t.weight_send_counts, t.weight_recv_counts) for t in lists],
+    )
+    sent = [matrix(t.outgoing, b) @ x[s.node_id] for s, t, b in zip(shares, lists, remote, strict=True)]
+    y = torch.zeros_like(x)
+    for share, lists_of, values, rows in zip(shares, lists, stored, moved(lists, sent), strict=True):
+        mine = matrix(share.local, values) @ x[share.node_id]
+        mine[share.num_inner :] += matrix(lists_of.incoming, values) @ rows
+        y[share.node_id] = mine
+    return y
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 30), st.integers(0, 150), st.sampled_from([(4, 2), (5, 2), (6, 3), (6, 2), (3, 1)]),
+    st.integers(0, 10**6), st.sampled_from(["post", "pre", "hybrid"]),
+)  # fmt: skip
+def test_two_levels_are_the_same_product(
+    num_nodes: int, num_edges: int, ranks: tuple[int, int], seed: int, exchange: Any
+) -> None:
+    """Of sums and of rows; halo slots have the rows that they say; sizes by counting are those of the lists."""
+    num_ranks, on_each = ranks
+    graph = random_graph(num_nodes, num_edges, seed=seed)
+    parts = torch.randint(0, num_ranks, (num_nodes,), generator=torch.Generator().manual_seed(seed))
+    shares = [
+        halo_share(graph.edge_index, parts, rank, num_ranks, exchange, ranks_per_machine=on_each)
+        for rank in range(num_ranks)
+    ]
+    source, target = graph.edge_index
+    expected = torch.zeros_like(graph.x).index_add_(0, target, graph.edge_weight.view(-1, 1) * graph.x[source])
+    for lists in ([s.sum_transfer for s in shares], [s.row_transfer for s in shares]):
+        found = product(shares, lists, graph.x, graph.edge_weight)
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    rows = [s.row_transfer for s in shares]
+    slots = moved(
+        rows, [matrix(t.outgoing, graph.x[:0, 0]) @ graph.x[s.node_id] for s, t in zip(shares, rows, strict=True)]
+    )
+    for share, arrived in zip(shares, slots, strict=True):
+        assert torch.equal(arrived, graph.x[share.halo_id])
+        assert torch.equal(parts[share.halo_id], share.halo_owner.long())
+    sizes, between = all_sizes(graph.edge_index, parts, num_ranks, exchange, on_each)
+    assert sizes == tuple(ShareSizes.of(share) for share in shares)
+    assert [torch.tensor(s.sum_transfer.sent).sum(0).tolist() for s in shares] == between.tolist()
+
+
+def test_keys_of_what_crosses() -> None:
+    """Both ends of the link name a slot alike, up to who makes a sum; no two slots of a rank have one key."""
+    edge_index, parts = random_edges(300, 3000, 6)
+    shares = [halo_share(edge_index, parts, rank, 6, ranks_per_machine=2) for rank in range(6)]
+    keys = [share.sum_transfer.keys[0] for share in shares]
+    links = [share.sum_transfer.relay.link for share in shares]  # type: ignore[union-attr]
+    arrived = delivered([sent for sent, _ in keys], links)
+    num_sums = 0
+    for (sent, received), expected in zip(keys, arrived, strict=True):
+        assert torch.equal(received % SUM_KEY, expected % SUM_KEY)
+        assert torch.equal(received >= SUM_KEY, expected < SUM_KEY)
+        assert sent[sent >= SUM_KEY].unique().numel() == int((sent >= SUM_KEY).sum())
+        num_sums += int((sent >= SUM_KEY).sum())
+    assert 0 < num_sums < sum(len(sent) for sent, _ in keys)
