@@ -48,6 +48,8 @@ PURPOSES = {
     "an eighth of it where a kernel takes their steps; `0`: never",
     "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by a trial",
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
+    "PYG_DIST_MACHINES": "the machine of each rank, for tests; unset: ranks with one host name and boot id share one",
+    "PYG_DIST_LOCAL_BITS": "bits of a value in messages inside a machine, where messages between machines have `bits`",
     "PYG_DIST_STAGE": "`1`: copy all messages through host memory; `0`: only those that the process group cannot carry",
     "PYG_DIST_WIRE": "what carries messages of CPU tensors: `gloo` or `mpi`; `auto`: MPI under mpirun, else gloo",
     "PYG_DIST_MPI_PROGRESS": "large messages by MPI while Python computes: `none`: at MPI's next call; `thread`: "

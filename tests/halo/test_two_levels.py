@@ -142,3 +142,105 @@ def bytes_by_level(world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [4, 6])
 def test_bytes_by_level(workers: Pools, world_size: int) -> None:
     workers(world_size).run(bytes_by_level, world_size)
+
+
+def batches(world_size: int, exchange: Any) -> None:
+    """Subgraphs, uniform samples and sampled neighbours: as in one level, which other tests compare to PyG."""
+    import pyg_dist
+    from pyg_dist.loader import NeighborLoader, UniformVertexLoader
+
+    with machines(world_size):
+        graph = hub_graph()
+        parts = torch.arange(NUM_NODES) * 7 % world_size
+        convs = [pyg_dist.distribute(CONVS[name]().double()) for name in ("sage", "gcn", "gat", "weights")]
+        found: dict[str, list[Tensor]] = {}
+        for hierarchy in ("off", "on"):
+            data = pyg_dist.DistributedData(graph, partition=parts, exchange=exchange, hierarchy=hierarchy)  # type: ignore[arg-type]
+            assert data.plan.two_levels == (hierarchy == "on")
+            graphs = [data.subgraph(torch.arange(0, NUM_NODES, 2)), data.subgraph(torch.arange(3))]
+            graphs += UniformVertexLoader(data, 24, num_steps=3, prefetch=False)
+            sampled = NeighborLoader(data, [4, 3], input_nodes=torch.arange(12), batch_size=6)
+            results = found[hierarchy] = []
+            for number, batch in enumerate([*graphs, *sampled]):
+                for conv in convs[: 4 if number < 2 else 3]:
+                    x = batch.x.detach().clone().requires_grad_()
+                    given = (batch.edge_weight,) if isinstance(conv, GraphConv) else ()
+                    out = conv(x, batch.edge_index, *given)
+                    results += [
+                        whole(t) for t in (out, *torch.autograd.grad(out.square().sum(), [x, *conv.parameters()]))
+                    ]
+        for one, two in zip(*found.values(), strict=True):
+            torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("world_size", "exchange"), [(4, "hybrid"), (6, "hybrid"), (4, "post"), (4, "pre")])
+def test_batches(workers: Pools, world_size: int, exchange: Any) -> None:
+    workers(world_size).run(batches, world_size, exchange)
+
+
+def within_machines(world_size: int, bits: int) -> None:
+    """What stays inside machines is exact, unless ``PYG_DIST_LOCAL_BITS`` says otherwise; what crosses is near."""
+    import pyg_dist
+    from pyg_dist.backend.ops.row_format import row_bytes
+
+    with machines(world_size):
+        torch.manual_seed(0)
+        graph, width = hub_graph(), 40
+        graph.x = torch.randn(NUM_NODES, width)
+        del graph.edge_weight, graph.edge_attr
+        parts = torch.arange(NUM_NODES) * 7 % world_size
+        inside = parts[graph.edge_index[0]] // 2 == parts[graph.edge_index[1]] // 2
+        near = Data(x=graph.x, edge_index=graph.edge_index[:, inside])
+        conv = SAGEConv(width, width, aggr="sum", root_weight=False, bias=False)
+        with torch.no_grad():
+            conv.lin_l.weight.copy_(torch.eye(width))
+
+        def out(given: Data, **options: Any) -> tuple[Any, Tensor]:
+            data = pyg_dist.DistributedData(given, partition=parts, hierarchy="on", **options)
+            x = data.x.detach().clone().requires_grad_()
+            return data, pyg_dist.distribute(copy.deepcopy(conv))(x, data.edge_index).full_tensor().detach()
+
+        assert torch.equal(out(near, bits=bits)[1], out(near)[1])
+        os.environ["PYG_DIST_LOCAL_BITS"] = "2"
+        try:
+            assert not torch.equal(out(near, bits=bits)[1], out(near)[1])
+        finally:
+            del os.environ["PYG_DIST_LOCAL_BITS"]
+
+        data, exact = out(graph)
+        data, coded = out(graph, bits=bits)
+        sent = sum(data.graph.group.gather_counts(data.traffic.num_bytes_between))
+        assert sent == data.plan.across[1] * row_bytes(width, 4, bits)
+        # Each of a target's addends that cross is off by less than a step of its range; a sum's is that of its terms.
+        source, target = graph.edge_index
+        crosses = parts[source] // 2 != parts[target] // 2
+        span = (graph.x.max(1).values - graph.x.min(1).values)[source[crosses]]
+        bound = torch.zeros(NUM_NODES).index_add_(0, target[crosses], span) * (1 / (2**bits - 1) + 2**-7) + 1e-4
+        error = (coded - exact).abs().max(1).values
+        assert bool((error <= bound).all())
+        assert float(error.max()) > 0
+
+
+@pytest.mark.parametrize("bits", [8, 2])
+def test_few_bits_by_the_link_alone(workers: Pools, bits: int) -> None:
+    workers(4).run(within_machines, 4, bits)
+
+
+def refused(world_size: int) -> list[str]:
+    import pyg_dist
+    from pyg_dist.errors import OptionError
+
+    found = []
+    with machines(world_size):
+        given: list[dict[str, Any]] = [{"hierarchy": "yes"}, {"hierarchy": "on", "mesh": {"data": 2, "part": 2}}]
+        for options in given:
+            with pytest.raises(OptionError) as error:
+                pyg_dist.DistributedData(hub_graph(), **options)
+            found.append(str(error.value))
+    return found
+
+
+def test_refused(workers: Pools) -> None:
+    for unknown, apart in workers(4).run(refused, 4):
+        assert "Expected hierarchy to be 'auto' or 'off' or 'on' (got 'yes')" in unknown
+        assert "Expected ranks of a machine to follow one another" in apart
