@@ -38,7 +38,7 @@ from pyg_dist.conv.inputs import (
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
-from pyg_dist.conv.one_rank import stock_result
+from pyg_dist.conv.one_rank import stock_result, stock_twin
 from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.conv.special_sums import own_methods
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
@@ -375,9 +375,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         pass  # the stock class has its templates since its first conv was made
 
     def __prepare_scriptable__(self) -> MessagePassing:
-        twin = self.stock.__new__(self.stock)
-        twin.__dict__.update(self.__dict__)
-        return twin
+        return stock_twin(self, self.stock)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no name that pickle could find
         # What is kept belongs to this run: a saved or copied conv makes it anew.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch_geometric.nn import MessagePassing
@@ -33,9 +34,12 @@ NORMS: dict[type, Norm] = {SumAggregation: Norm.SUM, MeanAggregation: Norm.MEAN}
 STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 """What PyG lets hooks see, but for ``edge_updater``."""
 
-STEP_HOOKS = tuple((step, f"_{step}_forward{kind}_hooks") for step in STEPS for kind in ("_pre", ""))
+STEP_HOOKS = tuple(f"_{step}_forward{kind}_hooks" for step in STEPS for kind in ("_pre", ""))
 
-MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+step_hooks = itemgetter(*STEP_HOOKS)
+"""Those of a conv's attributes, in the order of :data:`STEP_HOOKS`."""
+
+_module_hooks = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _CODE = ("forward", "message", "message_basic", "edge_update", "aggregate", "update", "message_and_aggregate")
 
@@ -129,9 +133,9 @@ def changed_step(conv: MessagePassing) -> str | None:
     if conv.explain:
         return "explain"
     state = vars(conv)
-    for step, hooks in STEP_HOOKS:
-        if state[hooks]:
-            return step
+    for name in STEP_HOOKS:
+        if state[name]:
+            return name[1:].partition("_forward")[0]
     for name in ("update", *STEPS):
         if name in state and (conv.aggr_module is None or not _is_pygs(conv, state[name])):
             return name
@@ -149,5 +153,4 @@ def _is_pygs(conv: MessagePassing, step: Any) -> bool:
 
 def is_hooked(module: Any) -> bool:
     """Whether hooks see what a module does."""
-    state = vars(module)
-    return any([state[hooks] for hooks in MODULE_HOOKS])
+    return any(_module_hooks(vars(module)))

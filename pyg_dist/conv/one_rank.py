@@ -17,8 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import timing
-from pyg_dist.backend.session.settings import STOCK_ELEMENTS
-from pyg_dist.conv.fast_paths import STEP_HOOKS, is_hooked
+from pyg_dist.conv.fast_paths import is_hooked, step_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
@@ -55,35 +54,37 @@ def stock_result(
         kwargs: of the call.
         has_kernels: whether our kernels would take the steps of the conv.
     """
-    edge_index = next((arg for arg in (*args, *kwargs.values()) if type(arg) is DistributedEdgeIndex), None)
-    if edge_index is None or edge_index.is_sparse:
+    for edge_index in (*args, *kwargs.values()):
+        if type(edge_index) is DistributedEdgeIndex:
+            break
+    else:
         return None
     graph = edge_index.graph
     edges = graph.one_rank_edges
-    if edges is None:
+    if edges is None or edge_index.is_sparse or not args:
         return None
+    rows, ends = graph.node_sharding, edges.ends
     try:
         with local_tensors():
-            args = [edges if arg is edge_index else _local(arg, graph) for arg in args]
-            if not (_is_small(edges, args[0] if args else None, has_kernels) and _runs_plainly(conv, stock)):
+            if not (_is_small(edges.max_columns, args[0], has_kernels) and _runs_plainly(conv, stock)):
                 return None
-            kwargs = {name: edges if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
-            out = stock.forward(conv, *args, **kwargs)
+            args = [ends if arg is edge_index else _local(arg, graph) for arg in args]
+            kwargs = {name: ends if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
+            out = stock_twin(conv, stock).forward(*args, **kwargs)
+            if type(out) is Tensor and out.shape[0] == rows.num_local:
+                return as_row_tensor_(out, rows)
     except _ERRORS:  # the usual way raises, too, and says it better
-        return None
-    rows = graph.node_sharding
-    if type(out) is not Tensor or out.shape[:1] != (rows.num_local,):
-        return None
-    return as_row_tensor_(out, rows)
+        pass
+    return None
 
 
-def _is_small(edges: Tensor, x: Any, has_kernels: Callable[[], bool]) -> bool:
+def _is_small(max_columns: float, x: Any, has_kernels: Callable[[], bool]) -> bool:
     """Whether messages of the rows that a conv is given would have few elements."""
     x = x[0] if type(x) is tuple else x
     if not isinstance(x, Tensor):
         return False
-    elements, limit = edges.shape[1] * x.shape[1:].numel(), STOCK_ELEMENTS.value()
-    return elements <= limit and (_MANY * elements <= limit or not has_kernels())
+    columns = x.shape[1:].numel()
+    return columns <= max_columns and (_MANY * columns <= max_columns or not has_kernels())
 
 
 def _local(arg: Any, graph: DistributedGraph) -> Any:
@@ -102,16 +103,18 @@ def _runs_plainly(conv: MessagePassing, stock: Any) -> bool:
     state = conv.__dict__
     return (
         _is_pygs(stock)
-        and not (conv.explain or state.get("cached") or any([state[hooks] for _, hooks in STEP_HOOKS]))
-        and not any(name in state for name in _CHANGED)
+        and not (conv.explain or state.get("cached") or any(step_hooks(state)))
+        and state.keys().isdisjoint(_CHANGED)
         and _is_unobserved(conv)
         and not (timing.is_recording() or torch._C._get_tracing_state() is not None)
         and not torch._C._are_functorch_transforms_active()
     )
 
 
-def _is_unobserved(module: nn.Module) -> bool:
+def _is_unobserved(module: nn.Module | None) -> bool:
     """Whether no hook sees what ``module`` and its parts do, and none of them draws numbers."""
+    if module is None:
+        return True
     state = module.__dict__
     cls: Any = type(module)
     known, draws = _known(cls)
@@ -122,7 +125,7 @@ def _is_unobserved(module: nn.Module) -> bool:
         return False
     if any(map(callable, state.values())) and not all(map(_is_pygs_or_data, state.values())):
         return False
-    return all(part is None or _is_unobserved(part) for part in state["_modules"].values())
+    return all(map(_is_unobserved, state["_modules"].values()))
 
 
 def _is_pygs_or_data(value: Any) -> bool:
@@ -151,9 +154,9 @@ C = TypeVar("C", bound=MessagePassing)
 
 
 def stock_twin(conv: MessagePassing, stock: type[C]) -> C:
-    """A ``stock`` conv with the parameters, buffers and options of ``conv``, its subclass (not copies)."""
-    with torch.random.fork_rng(devices=[]):
-        twin = stock(1, 1)  # constructed, not only allocated: PyG completes a class at its first instance
-    twin.__dict__.clear()
-    twin.__dict__.update(conv.__dict__)
-    return twin  # type: ignore[no-any-return]
+    """``conv``, of a subclass, as a ``stock`` conv: another object with the same attributes (not copies)."""
+    twin = object.__new__(stock)
+    object.__setattr__(twin, "__dict__", conv.__dict__)
+    if "_orig_propagate" not in vars(stock):  # PyG completes a class at its first instance
+        twin._set_jittable_templates()
+    return twin

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -301,6 +301,18 @@ class EdgeView(GraphProducts, Protocol):
         """
 
 
+class OneRankEdges(NamedTuple):
+    """All edges, on the one rank there is.
+
+    Attributes:
+        ends: int64 ``[2, E]``, by local rows and in the order of the graph's ``edge_sharding``.
+        max_columns: columns of rows up to which messages are few enough.
+    """
+
+    ends: Tensor
+    max_columns: float
+
+
 class DistributedGraph(GraphProducts, Protocol):
     """A graph laid out over ranks.
 
@@ -315,11 +327,10 @@ class DistributedGraph(GraphProducts, Protocol):
         """What this rank has sent so far."""
 
     @property
-    def one_rank_edges(self) -> Tensor | None:
-        """The plain edges, int64 ``[2, E]``, by local rows and in the order of :attr:`edge_sharding`.
+    def one_rank_edges(self) -> OneRankEdges | None:
+        """Edges for PyG's own code (:mod:`pyg_dist.conv.one_rank`).
 
-        ``None``, unless this rank is the only one and the graph is small enough for PyG's own code
-        (:mod:`pyg_dist.conv.one_rank`).
+        ``None``, unless this rank is the only one and the graph is small enough.
         """
 
     # ---- Placement ---------------------------------------------------------------------------------------------------

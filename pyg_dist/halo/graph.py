@@ -18,7 +18,7 @@ from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import NodeSharding, Norm, the_one
+from pyg_dist.graph.protocol import NodeSharding, Norm, OneRankEdges, the_one
 from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.graph.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.halo.exchange import ToNeighbours, exchange_of
@@ -49,12 +49,13 @@ class HaloGraph(HaloProducts):
 
     @cached_property
     @lasting
-    def one_rank_edges(self) -> Tensor | None:
+    def one_rank_edges(self) -> OneRankEdges | None:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.one_rank_edges`."""
-        is_small = self.group.size == 1 and self.share.num_edges <= STOCK_ELEMENTS.value()
+        max_columns = STOCK_ELEMENTS.value() / max(self.share.num_edges, 1)
+        is_small = self.group.size == 1 and max_columns >= 1
         if not is_small or self.sources is not self.targets or self.targets.bits != (32, 32):
             return None
-        return torch.stack(self.ends())
+        return OneRankEdges(torch.stack(self.ends()), max_columns)
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.edges`."""

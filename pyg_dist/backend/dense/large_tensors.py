@@ -400,4 +400,4 @@ def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> 
 def _moves_rows(x: Tensor, num_elements: int, index: Tensor) -> bool:
     """Whether the kernels that move rows are to move these."""
     # Of 16 bits, torch rounds sums each time.
-    return x.is_contiguous() and index.dtype == torch.int64 and x.dtype.itemsize > 2 and is_large(x, num_elements)
+    return is_large(x, num_elements) and x.is_contiguous() and index.dtype == torch.int64 and x.dtype.itemsize > 2

@@ -182,7 +182,7 @@ def getitem(function: Function, args: Args, kwargs: Kwargs) -> object:
 def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
     """Some rows of x; to be called under :data:`local_tensors`."""
     local_index = on_device(chosen.local_index, x.device)
-    return as_row_tensor_(large_tensors.select(x.as_subclass(Tensor), local_index), chosen.rows)
+    return as_row_tensor_(large_tensors.select(x, local_index), chosen.rows)
 
 
 def _is_list_of_one(item: Any) -> bool:

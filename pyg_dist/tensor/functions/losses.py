@@ -63,8 +63,11 @@ _FOR_OTHERS = ("weight", "pos_weight", "size_average", "reduce")
 
 def _by_torch(function: Function, args: Args, kwargs: Kwargs, of_classes: bool) -> Tensor | None:
     """The mean over rows that are all on one rank, by torch itself, which is faster on small graphs; else ``None``."""
-    if len(args) != 2 or kwargs.get("reduction") != "mean" or any(kwargs.get(n) is not None for n in _FOR_OTHERS):
+    if len(args) != 2 or kwargs.get("reduction") != "mean":
         return None
+    for name in _FOR_OTHERS:
+        if kwargs.get(name) is not None:
+            return None
     scores, target = args
     if not isinstance(scores, RowTensor) or not isinstance(target, RowTensor):
         return None
