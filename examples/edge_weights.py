@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dist import DistributedData, is_main
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 
 
@@ -47,13 +48,15 @@ def with_noise(graph: Data, seed: int = 0) -> Data:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     torch.manual_seed(0)
     data = DistributedData(with_noise(example_graphs.digits(train_share=0.3)))
     model = WeightedGCN(data.num_features, 64, 10, data.edge_weight)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for epoch in range(1, args.epochs + 1):
+    checkpointer = Checkpointer(args.resume, every=10, model=model, optimizer=optimizer)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
         optimizer.zero_grad()
         out = model(data.x, data.edge_index)
         loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])

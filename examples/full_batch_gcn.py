@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dist import DistributedData, is_main
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 
 
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -75,7 +77,8 @@ def main() -> None:
 
     model = GCN(data.num_features, args.hidden, num_classes, args.num_layers, args.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    for epoch in range(1, args.epochs + 1):
+    checkpointer = Checkpointer(args.resume, every=10, model=model, optimizer=optimizer)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
         loss = train(model, data, split_idx["train"], optimizer)
         if epoch % 10 == 0 or epoch == args.epochs:
             accuracy = test(model, data, split_idx)  # on every rank: it gathers

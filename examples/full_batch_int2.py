@@ -24,6 +24,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from pyg_dist import DistributedData, is_main
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.conv import DistributedSAGEConv as SAGEConv
 from pyg_dist.nn import MaskedLabelPropagation
 
@@ -46,15 +47,18 @@ class SAGE(torch.nn.Module):
         return x
 
 
-def train(data: Data, num_classes: int, has_labels: bool, args: argparse.Namespace) -> list[float]:
-    """The test accuracy by epoch."""
+def train(
+    data: Data, num_classes: int, has_labels: bool, args: argparse.Namespace, folder: str | None = None
+) -> list[float]:
+    """The test accuracy by epoch; saved in a folder, if there is one."""
     torch.manual_seed(0)
     model = SAGE(data.num_features, args.hidden, num_classes, args.dropout, is_sent=has_labels)
     propagation = MaskedLabelPropagation(num_classes, data.num_features, args.rate)
     parameters = [*model.parameters(), *(propagation.parameters() if has_labels else ())]
     optimizer = torch.optim.Adam(parameters, lr=args.lr)
-    accuracies = []
-    for _ in range(args.epochs):
+    checkpointer = Checkpointer(folder, every=10, model=model, optimizer=optimizer, propagation=propagation)
+    accuracies: list[float] = checkpointer.state.setdefault("accuracies", [])
+    for _ in checkpointer.epochs(args.epochs):
         for part in (model, propagation):
             part.train()
         optimizer.zero_grad()
@@ -100,6 +104,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.5, help="share of the training labels that are embedded")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--picture", type=Path, default=Path("full_batch_int2.png"), help="where the curves go")
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     curves = {}
@@ -107,9 +112,9 @@ def main() -> None:
         graph = example_graphs.read_npz(args.data) if args.data else example_graphs.digits()
         num_classes = int(graph.y.max()) + 1
         data = DistributedData(graph, bits=bits)
-        curves[name] = train(data, num_classes, has_labels, args)
+        curves[name] = train(data, num_classes, has_labels, args, args.resume and f"{args.resume}/{name}")
         sent = data.traffic.num_bytes
-        if is_main():
+        if is_main() and curves[name]:  # none: asked to stop before the first epoch
             print(f"{name}: accuracy {curves[name][-1]:.4f}, rank 0 sent {sent:,} bytes", flush=True)
     if is_main():
         draw(args.picture, curves)

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import models
 
 from pyg_dist import DistributedData, distribute, is_main  # 1
+from pyg_dist.checkpoint import Checkpointer
 
 MODELS = {"GAT": {"heads": 8}, "GATv2": {"heads": 8, "v2": True}, "GCN": {}, "GIN": {}, "GraphSAGE": {}, "EdgeCNN": {}}
 
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -56,7 +58,8 @@ def main() -> None:
     )
     model = distribute(model)  # 3
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=5e-4)
-    for epoch in range(1, args.epochs + 1):
+    checkpointer = Checkpointer(args.resume, every=10, model=model, optimizer=optimizer)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
         loss = train(model, data, optimizer)
         if epoch % 10 == 0 or epoch == args.epochs:
             accuracy = test(model, data)  # on every rank: it communicates

@@ -11,6 +11,7 @@ With several data groups each draws a sample of its own, and a step is on the un
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 import example_graphs
 import torch
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist import DistributedData, is_main
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.loader import UniformVertexLoader
 from pyg_dist.nn import NormReLUDropout
@@ -40,9 +42,9 @@ class GCN(torch.nn.Module):
         return self.head(x)
 
 
-def train(model: GCN, loader: UniformVertexLoader, optimizer: torch.optim.Optimizer) -> float:
+def train(model: GCN, batches: Iterator[DistributedData], optimizer: torch.optim.Optimizer) -> float:
     model.train()
-    for batch in loader:
+    for batch in batches:
         optimizer.zero_grad()
         out = model(batch.x, batch.edge_index)
         loss = F.cross_entropy(out[batch.train_mask], batch.y[batch.train_mask])
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--patience", type=int, default=15, help="epochs without a better validation")
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -82,18 +85,20 @@ def main() -> None:
     loader = UniformVertexLoader(data, args.batch_size, input_nodes=data.train_mask)
     model = GCN(data.num_features, args.hidden, num_classes, args.num_layers, args.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    best, test_at_best, best_epoch = 0.0, 0.0, 0
-    for epoch in range(1, args.epochs + 1):
-        loss = train(model, loader, optimizer)
+    checkpointer = Checkpointer(args.resume, every=5, model=model, optimizer=optimizer, loader=loader)
+    best = checkpointer.state  # saved with the rest
+    best.update({"validation": 0.0, "test": 0.0, "epoch": 0} | best)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
+        loss = train(model, checkpointer.batches(loader), optimizer)
         validation, tested = test(model, data)  # on every rank: it gathers
-        if validation > best:
-            best, test_at_best, best_epoch = validation, tested, epoch
+        if validation > best["validation"]:
+            best.update(validation=validation, test=tested, epoch=epoch)
         if is_main() and epoch % 10 == 0:
             print(f"epoch {epoch}: loss {loss:.6f}, validation {validation:.4f}", flush=True)
-        if epoch - best_epoch >= args.patience:
+        if epoch - best["epoch"] >= args.patience:
             break
     if is_main():
-        print(f"best validation {best:.4f} in epoch {best_epoch}, test {test_at_best:.4f}")
+        print(f"best validation {best['validation']:.4f} in epoch {best['epoch']}, test {best['test']:.4f}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from torch_geometric.nn import GraphSAGE
 
 import pyg_dist
 from pyg_dist import DistributedData, is_main
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.loader import NeighborLoader
 
 
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -42,10 +44,11 @@ def main() -> None:
     num_layers = len(args.num_neighbors)
     model = pyg_dist.distribute(GraphSAGE(data.num_features, args.hidden, num_layers, num_classes, dropout=0.3))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    for epoch in range(1, args.epochs + 1):
+    checkpointer = Checkpointer(args.resume, every=5, model=model, optimizer=optimizer, loader=loader)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
         model.train()
         total, seeds = 0.0, 0
-        for batch in loader:
+        for batch in checkpointer.batches(loader):
             optimizer.zero_grad()
             out = model(batch.x, batch.edge_index)
             loss = F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])

@@ -19,6 +19,7 @@ from ogb.nodeproppred import Evaluator
 from torch import Tensor
 
 from pyg_dist import DistributedData, is_main
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.conv import DistributedSAGEConv as SAGEConv
 
 
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.5)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=300)
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     data: Any = DistributedData.open(args.store)
@@ -74,7 +76,8 @@ def main() -> None:
     model = SAGE(data.num_features, args.hidden, num_classes, args.layers, args.dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     evaluator = Evaluator("ogbn-products")
-    for epoch in range(1, args.epochs + 1):
+    checkpointer = Checkpointer(args.resume, every=25, model=model, optimizer=optimizer)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
         loss = train(model, data, optimizer)
         if epoch % 25 == 0 or epoch == args.epochs:
             found = accuracies(model, data, evaluator)

@@ -18,11 +18,13 @@ from torch_geometric.datasets import KarateClub
 from torch_geometric.nn.models import GCN
 
 from pyg_dist import DistributedData, distribute
+from pyg_dist.checkpoint import Checkpointer
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     accelerator = Accelerator(cpu=True)
@@ -30,7 +32,8 @@ def main() -> None:
     data = DistributedData(KarateClub()[0])
     model = distribute(GCN(data.num_features, 16, num_layers=2, out_channels=4))
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for epoch in range(1, args.epochs + 1):
+    checkpointer = Checkpointer(args.resume, every=10, model=model, optimizer=optimizer)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
         optimizer.zero_grad()
         out = model(data.x, data.edge_index)
         loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])

@@ -97,7 +97,7 @@ class DataError(PygDistError):
 
 
 class StoreError(DataError):
-    """A store on disk is missing, damaged, incomplete, of another version, or in the way of a new one.
+    """A store or a checkpoint on disk is missing, damaged, incomplete, of another version, or in the way of a new one.
 
     Example:
         >>> DistributedData.open("no-such-folder")

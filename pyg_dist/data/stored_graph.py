@@ -28,7 +28,6 @@ from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule, Manifest
-from pyg_dist.store.reader import ShardReader
 from pyg_dist.tensor import EdgeTensor, RowTensor
 
 
@@ -116,7 +115,7 @@ def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
     return StoredGraph(graph, plan, manifest.graph["key"], weight, rows | attributes)
 
 
-def _others(store: ShardReader) -> dict[str, Any]:
+def _others(store: HaloStore | GridStore) -> dict[str, Any]:
     """Attributes without rows, the same on every rank."""
     tensors = store.manifest.shards["other"].tensors if "other" in store.manifest.shards else {}
     return {name: store.tensor("other", name) for name in tensors} | store.manifest.other

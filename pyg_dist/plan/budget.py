@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
@@ -52,7 +52,10 @@ def solve_within(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         np.save(folder / "edge_index.npy", edge_index.numpy())
-        (folder / "task").write_bytes(pickle.dumps((num_nodes, num_parts, options, train_mask)))
+        if train_mask is not None:
+            np.save(folder / "train_mask.npy", train_mask.numpy())
+        task = {"num_nodes": num_nodes, "num_parts": num_parts, "options": asdict(options)}
+        (folder / "task").write_text(json.dumps(task))
         child = subprocess.Popen([sys.executable, "-m", "pyg_dist.plan.budget", name], stdout=subprocess.DEVNULL)
         try:
             ended = _wait(child, folder, seconds)
@@ -103,8 +106,12 @@ def rows_of(edge_index: Tensor, parts: Tensor, num_parts: int, exchange: Exchang
 
 def _main(folder: Path) -> None:
     """The process: solve by one seed after another until it is ended, and leave the best parts in the folder."""
-    num_nodes, num_parts, options, train_mask = pickle.loads((folder / "task").read_bytes())
+    task = json.loads((folder / "task").read_text())
+    num_nodes, num_parts, batches = task["num_nodes"], task["num_parts"], task["options"].pop("batches")
+    options = PartsOptions(**task["options"], batches=None if batches is None else Batches(**batches))
     edge_index = torch.from_numpy(np.load(folder / "edge_index.npy"))
+    mask = folder / "train_mask.npy"
+    train_mask = torch.from_numpy(np.load(mask)) if mask.exists() else None
     least: int | None = None
 
     def keep(step: str, parts: Tensor) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price, memory_range
 
@@ -21,10 +23,12 @@ class DistributionPlan(ABC):
     Attributes:
         layout: ``"halo"`` or ``"grid"``.
         hash: digest of all that the plan depends on; equal plans have equal hashes.
+        parts: the owner of each node, ``[N]`` integers, where there are parts: in ``data.plan`` on rank 0 only.
     """
 
     layout: str
     hash: str
+    parts: Tensor | None = None
 
     @property
     @abstractmethod

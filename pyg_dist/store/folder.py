@@ -123,23 +123,13 @@ class StoreFolder:
 
     def keep(self, key: str, writer: ShardWriter, blocks: Mapping[str, list[Any]] | None = None) -> Shard:
         """Give a finished file its name, and note it."""
-        digests, layout = writer.close(), writer.layout
-        name = f"{key}-{name_digest(layout.header, digests)}.safetensors"
-        shard = Shard(name, layout.num_bytes, layout.tensors, digests, dict(blocks or {}))
-        os.replace(writer.path, self.path / shard.file)
-        sync(self.path)
+        shard = finished(self.path, key, writer, blocks)
         self.note(f"shard {key}", {"shard": shard.to_dict()})
         return shard
 
     def commit(self, manifest: Manifest) -> None:
         """Make the store the one that ``manifest`` describes; remove what it does not name."""
-        new = self.path / (FILE + ".new")
-        with new.open("w") as file:
-            file.write(manifest.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.path / FILE)
-        sync(self.path)
+        replace_text(self.path / FILE, manifest.to_json())
         named = {shard.file for shard in manifest.shards.values()}
         for path in self.path.glob(_PATTERN):
             if path.name not in named:
@@ -167,8 +157,28 @@ class StoreFolder:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def finished(path: Path, key: str, writer: ShardWriter, blocks: Mapping[str, list[Any]] | None = None) -> Shard:
+    """Give a written file its name in the folder ``path``, which ends in its digest."""
+    digests, layout = writer.close(), writer.layout
+    name = f"{key}-{name_digest(layout.header, digests)}.safetensors"
+    os.replace(writer.path, path / name)
+    sync(path)
+    return Shard(name, layout.num_bytes, layout.tensors, digests, dict(blocks or {}))
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file such that the old content or the new one is there, whatever happens."""
+    new = file.with_name(file.name + ".new")
+    with new.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(new, file)
+    sync(file.parent)
+
+
 @contextmanager
-def explained_disk_errors(path: Path) -> Iterator[None]:
+def explained_disk_errors(path: Path, remedy: str = "free space and go on with --resume") -> Iterator[None]:
     """Turn the system's errors about a full disk into one line that says what to do."""
     try:
         yield
@@ -177,9 +187,7 @@ def explained_disk_errors(path: Path) -> Iterator[None]:
         if cut is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         reason = f"{cut[2]} of {cut[1]} values written" if cut else error.strerror
-        raise StoreError(
-            f"Expected room to write in {path} (got: {reason}): free space and go on with --resume"
-        ) from error
+        raise StoreError(f"Expected room to write in {path} (got: {reason}): {remedy}") from error
 
 
 def require_space(path: Path, num_bytes: int) -> None:

@@ -150,6 +150,21 @@ class FileLayout:
         """Size of the file."""
         return len(self.header) + sum(spec.num_bytes for spec in self.tensors.values())
 
+    def end(self, name: str) -> int:
+        """The first byte after a tensor."""
+        return self.start[name] + self.tensors[name].num_bytes
+
+    def first_other(self, header: bytes) -> str:
+        """The tensor in whose entry another header begins to differ from this one; "" if before the first."""
+        same = next((k for k, (a, b) in enumerate(zip(self.header, header, strict=False)) if a != b), len(header))
+        found, begin = "", 0
+        for name in self.tensors:
+            begin = self.header.find(f"{json.dumps(name)}:{{".encode(), begin)
+            if begin > same:
+                break
+            found = name
+        return found
+
 
 def parse_header(text: bytes, file_bytes: int) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
     """Read a header of any writer: specs, first bytes and metadata. Everything is checked against the file's size.

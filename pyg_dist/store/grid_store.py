@@ -159,7 +159,8 @@ class GridStore(ShardReader):
     """A grid store, opened for reading. Whatever is handed out was checked by its digest."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        super().__init__(path, manifest)
+        super().__init__(path, manifest.shards)
+        self.manifest = manifest
         self.tiles: tuple[int, int] = tuple(manifest.plan["tiles"])
         self._row_ends = bounds(manifest.num_nodes, self.tiles[0])
         self._column_ends = bounds(manifest.num_nodes, self.tiles[1])
@@ -167,7 +168,7 @@ class GridStore(ShardReader):
     @property
     def num_orders(self) -> int:
         """Node orders, one or two."""
-        return len(self.manifest.shards["orders"].tensors) // 2
+        return len(self.shards["orders"].tensors) // 2
 
     def order(self, number: int) -> tuple[Column, Column]:
         """Global ids by position, and positions by global id, of a node order: both stay in the file."""
@@ -179,7 +180,7 @@ class GridStore(ShardReader):
         for number in range(self.tiles[0]):
             key = f"{kind}-{number:05d}"
             first, last = max(low, int(ends[number])), min(high, int(ends[number + 1]))
-            spec = self.manifest.shards[key].tensors[name]
+            spec = self.shards[key].tensors[name]
             if out is None:
                 out = np.empty((max(high - low, 0), *spec.shape[1:]), storage_dtype(spec.dtype))
             if first >= last:
@@ -207,7 +208,7 @@ class GridStore(ShardReader):
         total = 0
         for key, row, column in self.overlapping(order, rows, columns):
             if all(a[0] >= b[0] and a[1] <= b[1] for a, b in ((row, rows), (column, columns))):
-                total += self.manifest.shards[key].tensors["edge_id"].num_rows
+                total += self.shards[key].tensors["edge_id"].num_rows
             else:
                 total += int(_inside(self._from_corner(key, row, column, rows, columns), rows, columns).sum())
         return total

@@ -53,7 +53,8 @@ class HaloStore(ShardReader):
     """A halo store, opened for reading. Whatever is handed out was checked by its digest."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        super().__init__(path, manifest)
+        super().__init__(path, manifest.shards)
+        self.manifest = manifest
         self.num_parts = manifest.num_parts
         node_ids = (manifest.shards[f"nodes-{part:05d}"].tensors["node_id"] for part in range(self.num_parts))
         self.nodes_of = [spec.num_rows for spec in node_ids]
@@ -64,12 +65,12 @@ class HaloStore(ShardReader):
 
     def between(self, name: str) -> Tensor:
         """A number of each block: sender by receiver, int64 ``[P, P]``."""
-        columns = [self.manifest.shards[f"edges-{q:05d}"].blocks[name] for q in range(self.num_parts)]
+        columns = [self.shards[f"edges-{q:05d}"].blocks[name] for q in range(self.num_parts)]
         return torch.tensor(columns, dtype=torch.int64).T.contiguous()
 
     def boundary(self) -> list[int]:
         """Nodes with a source in another part, by part."""
-        return [self.manifest.shards[f"edges-{q:05d}"].blocks["boundary"][0] for q in range(self.num_parts)]
+        return [self.shards[f"edges-{q:05d}"].blocks["boundary"][0] for q in range(self.num_parts)]
 
     def rows(self, kind: str, name: str, parts: Sequence[int], place: Sequence[Tensor]) -> Tensor:
         """Attribute rows of several parts in one tensor.
@@ -95,7 +96,7 @@ class HaloStore(ShardReader):
         """The edges from one part into another: views of the mapped files, which :meth:`release` lets go of."""
         views = self._views(sender, receiver)
         digests = (xxhash.xxh3_128(views[name].view(np.uint8).data).digest() for name in BLOCK_COLUMNS)
-        expected = self.manifest.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
+        expected = self.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
         path = self.file(f"edges-{receiver:05d}").path
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
@@ -109,7 +110,7 @@ class HaloStore(ShardReader):
 
     def check_blocks(self, receiver: int) -> None:
         """Check all edges into a part, block by block, and the numbers that the manifest has of them."""
-        shard = self.manifest.shards[f"edges-{receiver:05d}"]
+        shard = self.shards[f"edges-{receiver:05d}"]
         on_boundary = np.zeros(self.nodes_of[receiver], np.bool_)
         for sender in range(self.num_parts):
             block = self.block(sender, receiver)

@@ -7,7 +7,6 @@ this graph would have left.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,14 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import xxhash
 
-from pyg_dist.errors import StoreError
 from pyg_dist.partition.inputs import Array
+from pyg_dist.store import signed_json
 from pyg_dist.store.format import FileLayout, TensorSpec, of_rows, storage_dtype
+from pyg_dist.store.signed_json import Kind
 
-FORMAT, VERSION = "pyg_dist store", 2
 FILE = "manifest.json"
+# One of 512 parts has 30 MB.
+_STORE = Kind("store", 2, "write one with python -m pyg_dist partition", "write the store again", 1 << 26)
 
 LoopRule = Literal["remaining", "add", "replace"]
 """What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
@@ -71,6 +71,22 @@ class Shard:
         )
 
 
+def shards_of(content: Mapping[str, Any]) -> dict[str, Shard]:
+    """The shards of a manifest's JSON, by key; each in a file of its folder, as large as its tensors.
+
+    Raises:
+        ValueError: A shard contradicts itself.
+    """
+    shards = {key: Shard.from_dict(entry) for key, entry in content.items()}
+    for key, shard in shards.items():
+        for name, spec in shard.tensors.items():
+            _require_spec(f"{name!r} in {key!r}", spec)
+        _require(shard.file.rpartition("-")[0] == key and "/" not in key, f"{key!r} in the file {shard.file!r}")
+        size = FileLayout.of(shard.tensors).num_bytes
+        _require(shard.num_bytes == size, f"{shard.num_bytes} bytes of {key!r}, whose tensors take {size}")
+    return shards
+
+
 @dataclass(frozen=True)
 class Manifest:
     """See the module.
@@ -104,8 +120,6 @@ class Manifest:
     def to_json(self) -> str:
         """The content of the file; the last entry is the digest of all others."""
         content = {
-            "format": FORMAT,
-            "version": VERSION,
             "layout": self.layout,
             "num_nodes": self.num_nodes,
             "num_edges": self.num_edges,
@@ -117,7 +131,7 @@ class Manifest:
             "plan": self.plan,
             "shards": {key: shard.to_dict() for key, shard in sorted(self.shards.items())},
         }
-        return json.dumps(content | {"digest": digest_of(content)}, indent=1, sort_keys=False)
+        return signed_json.signed(_STORE, content)
 
     @staticmethod
     def load(path: Path) -> Manifest:
@@ -126,51 +140,20 @@ class Manifest:
         Raises:
             StoreError: There is none, it is of another version, it was altered, or contradicts itself.
         """
-        file = path / FILE
-        try:
-            text = file.read_text()
-            content = json.loads(text)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreError(
-                f"Expected a store in {path} (got no {FILE}): write one with python -m pyg_dist partition"
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"Expected JSON in {file} (got: {error}): restore it, or write the store again") from error
-        try:
-            if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']!r}")
-            if content["version"] != VERSION:
-                raise StoreError(
-                    f"Expected a store of version {VERSION} in {path} (got {content['version']!r}): write it again"
-                )
-            found = content.pop("digest")
-            if found != digest_of(content):
-                raise ValueError("its digest does not hold: it was altered")
-            of_nodes, of_edges = (
-                {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in content[kind].items()}
-                for kind in ("node_attributes", "edge_attributes")
-            )
-            shards = {key: Shard.from_dict(entry) for key, entry in content["shards"].items()}
-            manifest = Manifest(
-                content["layout"], content["num_nodes"], content["num_edges"], content["num_parts"], content["graph"],
-                of_nodes, of_edges, content["other"], content["plan"], shards, found,
-            )  # fmt: skip
-            if manifest.to_json() != text:
-                raise ValueError("it is not as it was written")
-            _require_consistent(manifest)
-            return manifest
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(
-                f"Expected the manifest of a store in {file} (got {type(error).__name__}: {error}): restore it, or "
-                f"write the store again"
-            ) from error
+        return signed_json.read(path / FILE, _STORE, Manifest._of)
 
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """Of a manifest's JSON, but for its last entry, which this is."""
-    return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()))
+    @staticmethod
+    def _of(content: dict[str, Any], digest: str) -> Manifest:
+        of_nodes, of_edges = (
+            {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in content[kind].items()}
+            for kind in ("node_attributes", "edge_attributes")
+        )
+        manifest = Manifest(
+            content["layout"], content["num_nodes"], content["num_edges"], content["num_parts"], content["graph"],
+            of_nodes, of_edges, content["other"], content["plan"], shards_of(content["shards"]), digest,
+        )  # fmt: skip
+        _require_consistent(manifest)
+        return manifest
 
 
 _MOST = 1 << 48
@@ -191,13 +174,8 @@ def _require_consistent(manifest: Manifest) -> None:
     for name, spec in _rows(manifest.node_attributes | manifest.edge_attributes, 0).items():
         _require_spec(f"attribute {name!r}", spec)
     for key, shard in manifest.shards.items():
-        for name, spec in shard.tensors.items():
-            _require_spec(f"{name!r} in {key!r}", spec)
-        _require(shard.file.rpartition("-")[0] == key and "/" not in key, f"{key!r} in the file {shard.file!r}")
         has_blocks = manifest.layout == "halo" and key.startswith("edges-")
         _require(has_blocks or not shard.blocks, f"blocks of {key!r}")
-        size = FileLayout.of(shard.tensors).num_bytes
-        _require(shard.num_bytes == size, f"{shard.num_bytes} bytes of {key!r}, whose tensors take {size}")
     layouts = {"halo": _require_halo, "grid": _require_grid}
     _require(manifest.layout in layouts, f"layout {manifest.layout!r}")
     layouts[manifest.layout](manifest)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyg_dist.errors import StoreError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import MAX_HEADER_BYTES, TensorSpec, as_torch, parse_header, storage_dtype
-from pyg_dist.store.manifest import Manifest, Shard
+from pyg_dist.store.format import MAX_HEADER_BYTES, FileLayout, TensorSpec, as_torch, parse_header, storage_dtype
+from pyg_dist.store.manifest import Shard
 
 PIECE_BYTES = 1 << 20
 """What is read at a time where a tensor is walked through: pages that were read are let go before the next ones."""
@@ -30,11 +30,15 @@ class TensorFile:
         header: the bytes before the first tensor.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, layout: FileLayout | None = None) -> None:
         self.path = path
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size
+                if layout is not None:
+                    self._take(layout, file.read(len(layout.header)), size)
+                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    return
                 length = int.from_bytes(file.read(8), "little")
                 if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
                     raise ValueError(f"{size} bytes are no safetensors file")
@@ -43,14 +47,21 @@ class TensorFile:
                 self.tensors, self._start, self.metadata = parse_header(text, size)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
-            raise StoreError(
-                f"Expected the file {path} (it is missing): restore it, or write the store again"
-            ) from error
+            raise StoreError(f"Expected the file {path} (it is missing): restore it, or write it again") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(
                 f"Expected a safetensors file in {path} (got {type(error).__name__}: {error}): restore it, or write "
-                f"the store again"
+                f"it again"
             ) from error
+
+    def _take(self, layout: FileLayout, header: bytes, size: int) -> None:
+        """Take the layout that the file must have, without reading anything else of it."""
+        if header != layout.header:
+            raise ValueError(f"other tensors than the manifest says, from '{layout.first_other(header)}' on")
+        if size != layout.num_bytes:
+            cut = next((name for name in layout.tensors if layout.end(name) > size), "")
+            raise ValueError(f"{size} bytes for {layout.num_bytes}{f', without the end of {cut!r}' * bool(cut)}")
+        self.header, self.tensors, self._start, self.metadata = header, layout.tensors, layout.start, {}
 
     def rows(self, name: str, low: int = 0, high: int | None = None) -> Array:
         """Rows ``low`` to ``high`` of a tensor: a read-only view of the file, in :func:`storage_dtype`."""
@@ -58,8 +69,7 @@ class TensorFile:
         high = spec.num_rows if high is None else high
         if not 0 <= low <= high <= spec.num_rows:
             raise StoreError(
-                f"Expected rows of '{name}' within {spec.num_rows} in {self.path} (got {low} to {high}): write the "
-                f"store again"
+                f"Expected rows of '{name}' within {spec.num_rows} in {self.path} (got {low} to {high}): write it again"
             )
         count = (high - low) * spec.row_bytes
         return self._view(name, low * spec.row_bytes, count).reshape(high - low, *spec.shape[1:])
@@ -89,8 +99,7 @@ class TensorFile:
         """Type and shape of a tensor."""
         if name not in self.tensors:
             raise StoreError(
-                f"Expected a tensor '{name}' in {self.path} (got {', '.join(self.tensors) or 'none'}): write the "
-                f"store again"
+                f"Expected a tensor '{name}' in {self.path} (got {', '.join(self.tensors) or 'none'}): write it again"
             )
         return self.tensors[name]
 
@@ -122,13 +131,13 @@ def name_digest(header: bytes, digests: Mapping[str, str]) -> str:
 
 def open_shard(path: Path, shard: Shard) -> TensorFile:
     """Map a shard whose header is that of the manifest."""
-    file = TensorFile(path / shard.file)
-    is_named_so = shard.file.endswith(f"-{name_digest(file.header, shard.digests)}.safetensors")
-    if file.tensors != shard.tensors or not is_named_so:
+    layout = FileLayout.of(shard.tensors)
+    if not shard.file.endswith(f"-{name_digest(layout.header, shard.digests)}.safetensors"):
         raise StoreError(
-            f"Expected the tensors of the manifest in {file.path} (got others): restore it, or write the store again"
+            f"Expected the tensors of the manifest in {path / shard.file} (its name is that of others): restore it, or "
+            f"write it again"
         )
-    return file
+    return TensorFile(path / shard.file, layout)
 
 
 def check_shard(path: Path, shard: Shard) -> None:
@@ -142,8 +151,8 @@ def require_digest(path: Path, what: str, found: str, expected: str) -> None:
     """Raise the error of damaged content unless the digests are equal."""
     if found != expected:
         raise StoreError(
-            f"Expected '{what}' in {path} with digest {expected} (got {found}): it is damaged, restore it or write the "
-            f"store again"
+            f"Expected '{what}' in {path} with digest {expected} (got {found}): it is damaged, restore it or write "
+            f"it again"
         )
 
 
@@ -169,17 +178,17 @@ class Column:
 
 
 class ShardReader:
-    """The files of a store, mapped when they are first needed."""
+    """The files of a store or a checkpoint, mapped when they are first needed."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+    def __init__(self, path: Path, shards: Mapping[str, Shard]) -> None:
+        self.path, self.shards = path, shards
         self._files: dict[str, TensorFile] = {}
         self._checked: set[tuple[str, str]] = set()
 
     def file(self, key: str) -> TensorFile:
         """A shard by its key."""
         if key not in self._files:
-            self._files[key] = open_shard(self.path, self.manifest.shards[key])
+            self._files[key] = open_shard(self.path, self.shards[key])
         return self._files[key]
 
     def close(self) -> None:
@@ -197,7 +206,7 @@ class ShardReader:
     def take(self, key: str, name: str, take: Callable[[int, Array], None] | None) -> None:
         """Read a tensor in pieces, see :meth:`TensorFile.digest`; raise at the end if it is damaged."""
         file = self.file(key)
-        require_digest(file.path, name, file.digest(name, take), self.manifest.shards[key].digests[name])
+        require_digest(file.path, name, file.digest(name, take), self.shards[key].digests[name])
 
     def column(self, key: str, name: str) -> Column:
         """Integers of a shard, checked, where they lie. They outlive :meth:`close`."""

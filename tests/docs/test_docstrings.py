@@ -10,6 +10,7 @@ import pytest
 from launching import run_script
 
 import pyg_dist
+import pyg_dist.checkpoint
 import pyg_dist.conv
 import pyg_dist.nn
 from pyg_dist import DistributedData, errors
@@ -23,7 +24,7 @@ from pyg_dist.pricing.model import Model
 from pyg_dist.tensor import RowTensor
 
 API = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "api.md").read_text()
-MODULES = [pyg_dist, pyg_dist.conv, pyg_dist.nn]
+MODULES = [pyg_dist, pyg_dist.checkpoint, pyg_dist.conv, pyg_dist.nn]
 NAMES = {name: getattr(module, name) for module in MODULES for name in module.__all__ if name != "__version__"}
 NAMES |= {c.__name__: c for c in (GridPlan, Machine, Model, Plan, RowTensor, UniformVertexLoader)}
 NAMES |= {c.__name__: c for c in (BatchLoader, NeighborLoader, LinkNeighborLoader, DistributedHeteroData)}
@@ -32,6 +33,7 @@ METHODS = {
     RowTensor: ("from_local", "to_local", "full_tensor"),
     DistributedData: ("open", "subgraph", "to"),
     Plan: ("of", "save", "load"),
+    pyg_dist.checkpoint.Checkpointer: ("epochs", "batches"),
     UniformVertexLoader: ("state_dict", "load_state_dict"),
 }
 # Raised where a rank, a message, memory or an installation fails, which no example does.

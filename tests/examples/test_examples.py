@@ -109,6 +109,21 @@ def test_minibatches_of_two_data_groups() -> None:
     assert _numbers(_printed("ranks", 2, "minibatch_4d", "--mesh", "data=2"))[-1] > 0.85
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["minibatch_4d", *(pytest.param(n, marks=pytest.mark.slow) for n in ("neighbor_sampling", "edge_weights", "gat"))],
+)
+def test_two_ranks_go_on_where_one_has_ended(name: str, tmp_path: Path) -> None:
+    before = _printed("ranks", 1, name, "--epochs", "10", "--resume", str(tmp_path))
+    after = _printed("ranks", 2, name, "--resume", str(tmp_path))
+    known = [line for line in before.splitlines() if line.startswith("epoch")]
+    again = [line for line in after.splitlines() if line.startswith("epoch")]
+    whole = [line for line in _printed_alone(name).splitlines() if line.startswith("epoch")]
+    assert known == whole[: len(known)]
+    np.testing.assert_allclose(_numbers("\n".join(again)), _numbers("\n".join(whole[len(known) :])), atol=2e-3)
+    assert again
+
+
 @pytest.mark.slow
 def test_gat() -> None:
     assert _numbers(_printed("ranks", 2, "gat"))[-1] > 0.85

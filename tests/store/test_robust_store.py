@@ -7,14 +7,13 @@ import json
 import os
 import random
 import shutil
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from killing import calls_of, run_killed
 from stored_graphs import skewed_graph, write
 from test_grid_store import write as write_grid
 
@@ -27,7 +26,8 @@ from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.store.folder import PARTIAL, StoreFolder, explained_disk_errors
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.manifest import Manifest, digest_of
+from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.signed_json import digest_of
 from pyg_dist.store.sources import open_source
 
 PARTS = 3
@@ -242,43 +242,6 @@ def test_a_manifest_of_something_else(store: Path, tmp_path: Path, room: str, na
     (tmp_path / "store" / "manifest.json").write_text(told)
     with pytest.raises(StoreError, match="write the store again"):
         DistributedData.open(tmp_path / "store")
-
-
-def run_killed(function: Callable[[], Any], after: int) -> bool:
-    """Run in a process of its own that is killed at the call number ``after``; whether it came to that."""
-    child = os.fork()
-    if child == 0:
-        torch.set_num_threads(1)
-        calls = 0
-
-        def count(frame: Any, event: str, argument: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == after:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.setprofile(count)
-        try:
-            function()
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status)
-
-
-def calls_of(function: Callable[[], Any]) -> int:
-    calls = 0
-
-    def count(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 def test_killed_at_50_points(tmp_path: Path) -> None:

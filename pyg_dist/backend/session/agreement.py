@@ -5,24 +5,25 @@ Everything here is collective: every rank calls it, in the same order. At world 
 
 from __future__ import annotations
 
+import builtins
 import itertools
-import pickle
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import xxhash
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from pyg_dist.backend import out_of_memory
+from pyg_dist import errors
+from pyg_dist.backend import out_of_memory, plain_json
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.state import current
-from pyg_dist.errors import AgreementError, RankFailedError, describe_values
+from pyg_dist.errors import AgreementError, PygDistError, RankFailedError, describe_values
 
 # poll() counts milliseconds in 32 bits, which ends at 24 days. Short waits in a loop are no choice: each one that runs
 # out makes torch log two warnings.
@@ -104,8 +105,8 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
     """Run ``function`` on rank 0 and return its tensor, broadcast as a CPU tensor, on every rank. Collective.
 
     The others wait for rank 0 asleep and for as long as it takes; the collective timeout starts when it is done. An
-    exception of ``function`` is raised on every rank with its type and message (a RankFailedError if it cannot be
-    pickled).
+    exception of ``function`` is raised on every rank with its message, and with its type if it is one of Python's or of
+    this package's (else a RankFailedError).
     """
     session = current()
     if session.store is None:
@@ -118,15 +119,16 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
             with out_of_memory.explained():
                 result = function().detach().cpu().contiguous()
         except BaseException as error:
-            _write(session.store, key, (_portable(error, session.rank), None, None))
+            session.store.set(key, plain_json.to_bytes(_described(error, session.rank)).decode())
             raise
-        _write(session.store, key, (None, result.dtype, tuple(result.shape)))
+        session.store.set(key, plain_json.to_bytes([result.dtype, tuple(result.shape)]).decode())
     else:
         with InCall(group.calls, (0,)):
             session.store.wait([key], LONGEST_WAIT)
-        failure, dtype, shape = pickle.loads(session.store.get(key))
-        if failure is not None:
-            raise failure
+        told = plain_json.from_bytes(session.store.get(key))
+        if isinstance(told, dict):
+            raise _rebuilt(**told)
+        dtype, shape = told
         result = torch.empty(shape, dtype=dtype)
     group.broadcast_(_bytes_of(result))
     return result
@@ -162,27 +164,37 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def _portable(error: BaseException, rank: int) -> Exception:
-    """Return ``error`` itself if another process can rebuild it, else a RankFailedError with its type and message."""
+def _described(error: BaseException, rank: int) -> dict[str, Any]:
+    """What :func:`_rebuilt` makes ``error`` of, if it is one of Python's or ours; else a RankFailedError."""
+    suffix = error.suffix if isinstance(error, PygDistError) else ""
+    args = [error.message] if isinstance(error, PygDistError) else list(error.args)
+    told = {"kind": type(error).__name__, "args": args, "suffix": suffix}
     try:
-        rebuilt = pickle.loads(pickle.dumps(error))
+        rebuilt = _rebuilt(**plain_json.from_bytes(plain_json.to_bytes(told)))
         if isinstance(error, Exception) and type(rebuilt) is type(error) and str(rebuilt) == str(error):
-            return error
-    except Exception:  # whatever a foreign exception's __reduce__ or __init__ raises
+            return told
+    except Exception:  # whatever a foreign exception's __init__ raises
         pass
-    return RankFailedError(f"Rank {rank} failed: {one_line(error)}")
+    failed = RankFailedError(f"Rank {rank} failed: {one_line(error)}")
+    return {"kind": "RankFailedError", "args": [failed.message], "suffix": failed.suffix}
+
+
+def _rebuilt(kind: str, args: list[Any], suffix: str) -> Exception:
+    """The exception that another rank has described."""
+    known = getattr(errors, kind, None) or getattr(builtins, kind)
+    if not issubclass(known, Exception):
+        raise TypeError(f"{kind} is no exception")
+    error: Exception = known(*args)
+    if isinstance(error, PygDistError):
+        error.suffix = suffix
+    return error
 
 
 def _all_gather(value: Any) -> list[Any]:
     session = current()
     if session.store is None:
         return [value]
-    return [pickle.loads(content) for content in session.of(Control).group.gather_bytes(pickle.dumps(value))]
-
-
-def _write(store: dist.Store, key: str, value: Any) -> None:
-    """Set ``key`` to pickled ``value``, which ranks of one run may exchange; nothing on disk is pickled."""
-    store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # the stub omits bytes
+    return [json.loads(content) for content in session.of(Control).group.gather_bytes(json.dumps(value).encode())]
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

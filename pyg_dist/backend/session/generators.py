@@ -5,11 +5,12 @@ Torch has one for the CPU and one for each GPU, of which a rank has one.
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
-import pickle
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ logger = logging.getLogger("pyg_dist")
 
 # torch seeds itself with 53 random bits. A script's own seed is nearly always below, a random one is not (2^-21).
 _LEAST_OWN_SEED = 2**32
+
+_NAMES = ("torch", "numpy", "Python", "torch on the GPU")
 
 # The generators that were alike on all ranks at the import, by this module or by the script; None before.
 _alike: set[str] | None = None
@@ -70,10 +73,8 @@ def share(group: Group) -> None:
     What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere. Rank 0 warns of
     generators that were alike at the import: what the ranks have drawn with them since is not.
     """
-    states = generator_states()
-    names = ("torch", "numpy", "Python", "torch on the GPU")
-    digests = (digest(states[0]), *(digest(pickle.dumps(state)) for state in states[1:]))
-    different = differences(dict(zip(names, digests, strict=True)))
+    texts = to_texts(generator_states())
+    different = differences({name: digest(text) for name, text in texts.items()})
     if not different:
         return
     drawn = [name for name in different if name in (_alike or ())]
@@ -82,7 +83,27 @@ def share(group: Group) -> None:
             "what the ranks have drawn with %s differs between them; from here on they draw as rank 0",
             " and ".join(drawn),
         )
-    set_generator_states(pickle.loads(group.gather_bytes(pickle.dumps(states) if group.rank == 0 else b"")[0]))
+    mine = json.dumps(texts).encode() if group.rank == 0 else b""
+    set_generator_states(from_texts(json.loads(group.gather_bytes(mine)[0])))
+
+
+def to_texts(states: list[Any]) -> dict[str, str]:
+    """JSON of each of :func:`generator_states`, by the generator's name."""
+    return {
+        name: json.dumps(state, default=lambda array: array.tolist())
+        for name, state in zip(_NAMES, states, strict=True)
+    }
+
+
+def from_texts(texts: Mapping[str, str]) -> list[Any]:
+    """The reverse of :func:`to_texts`.
+
+    Raises:
+        ValueError: They are no texts of states; as all else that is wrong with them, a KeyError or TypeError.
+    """
+    of_torch, of_numpy, of_python, on_gpu = (json.loads(texts[name]) for name in _NAMES)
+    version, words, gauss = of_python
+    return [torch.tensor(of_torch, dtype=torch.uint8), of_numpy, (version, tuple(words), gauss), on_gpu]
 
 
 def generator_states() -> list[Any]:

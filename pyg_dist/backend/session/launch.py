@@ -293,8 +293,12 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
 
 
 def of_generation(store: dist.Store, number: int) -> dist.Store:
-    """The part of the store that is a session's: ``init`` may follow a ``shutdown``."""
-    return dist.PrefixStore(f"pyg_dist/{number}", store)
+    """The part of the store that is a session's: ``init`` may follow a ``shutdown``, and torchrun restarts ranks.
+
+    Its agent's store then still has what the ranks before these have left there, such as word of their failure.
+    """
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    return dist.PrefixStore(f"pyg_dist/{restarts}/{number}", store)
 
 
 def watched(store: dist.Store) -> dist.Store:

@@ -7,8 +7,6 @@ eight bytes that waits for no device.
 
 from __future__ import annotations
 
-import pickle
-
 import torch
 
 from pyg_dist.backend.comm.checks.calls import Call, Standing
@@ -37,9 +35,9 @@ def compare_order(control: Group) -> None:
     total = control.all_reduce_(torch.tensor([(share + (1 << 63)) % (1 << 64) - (1 << 63)]), kind="step")
     if total.item():
         recent = {c.name: {str(call[0]): in_words(Call(*call)) for call in c.untagged} for c in sequences}
-        gathered = control.gather_bytes(pickle.dumps(Place(recent=recent)))
+        gathered = control.gather_bytes(Place(recent=recent).to_json().encode())
         raise DivergenceError(
-            different_calls([pickle.loads(place) for place in gathered])
+            different_calls([Place.parse(place) for place in gathered])
             or "Expected the same calls on every rank since the last step (got more on some): make none under is_main()"
         )
     for calls in sequences:

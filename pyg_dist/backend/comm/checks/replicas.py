@@ -15,7 +15,6 @@ may do alone.
 from __future__ import annotations
 
 import logging
-import pickle
 import weakref
 from collections import Counter, deque
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import plain_json
 from pyg_dist.backend.comm.checks.calls import Calls, line_in_words, user_line
 from pyg_dist.backend.comm.checks.noted import Numbers, Thing, Values, differ_by_rounding
 from pyg_dist.backend.session.state import current
@@ -201,7 +201,7 @@ def compare(group: Ranks) -> None:
 
 
 def _gathered(group: Ranks, value: Any) -> list[Any]:
-    return [pickle.loads(content) for content in group.gather_bytes(pickle.dumps(value))]
+    return [plain_json.from_bytes(content) for content in group.gather_bytes(plain_json.to_bytes(value))]
 
 
 def others(digests: list[int], group: Ranks) -> str:

@@ -1,0 +1,94 @@
+"""Values as JSON and back, without a pickle: for what peers and files say.
+
+Dicts with any keys, lists, tuples, counters, strings, numbers and ``None`` come back as they were. What JSON has no
+form for is an object with one key that begins with ``$``; of what else there is, such as tensors, the caller says how.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+_SCALARS = (bool, int, float, str)
+
+
+def encode(value: Any, foreign: Callable[[str, Any], dict[str, Any]], name: str = "") -> Any:
+    """The JSON of a value. Not collective.
+
+    Args:
+        value: as said above.
+        foreign: called with the name and the value of anything else; returns its object, or raises.
+        name: of the value; what is in it is called ``name.key``.
+    """
+    for scalar in _SCALARS:
+        if isinstance(value, scalar):  # a number of NumPy's may be one
+            return scalar(value)
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        items = [encode(item, foreign, f"{name}.{k}") for k, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, dict):
+        items = [[encode(k, foreign, f"{name}, a key"), encode(v, foreign, f"{name}.{k}")] for k, v in value.items()]
+        if isinstance(value, Counter):
+            return {"$counter": items}
+        if all(isinstance(key, str) and key[:1] != "$" for key in value):
+            return dict(items)
+        return {"$dict": items}
+    return foreign(name, value)
+
+
+def decode(content: Any, foreign: Callable[[str, Any], Any]) -> Any:
+    """The value of which this is the JSON. Not collective.
+
+    Args:
+        content: of :func:`encode`.
+        foreign: called with the key and the content of an object that ``encode``'s has made.
+    """
+    if isinstance(content, list):
+        return [decode(item, foreign) for item in content]
+    if not isinstance(content, dict):
+        return content
+    if not any(key[:1] == "$" for key in content):
+        return {key: decode(value, foreign) for key, value in content.items()}
+    ((kind, value),) = content.items()
+    if kind == "$tuple":
+        return tuple(decode(item, foreign) for item in value)
+    if kind in ("$dict", "$counter"):
+        items = {decode(key, foreign): decode(item, foreign) for key, item in value}
+        return Counter(items) if kind == "$counter" else items
+    return foreign(kind, value)
+
+
+def to_bytes(value: Any) -> bytes:
+    """What a peer is sent of a value, which may hold arrays and dtypes; all else as its ``repr``. Not collective."""
+    return json.dumps(encode(value, _array)).encode()
+
+
+def from_bytes(content: bytes) -> Any:
+    """The reverse of :func:`to_bytes`. Not collective."""
+    return decode(json.loads(content), _of_array)
+
+
+def _array(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, torch.dtype):
+        return {"$dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return {"$array": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
+    return {"$repr": repr(value)}
+
+
+def _of_array(kind: str, content: Any) -> Any:
+    if kind == "$repr":
+        return str(content)
+    if kind == "$dtype" and isinstance(found := getattr(torch, content), torch.dtype):
+        return found
+    if kind == "$array":
+        dtype, shape, values = content
+        return np.frombuffer(bytes.fromhex(values), np.dtype(dtype)).reshape(shape).copy()
+    raise ValueError(f"{kind!r} is no kind of plain value")

@@ -1,0 +1,125 @@
+"""The folder of a run's checkpoints: one folder each, complete if it has a manifest.
+
+``PATH/checkpoint-00000012/`` has ``state-….safetensors``, the tensors that are the same on all ranks;
+``rows-00003-….safetensors``, the rows that rank 3 held, with their numbers; and ``manifest.json``, all else.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyg_dist.store import signed_json
+from pyg_dist.store.format import sync
+from pyg_dist.store.manifest import FILE, Shard, shards_of
+
+_KIND = signed_json.Kind(
+    "checkpoint", 1, "save one with pyg_dist.checkpoint", "remove its folder: load takes the one before it", 1 << 23
+)
+_NAME = re.compile(r"checkpoint-(\d{8})")
+
+STATE, PARTS = "state", "$parts"
+"""The shard of what is the same on all ranks, and its tensor that has the parts of the graph."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor whose rows are spread over the shards.
+
+    Attributes:
+        dtype: as safetensors calls it.
+        shape: of the whole tensor.
+        sharding: the number of the distribution: a shard has the numbers of its rows once for all tensors of one.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    sharding: int
+
+    @property
+    def positions(self) -> str:
+        """The tensor of a shard that has the numbers of its rows."""
+        return f"$positions {self.sharding}"
+
+    @property
+    def first_column(self) -> str:
+        """The tensor of a shard that has the number of its first column."""
+        return f"$first column {self.sharding}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """See the module.
+
+    Attributes:
+        num_ranks: ranks that saved it.
+        state: JSON of the states by name, see :mod:`pyg_dist.backend.plain_json`; a tensor is ``{"$tensor": name}``.
+        generators: of the generators' state.
+        rows: the tensors that are spread over shards, by name.
+        shards: files by key.
+        digest: of all of the above.
+    """
+
+    num_ranks: int
+    state: dict[str, Any]
+    generators: dict[str, Any]
+    rows: dict[str, Rows]
+    shards: dict[str, Shard]
+    digest: str = ""
+
+    def to_json(self) -> str:
+        """The content of the file."""
+        rows = {
+            name: {"dtype": r.dtype, "shape": list(r.shape), "sharding": r.sharding} for name, r in self.rows.items()
+        }
+        shards = {key: shard.to_dict() for key, shard in sorted(self.shards.items())}
+        content = {"num_ranks": self.num_ranks, "state": self.state, "generators": self.generators, "rows": rows}
+        return signed_json.signed(_KIND, content | {"shards": shards})
+
+    @staticmethod
+    def load(path: Path) -> Manifest:
+        """Read the manifest of the checkpoint in the folder ``path``.
+
+        Raises:
+            StoreError: There is none, it is of another version, it was altered, or contradicts itself.
+        """
+        return signed_json.read(path / FILE, _KIND, Manifest._of)
+
+    @staticmethod
+    def _of(content: dict[str, Any], digest: str) -> Manifest:
+        if not all(isinstance(content[name], dict) for name in ("state", "generators")):
+            raise ValueError("no states by name")
+        rows = {n: Rows(r["dtype"], tuple(r["shape"]), r["sharding"]) for n, r in content["rows"].items()}
+        shards = shards_of(content["shards"])
+        for key, shard in shards.items():
+            if shard.blocks or not (key == STATE or re.fullmatch(r"rows-\d{5,}", key)):
+                raise ValueError(f"a foreign file {key!r}")
+        if STATE not in shards:
+            raise ValueError(f"no file {STATE!r}")
+        return Manifest(content["num_ranks"], content["state"], content["generators"], rows, shards, digest)
+
+
+def numbers(path: Path) -> list[int]:
+    """The numbers of the complete checkpoints in a folder, ascending."""
+    found = (_NAME.fullmatch(p.name) for p in path.iterdir()) if path.is_dir() else ()
+    return sorted(int(name[1]) for name in found if name and (path / name[0] / FILE).exists())
+
+
+def folder_of(path: Path, number: int) -> Path:
+    """The folder of a checkpoint."""
+    return path / f"checkpoint-{number:08d}"
+
+
+def remove(path: Path, keep: int) -> None:
+    """Remove all complete checkpoints but the newest ``keep``, and what interrupted runs have left before these."""
+    complete = numbers(path)
+    for number in complete[:-keep]:
+        (folder_of(path, number) / FILE).unlink()  # from here on it is none
+        sync(folder_of(path, number))
+    kept = {folder_of(path, number).name for number in complete[-keep:]}
+    for folder in path.iterdir():
+        if _NAME.fullmatch(folder.name) and folder.name not in kept:
+            shutil.rmtree(folder)

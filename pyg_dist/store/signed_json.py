@@ -1,0 +1,88 @@
+"""JSON files that describe a folder and end in the digest of all that they say: manifests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import xxhash
+
+from pyg_dist.errors import StoreError
+
+
+class _Manifest(Protocol):
+    def to_json(self) -> str: ...
+
+
+M = TypeVar("M", bound=_Manifest)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a manifest is of.
+
+    Attributes:
+        what: in words, such as "store".
+        version: of its format.
+        origin: what makes one, for who has none.
+        remedy: what to do about a damaged one.
+        most_bytes: more than any has.
+    """
+
+    what: str
+    version: int
+    origin: str
+    remedy: str
+    most_bytes: int
+
+
+def signed(kind: Kind, content: Mapping[str, Any]) -> str:
+    """The text of a manifest with some content."""
+    whole = {"format": f"pyg_dist {kind.what}", "version": kind.version, **content}
+    return json.dumps(whole | {"digest": digest_of(whole)}, indent=1, sort_keys=False)
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Of a manifest's JSON, but for its last entry, which this is."""
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()))
+
+
+def read(file: Path, kind: Kind, make: Callable[[dict[str, Any], str], M]) -> M:
+    """What ``make`` makes of a manifest's content and digest, with which it must agree to the letter.
+
+    Raises:
+        StoreError: There is none, it is of another version, it was altered, or ``make`` finds that it contradicts
+            itself: a ValueError, KeyError, TypeError or AttributeError.
+    """
+    try:
+        if file.stat().st_size > kind.most_bytes:
+            raise ValueError(f"{file.stat().st_size} bytes")
+        text = file.read_text()
+        content = json.loads(text)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreError(f"Expected a {kind.what} in {file.parent} (got no {file.name}): {kind.origin}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"Expected JSON in {file} (got: {error}): restore it, or {kind.remedy}") from error
+    try:
+        if content.pop("format") != f"pyg_dist {kind.what}":
+            raise ValueError(f"no manifest of a {kind.what}")
+        version = content.pop("version")
+        if version != kind.version:
+            raise StoreError(
+                f"Expected a {kind.what} of version {kind.version} in {file.parent} (got {version!r}): write it again"
+            )
+        digest = content.pop("digest")
+        made = make(content, digest)
+        if made.to_json() != text:
+            raise ValueError("it is not as it was written: it was altered")
+        return made
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(
+            f"Expected the manifest of a {kind.what} in {file} (got {type(error).__name__}: {error}): restore it, or "
+            f"{kind.remedy}"
+        ) from error

@@ -1,0 +1,46 @@
+"""A loop that is stopped, or killed, and goes on with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launching import Ended, run_script
+
+SCRIPT = Path(__file__).with_name("resume_script.py")
+
+
+def run(folder: Path, *args: str, launcher: str = "ranks") -> Ended:
+    return run_script(launcher, 2, SCRIPT, str(folder), *args)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    ended = run(tmp_path_factory.mktemp("whole"))
+    assert ended.codes == [0, 0], ended.stderr
+    return ended.stdout.splitlines()
+
+
+@pytest.mark.parametrize("last", [7, 8, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_signal_stops_all_ranks_after_the_same_step(lines: list[str], tmp_path: Path, last: int) -> None:
+    """Step 8 ends an epoch."""
+    stopped = run(tmp_path, f"--signal=SIGTERM:{last}")
+    assert stopped.codes == [0, 0], stopped.stderr
+    assert stopped.stdout.splitlines()[:-1] == lines[:last]
+    resumed = run(tmp_path, "--seed=9")
+    assert resumed.codes == [0, 0], resumed.stderr
+    assert resumed.stdout.splitlines()[:-1] == lines[last:-1]
+
+
+def test_a_killed_run_goes_on_from_the_last_checkpoint(lines: list[str], tmp_path: Path) -> None:
+    killed = run(tmp_path, "--signal=SIGKILL:15")
+    assert any(killed.codes)
+    resumed = run(tmp_path, "--seed=9")
+    assert resumed.codes == [0, 0], resumed.stderr
+    assert resumed.stdout.splitlines() == lines[8:], "two epochs of four steps were saved"
+
+
+def test_a_run_that_has_ended_has_nothing_left_to_do(lines: list[str], tmp_path: Path) -> None:
+    first, again = run(tmp_path), run(tmp_path)
+    assert first.stdout.splitlines() == lines
+    assert again.stdout.splitlines() == lines[-1:]

@@ -1,0 +1,168 @@
+"""Checkpoints that are interrupted, fail or do not fit on the disk: the one before them is what loads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from killing import calls_of, run_killed
+from torch import nn
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+
+
+def model_of(value: int) -> nn.Module:
+    model = nn.Linear(40, 30)
+    nn.init.constant_(model.weight, value)
+    return model
+
+
+def write(path: Path, value: int) -> None:
+    """Save a model of some value in this process."""
+    from pyg_dist import checkpoint
+
+    checkpoint.save(path, model_of(value), number=value, keep=2)
+
+
+class Immediate:
+    """A pool that runs what it is given at once: a profiler that counts calls sees one thread."""
+
+    def __init__(self, *args: Any) -> None: ...
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Any:
+        from concurrent.futures import Future
+
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool) -> None: ...
+
+
+def loaded(path: Path) -> int:
+    from pyg_dist import checkpoint
+
+    model = nn.Linear(40, 30)
+    number: int = checkpoint.load(path, model)["number"]
+    assert torch.equal(model.weight, torch.full_like(model.weight, number))
+    return number
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    for number in range(5):
+        write(tmp_path, number)
+        assert loaded(tmp_path) == number
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-00000004", "checkpoint-00000005"]
+
+
+def test_killed_anywhere_the_one_before_it_or_the_new_one_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyg_dist.checkpoint import writer
+
+    monkeypatch.setattr(writer, "ThreadPoolExecutor", Immediate)
+    path = tmp_path / "run"
+    for number in range(3):
+        write(path, number)
+    total = calls_of(lambda: write(path, 3))
+    rng, number, killed = random.Random(0), 3, 0
+    for _ in range(60):
+        killed += run_killed(lambda value=number + 1: write(path, value), rng.randrange(total // 3, total))
+        found = loaded(path)
+        assert found in (number, number + 1)
+        number = found
+    assert killed >= 50
+    assert number > 3
+    write(path, number + 1)
+    assert len([*path.iterdir()]) == 2, "what the killed ones have left is gone"
+
+
+def test_killed_at_every_rename_and_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyg_dist.checkpoint import writer
+
+    monkeypatch.setattr(writer, "ThreadPoolExecutor", Immediate)
+    path = tmp_path / "run"
+    write(path, 0)
+    for call in ("fsync", "replace", "pwrite", "unlink", "rmdir", "mkdir"):
+        for after in range(1, 12):
+            number = loaded(path)
+            child = os.fork()
+            if child == 0:
+                left, own = after, getattr(os, call)
+
+                def count(*args: Any, own: Any = own, **kwargs: Any) -> Any:
+                    nonlocal left
+                    left -= 1
+                    if left == 0:
+                        os._exit(9)
+                    return own(*args, **kwargs)
+
+                setattr(os, call, count)
+                try:
+                    write(path, number + 1)
+                finally:
+                    os._exit(0)
+            _, status = os.waitpid(child, 0)
+            assert loaded(path) in (number, number + 1)
+            if os.waitstatus_to_exitcode(status) == 0:  # fewer calls than that
+                break
+
+
+def test_a_full_disk_is_told_and_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1)
+
+    def full(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(ValueError, match=r"Expected room to write in .*checkpoint-00000002 .*No space") as caught:
+            write(tmp_path, 2)
+    assert "\n" not in str(caught.value)
+    assert loaded(tmp_path) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-00000001"]
+
+
+def one_rank_fails(path: str, failing: int) -> tuple[str, int]:
+    from random_graphs import random_graph
+
+    import pyg_dist
+    from pyg_dist import checkpoint
+    from pyg_dist.nn import NodeEmbedding
+
+    data = pyg_dist.DistributedData(random_graph(20, 60), partition="random")
+    model = nn.Sequential(NodeEmbedding(data, 3), nn.Linear(3, 2))
+    checkpoint.save(path, model, number=1)
+    own = os.pwrite
+
+    def broken(*args: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    os.pwrite = broken if pyg_dist.rank() == failing else own
+    try:
+        with pytest.raises((ValueError, OSError)) as caught:
+            checkpoint.save(path, model, number=2)
+    finally:
+        os.pwrite = own
+    number: int = checkpoint.load(path, model)["number"]
+    checkpoint.save(path, model, number=3)
+    assert checkpoint.load(path, model)["number"] == 3
+    return str(caught.value), number
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_one_rank_cannot_write(workers: Pools, tmp_path: Path, failing: int) -> None:
+    for rank, (message, number) in enumerate(workers(3).run(one_rank_fails, str(tmp_path), failing)):
+        assert number == 1
+        assert "Input/output error" in message
+        assert rank == failing or message.startswith(f"Rank {failing} failed")
