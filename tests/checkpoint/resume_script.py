@@ -43,7 +43,12 @@ for epoch in checkpointer.epochs(1, 6):
         step = loader.state_dict()["step"]
         if pyg_dist.is_main():
             print(f"epoch {epoch} step {step} loss {loss.item().hex()}", flush=True)
-        if name and step == int(last) and pyg_dist.rank() == 1:
+        if (
+            name
+            and step == int(last)
+            and pyg_dist.rank() == 1
+            and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        ):
             os.kill(os.getpid(), getattr(signal, name))
     best["least"] = min(loss.item(), best.get("least", 1e9))
 if pyg_dist.is_main():

@@ -44,3 +44,16 @@ def test_a_run_that_has_ended_has_nothing_left_to_do(lines: list[str], tmp_path:
     first, again = run(tmp_path), run(tmp_path)
     assert first.stdout.splitlines() == lines
     assert again.stdout.splitlines() == lines[-1:]
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSEGV", marks=pytest.mark.slow)])
+def test_torchrun_starts_killed_ranks_again_and_they_go_on(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Its agent's store still has the failure of the ranks before them."""
+    monkeypatch.setenv("PET_MAX_RESTARTS", "1")
+    ended = run(tmp_path, f"--signal={name}:15", launcher="torchrun")
+    assert ended.codes == [0], ended.stderr
+    printed = ended.stdout.splitlines()
+    # The step that rank 1 is killed after is rank 0's, too, but it may end before it prints.
+    assert printed in (lines[:15] + lines[8:], lines[:14] + lines[8:])
