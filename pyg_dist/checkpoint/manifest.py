@@ -102,10 +102,10 @@ class Manifest:
         return Manifest(content["num_ranks"], content["state"], content["generators"], rows, shards, digest)
 
 
-def numbers(path: Path) -> list[int]:
-    """The numbers of the complete checkpoints in a folder, ascending."""
-    found = (_NAME.fullmatch(p.name) for p in path.iterdir()) if path.is_dir() else ()
-    return sorted(int(name[1]) for name in found if name and (path / name[0] / FILE).exists())
+def numbers(path: Path, are_complete: bool = True) -> list[int]:
+    """The numbers of the checkpoints in a folder, ascending; of those that were begun, too, unless ``are_complete``."""
+    names = (_NAME.fullmatch(p.name) for p in path.iterdir()) if path.is_dir() else ()
+    return sorted(int(name[1]) for name in names if name and (not are_complete or (path / name[0] / FILE).exists()))
 
 
 def folder_of(path: Path, number: int) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +34,7 @@ class Snapshot:
         tensors: those that are the same on all ranks; on rank 0, which writes them.
         rows: the tensors whose rows are spread over ranks.
         pieces: this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones.
+        names: of all tensors.
         generators: their states.
     """
 
@@ -40,6 +42,7 @@ class Snapshot:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Rows] = field(default_factory=dict)
     pieces: dict[str, Tensor] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
     generators: list[Any] = field(default_factory=generators.generator_states)
 
 
@@ -72,36 +75,32 @@ def encode(name: str, thing: Any, take: Callable[[str, Tensor], str]) -> Any:
     return plain_json.encode(state_of(thing), foreign, name)
 
 
-def take(things: Mapping[str, Any]) -> Snapshot:
-    """Copy the state of ``things`` into memory (collective).
+def take(things: Mapping[str, Any], failure: Exception | None = None) -> Snapshot:
+    """Copy the state of ``things`` into memory (collective, one small sum where no rows are spread in a new way).
+
+    Args:
+        things: what is saved, by name.
+        failure: of this rank so far, which all ranks raise.
 
     Raises:
-        OptionError: There is something in it that is neither JSON nor a tensor.
+        OptionError: There is something in it that is neither plain nor a tensor.
         AgreementError: The ranks have different states; values of tensors are not compared.
     """
-    snapshot, spread, names, error = Snapshot(), dict[str, RowTensor](), set[str](), None
-
-    def note(name: str, tensor: Tensor) -> str:
-        while name in names:
-            name += "'"
-        names.add(name)
-        if isinstance(tensor, RowTensor):
-            spread[name] = tensor
-        elif is_main():
-            snapshot.tensors[name] = _copy(tensor)
-        return name
-
-    parts = None
+    snapshot, spread, parts, mine = Snapshot(), dict[str, RowTensor](), None, "0"
     try:
         for name, thing in things.items():
             if isinstance(thing, DistributedData):
                 parts, snapshot.state[name] = thing.plan.parts, thing.plan.hash
             else:
-                snapshot.state[name] = encode(name, thing, note)
+                snapshot.state[name] = encode(name, thing, partial(_note, snapshot, spread))
+        mine = digest(json.dumps(snapshot.state))
     except OptionError as caught:
-        error = caught
-    raise_together(error)
-    require_equal({"state": digest(json.dumps(snapshot.state))}, "give every rank's checkpoint the same")
+        failure = failure or caught
+    everyone = world_group().gather_counts(-1 if failure else int(mine[:15], 16))
+    if -1 in everyone:
+        raise_together(failure)
+    if len(set(everyone)) > 1:
+        require_equal({"state": mine}, "give every rank's checkpoint the same")
     if parts is not None and is_main():
         snapshot.tensors[PARTS] = _copy(parts)
     shardings: dict[RowSharding, int] = {}
@@ -114,6 +113,18 @@ def take(things: Mapping[str, Any]) -> Snapshot:
             snapshot.pieces[of.positions] = rows.position
             snapshot.pieces[of.first_column] = torch.tensor(rows.first_column)
     return snapshot
+
+
+def _note(snapshot: Snapshot, spread: dict[str, RowTensor], name: str, tensor: Tensor) -> str:
+    """Take a tensor by a name that no other one has."""
+    while name in snapshot.names:
+        name += "'"
+    snapshot.names.add(name)
+    if isinstance(tensor, RowTensor):
+        spread[name] = tensor
+    elif is_main():
+        snapshot.tensors[name] = _copy(tensor)
+    return name
 
 
 def _copy(tensor: Tensor) -> Tensor:

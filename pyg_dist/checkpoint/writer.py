@@ -27,6 +27,8 @@ from pyg_dist.store.manifest import FILE, Shard
 
 logger = logging.getLogger("pyg_dist")
 
+_REMEDY = "free space; the checkpoint before it is complete"
+
 
 class _Saves:
     """Numbers a run's saves."""
@@ -46,6 +48,7 @@ class Writer:
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, keep
         self._future: Future[None] | None = None
+        self._number: int | None = None  # of the latest one
         session = current()
         # A connection of its own: a waiting one is locked until its key is set.
         self._store: dist.Store | None = None if session.store is None else session.store.clone()  # type: ignore[attr-defined]  # not in the stub
@@ -53,27 +56,24 @@ class Writer:
         session.close_at_end(self)
 
     def begin(self, things: Mapping[str, Any]) -> None:
-        """Copy the state of ``things`` and begin to write it; what was being written is waited for (collective)."""
-        self.wait()
-        snapshot = take(things)
-        number, error = 0, None
-        if self._rank == 0:
+        """Copy the state of ``things`` and begin to write it; what was being written is waited for (collective).
+
+        Raises:
+            StoreError: A rank could not write its part of the checkpoint before.
+        """
+        snapshot = take(things, self._failure())
+        if self._number is None:
+            number, error = 0, None
             try:
-                with explained_disk_errors(self.path, "free space"):
-                    self.path.mkdir(parents=True, exist_ok=True)
-                    number = max(numbers(self.path), default=0) + 1
-                    shutil.rmtree(folder_of(self.path, number), ignore_errors=True)  # an interrupted run's
-                    folder_of(self.path, number).mkdir()
-            except (OSError, StoreError) as caught:
+                number = max(numbers(self.path, are_complete=False), default=0) if self._rank == 0 else 0
+            except OSError as caught:
                 error = caught
-        raise_together(error)
-        number = world_group().gather_counts(number)[0]
-        folder = folder_of(self.path, number)
-        if snapshot.pieces and not folder.is_dir():
-            error = StoreError(f"Expected all ranks to see {folder}, which rank 0 has made: take a shared folder")
-        raise_together(error)
+            raise_together(error)
+            self._number = world_group().gather_counts(number)[0]
+        self._number += 1
+        folder, serial = folder_of(self.path, self._number), next(current().of(_Saves).count)
         thread = ThreadPoolExecutor(1, "pyg_dist checkpoint")
-        self._future = thread.submit(self._write, snapshot, folder, next(current().of(_Saves).count))
+        self._future = thread.submit(self._write, snapshot, folder, serial)
         thread.shutdown(wait=False)
 
     def wait(self) -> None:
@@ -82,11 +82,15 @@ class Writer:
         Raises:
             StoreError: A rank could not write its part. The checkpoint before it is still complete.
         """
+        raise_together(self._failure())
+
+    def _failure(self) -> Exception | None:
+        """Wait for what was begun, and return what this rank has failed with."""
         future, self._future = self._future, None
         error = None if future is None else future.exception()
         if error is not None and not isinstance(error, Exception):
             raise error
-        raise_together(error)
+        return error
 
     def close(self) -> None:
         """Finish what was begun. Not collective."""
@@ -95,31 +99,36 @@ class Writer:
             logger.error("rank %d could not save a checkpoint: %s", self._rank, one_line(error))
 
     def _write(self, snapshot: Snapshot, folder: Path, serial: int) -> None:
-        shards: dict[str, Shard] = {}
+        """What the thread does."""
+        written: dict[str, Shard] | None = {}
         try:
-            with explained_disk_errors(folder, "free space; the checkpoint before it is complete"):
-                if self._rank == 0:
-                    shards[STATE] = _write_shard(folder, STATE, snapshot.tensors)
-                if snapshot.pieces:
-                    key = f"rows-{self._rank:05d}"
-                    shards[key] = _write_shard(folder, key, snapshot.pieces)
+            with explained_disk_errors(folder, _REMEDY):
+                written = self._write_shards(snapshot, folder)
         except BaseException:
-            self._gather(serial, None)
-            if self._rank == 0:
-                shutil.rmtree(folder, ignore_errors=True)
+            written = None
             raise
-        gathered = self._gather(serial, shards)
-        if self._rank:
-            return
-        if gathered is None:  # another rank has failed, and says why
-            shutil.rmtree(folder, ignore_errors=True)
-            return
-        texts = generators.to_texts(snapshot.generators)
-        manifest = Manifest(self._world_size, snapshot.state, texts, snapshot.rows, gathered)
-        with explained_disk_errors(folder, "free space; the checkpoint before it is complete"):
-            replace_text(folder / FILE, manifest.to_json())
-            sync(self.path)
-            remove(self.path, self.keep)
+        finally:
+            written = self._gather(serial, written)
+            if self._rank == 0 and written is None:  # a rank has failed, and says why
+                shutil.rmtree(folder, ignore_errors=True)
+        if self._rank == 0 and written is not None:
+            for shard in written.values():
+                if not (folder / shard.file).exists():
+                    raise StoreError(f"Expected one {self.path} for all ranks (got several): take a shared folder")
+            texts = generators.to_texts(snapshot.generators)
+            manifest = Manifest(self._world_size, snapshot.state, texts, snapshot.rows, written)
+            with explained_disk_errors(folder, _REMEDY):
+                replace_text(folder / FILE, manifest.to_json())
+                sync(self.path)
+                remove(self.path, self.keep)
+
+    def _write_shards(self, snapshot: Snapshot, folder: Path) -> dict[str, Shard]:
+        tensors = {STATE: snapshot.tensors} if self._rank == 0 else {}
+        if snapshot.pieces:
+            tensors[f"rows-{self._rank:05d}"] = snapshot.pieces
+        if tensors:
+            folder.mkdir(parents=True, exist_ok=True)
+        return {key: _write_shard(folder, key, content) for key, content in tensors.items()}
 
     def _gather(self, serial: int, shards: dict[str, Shard] | None) -> dict[str, Shard] | None:
         """All ranks' shards, on rank 0; ``None`` if one has failed. For the thread, beside the calls of training."""
