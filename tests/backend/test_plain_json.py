@@ -85,5 +85,5 @@ def test_arrays_for_peers(dtype: str) -> None:
     "content", [{"$array": ["|O", [1], "00" * 8]}, {"$dtype": "load"}, {"$array": ["<f8", [3], ""]}]
 )
 def test_what_a_peer_must_not_say(content: Any) -> None:
-    with pytest.raises(ValueError, match=r"object|no kind|reshape"):
+    with pytest.raises(ValueError, match=r"OBJECT|no kind|reshape"):
         from_bytes(json.dumps(content).encode())
