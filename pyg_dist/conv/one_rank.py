@@ -21,6 +21,7 @@ from pyg_dist.conv.fast_paths import is_hooked, step_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
+from pyg_dist.tensor.sharding import RowSharding
 
 _CHANGED = ("message", "aggregate", "update", "message_and_aggregate", "edge_update", "forward")
 
@@ -63,7 +64,9 @@ def stock_result(
     edges = graph.one_rank_edges
     if edges is None or edge_index.is_sparse or not args:
         return None
-    rows, ends = graph.node_sharding, edges.ends
+    if graph.sources is not graph.targets and getattr(conv, "add_self_loops", False):  # which several ranks refuse
+        return None
+    rows, ends = graph.targets, edges.ends
     try:
         with local_tensors():
             if not (_is_small(edges.max_columns, args[0], has_kernels) and _runs_plainly(conv, stock)):
@@ -89,12 +92,21 @@ def _is_small(max_columns: float, x: Any, has_kernels: Callable[[], bool]) -> bo
 
 def _local(arg: Any, graph: DistributedGraph) -> Any:
     if isinstance(arg, RowTensor):
-        if arg._sharding is graph.node_sharding or arg._sharding is graph.edge_sharding:
+        nodes = graph.targets if graph.sources is graph.targets else None  # one of two sets comes in a pair
+        if arg._sharding is nodes or arg._sharding is graph.edge_sharding:
             return arg.as_subclass(Tensor)  # convs inside of this one ask for the type
     elif arg is None or type(arg) is float:
         return arg
-    elif type(arg) is tuple:
+    elif type(arg) is tuple and (graph.sources is graph.targets or len(arg) != 2):
         return tuple(_local(item, graph) for item in arg)
+    elif type(arg) is tuple:
+        return tuple(_local_end(item, nodes) for item, nodes in zip(arg, (graph.sources, graph.targets), strict=True))
+    raise _OtherCallError
+
+
+def _local_end(rows: Any, nodes: RowSharding) -> Tensor | None:
+    if rows is None or (isinstance(rows, RowTensor) and rows._sharding is nodes):
+        return None if rows is None else rows.as_subclass(Tensor)
     raise _OtherCallError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import TypedEdges, TypedNodes, moved_to, usable_device
 from pyg_dist.data.typed_layout import owners_of_all, parts_by_type, types_on_halo
-from pyg_dist.errors import DataError, PygDistError, UnsupportedError
+from pyg_dist.errors import DataError, MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
@@ -166,6 +166,12 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
         """True: the graph was checked when it was distributed, and every assignment since."""
         return True
 
+    def subgraph(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the nodes and edges are fixed."""
+        raise MixedRowsError("This would change a distributed graph with types: apply it before DistributedData")
+
+    edge_subgraph = to_homogeneous = subgraph
+
     def to(self, device: Any, *args: str, non_blocking: bool = False) -> DistributedHeteroData:
         """Move this rank's part to ``device``, in place as ``HeteroData.to`` does (not collective).
 
@@ -210,6 +216,6 @@ def _require_known(options: Options, of_one_type: dict[str, Any]) -> None:
     given = [name for name, value in of_one_type.items() if value is not None]
     if given or isinstance(options.partition, Plan):
         raise UnsupportedError(
-            f"Expected no {given[0] if given else 'saved plan'} with a HeteroData (got one): it is for graphs with one "
-            f"type of nodes"
+            f"Expected no {given[0] if given else 'saved plan'} with a HeteroData (got one), which is for graphs with "
+            f"one type of nodes: leave it out"
         )

@@ -52,8 +52,7 @@ class HaloGraph(HaloProducts):
     def one_rank_edges(self) -> OneRankEdges | None:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.one_rank_edges`."""
         max_columns = STOCK_ELEMENTS.value() / max(self.share.num_edges, 1)
-        is_small = self.group.size == 1 and max_columns >= 1
-        if not is_small or self.sources is not self.targets or self.targets.bits != (32, 32):
+        if self.group.size > 1 or max_columns < 1 or self.targets.bits != (32, 32):
             return None
         return OneRankEdges(torch.stack(self.ends()), max_columns)
 

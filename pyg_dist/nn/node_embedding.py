@@ -49,7 +49,8 @@ class NodeEmbedding(nn.Module):
             rows, device = data.graph.feature_sharding(channels), data.graph.device
         else:
             raise DataError(
-                f"NodeEmbedding expected a DistributedData (got {type(data).__name__}): wrap the graph first"
+                f"NodeEmbedding expected a DistributedData (got {type(data).__name__}): wrap the graph first, and of "
+                f"types take one, data['author']"
             )
         if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
             raise OptionError(f"Expected a positive number of channels (got {channels!r}): give the width of a row")

@@ -214,6 +214,42 @@ def test_models(workers: Pools, num_ranks: int, name: str) -> None:
     workers(num_ranks).run(models, num_ranks, name)
 
 
+@pytest.mark.parametrize("name", ["HeteroConv of GAT, cat", "to_hetero of SAGE", "HAN"])
+def test_small_graphs_on_one_rank(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """There PyG's own code runs, unless it would add self loops between two types, which several ranks refuse."""
+    from pyg_dist import distribute
+
+    monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "10000000")
+    models(1, name)
+    _, data = both(1)
+    gat = distribute(GATConv((WIDTHS[AUTHOR], WIDTHS[PAPER]), 2).double())
+    x, edges = data.x_dict, data.edge_index_dict
+    with pytest.raises(PygDistError, match="add_self_loops=False"):
+        gat((x[AUTHOR], x[PAPER]), edges[AUTHOR, "writes", PAPER])
+    with pytest.raises(PygDistError, match="expected a row for each of the 23 targets"):
+        distribute(SAGEConv(4, 2).double())(x[AUTHOR], edges[AUTHOR, "writes", PAPER])
+
+
+def first_values(num_ranks: int) -> None:
+    """Ranks that draw different parameters train the same model, lazy ones included."""
+    from pyg_dist import distribute, rank
+
+    stock, data = both(num_ranks)
+    torch.manual_seed(rank())
+    model = distribute(to_hetero(Plain(sage), stock.metadata()).double())
+    loss_of(model(data.x_dict, data.edge_index_dict), data).backward()
+    for name, parameter in model.named_parameters():
+        flat = torch.cat([parameter.detach().flatten(), parameter.grad.flatten()]).view(1, -1)  # type: ignore[union-attr]
+        group = data[PAPER].sharding.group
+        everywhere = group.gather_rows(flat, [1] * group.size)
+        assert torch.equal(everywhere, everywhere[:1].expand_as(everywhere)), name
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_first_values(workers: Pools, num_ranks: int) -> None:
+    workers(num_ranks).run(first_values, num_ranks)
+
+
 class Interaction(MessagePassing):
     """GraphCast's step: edges have a state, which both ends change."""
 
