@@ -10,13 +10,13 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
-from pyg_dist.backend.session.agreement import digest, on_main
+from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node
 from pyg_dist.data.options import Options
 from pyg_dist.errors import DataError
 from pyg_dist.halo.graph import HaloGraph
-from pyg_dist.halo.plan.plan import Plan, hash_of_digests
-from pyg_dist.halo.plan.relations import HeteroPlan, Relation, rows_in_order
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.relations import HeteroPlan, Relation, relation_hash, rows_in_order
 from pyg_dist.halo.plan.share import halo_share
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.partition.balance import balanced_by_kind
@@ -46,12 +46,18 @@ def parts_by_type(hetero: HeteroInput, options: Options) -> dict[str, Tensor]:
         if not isinstance(method, str):
             assert not isinstance(method, Plan)
             return check_given(method, sum(sizes), group.size)
-        edge_index = hetero.homogeneous_edge_index()
         wanted = PartsOptions(method, options.epsilon, options.seed, exchange=options.exchange, ranks_per_node=machines)
-        parts = find_parts(edge_index, sum(sizes), group.size, wanted, _train_mask(hetero))
-        return balanced_by_kind(edge_index, parts, sizes, group.size, options.epsilon)
+        return torch.cat(list(find_parts_by_type(hetero, group.size, wanted).values()))
 
     return dict(zip(hetero.num_nodes, torch.split(on_main(find), sizes), strict=True))
+
+
+def find_parts_by_type(hetero: HeteroInput, num_parts: int, options: PartsOptions) -> dict[str, Tensor]:
+    """The owner of each node, int32 ``[N]`` by type: of the whole graph, then balanced by type. Not collective."""
+    edge_index, sizes = hetero.homogeneous_edge_index(), list(hetero.num_nodes.values())
+    parts = find_parts(edge_index, sum(sizes), num_parts, options, _train_mask(hetero))
+    balanced = balanced_by_kind(edge_index, parts, sizes, num_parts, options.epsilon)
+    return dict(zip(hetero.num_nodes, torch.split(balanced, sizes), strict=True))
 
 
 def _train_mask(hetero: HeteroInput) -> Tensor | None:
@@ -86,8 +92,7 @@ def types_on_halo(
         owners: Any = parts[target] if source == target else (parts[source], parts[target])
         ids: Any = targets.global_id if source == target else (sources.global_id, targets.global_id)
         share = halo_share(given.edge_index, owners, group.rank, group.size, options.exchange, ids)
-        digests = digest(given.edge_index), digest(repr([digest(parts[kind]) for kind in (source, target)]))
-        identity = hash_of_digests(*digests, group.size, options.exchange)
+        identity = relation_hash(given.edge_index, parts[source], parts[target], group.size, options.exchange)
         plan = gathered_plan(share, group, options, options.partition_name, None, identity)
         graphs[relation] = HaloGraph(share, targets, given.loop_rule, plan.messages, sources=sources)
         plans[relation] = plan

@@ -33,6 +33,7 @@ from torch_geometric.nn import (
 from workers import Workers
 
 from pyg_dist.errors import PygDistError
+from pyg_dist.halo.plan.relations import HeteroPlan
 
 Pools = Callable[[int], Workers]
 Results = dict[str, Any]
@@ -394,6 +395,8 @@ def mapping(num_ranks: int) -> None:
     assert all(" ".join(relation) in plan.describe() for relation in RELATIONS)
     assert plan.to_dict([8])["bytes"]["8"] == plan.rows["hybrid"] * 32
     assert sum(plan.nodes_of[VENUE][1:]) == 0
+    alone = HeteroPlan.of(stock.edge_index_dict, owners(stock, num_ranks), num_ranks)
+    assert (alone.hash, alone.describe(), alone.messages) == (plan.hash, plan.describe(), plan.messages)
     for wrong, message in (
         (lambda: setattr(data[PAPER], "x", torch.zeros(3, 2)), "Expected 'x' to have 23 rows, one per node"),
         (lambda: setattr(data[PAPER], "a", data[AUTHOR].x), "Expected 'a' with a row for every node of type 'paper'"),

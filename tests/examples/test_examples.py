@@ -134,7 +134,7 @@ def test_gat() -> None:
     [
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("full_batch_gcn", "edge_weights", "neighbor_sampling")
+            for name in ("full_batch_gcn", "edge_weights", "neighbor_sampling", "hetero")
         ),
         "minibatch_4d",
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.halo.plan.cover import EXCHANGES
-from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
+from pyg_dist.halo.plan.sizes import BlockNumbers
 from pyg_dist.pricing.base import aligned, fold
 
 Relation = tuple[str, str, str]
@@ -30,6 +31,39 @@ class HeteroPlan:
     nodes_of: dict[str, list[int]]
     relations: dict[Relation, Plan]
     parts: Tensor | None = field(default=None, compare=False, repr=False)
+
+    @staticmethod
+    def of(
+        relations: Mapping[Relation, Tensor],
+        parts: Mapping[str, Tensor],
+        num_ranks: int,
+        exchange: ExchangeKind = "hybrid",
+        partition: str = "given",
+    ) -> HeteroPlan:
+        """The plan for any number of ranks, in this process. Not collective, O(E log E) time.
+
+        Args:
+            relations: the edges of each, int64 ``[2, E]``.
+            parts: the owner of each node, ``[N]`` integers, by type.
+            num_ranks: how many ranks.
+            exchange: what sums send.
+            partition: how the parts were made.
+
+        Example:
+            >>> edges = {("user", "buys", "item"): torch.tensor([[0, 1, 2], [0, 0, 1]])}
+            >>> plan = HeteroPlan.of(edges, {"user": torch.tensor([0, 0, 1]), "item": torch.tensor([1, 1])}, 2)
+            >>> plan.nodes, plan.rows
+            ([2, 3], {'post': 2, 'pre': 1, 'hybrid': 1})
+        """
+        plans = {}
+        for relation, edge_index in relations.items():
+            of_sources, of_targets = (parts[kind].long() for kind in (relation[0], relation[-1]))
+            both = of_targets if relation[0] == relation[-1] else (of_sources, of_targets)
+            sizes, rows = BlockNumbers.of(edge_index, both, num_ranks).sizes(exchange)
+            identity = relation_hash(edge_index, of_sources, of_targets, num_ranks, exchange)
+            plans[relation] = Plan("halo", partition, exchange, sizes, pairs_of(rows), identity)
+        nodes = {kind: torch.bincount(owner, minlength=num_ranks).tolist() for kind, owner in parts.items()}
+        return HeteroPlan(nodes, plans, torch.cat([owner.int() for owner in parts.values()]))
 
     @property
     def layout(self) -> str:
@@ -119,6 +153,14 @@ class HeteroPlan:
             *(f"width {w}: {self.halo_bytes(w):,} bytes per aggregation over each relation" for w in widths),
         ]
         return fold("\n".join(lines))
+
+
+def relation_hash(
+    edge_index: Tensor, of_sources: Tensor, of_targets: Tensor, num_ranks: int, exchange: ExchangeKind
+) -> str:
+    """Digest of all that the plan of a relation depends on: edges, owners of both ends, ranks, exchange."""
+    parts = digest(repr([digest(owner.to(torch.int32)) for owner in (of_sources, of_targets)]))
+    return hash_of_digests(digest(edge_index), parts, num_ranks, exchange)
 
 
 def rows_in_order(parts: Sequence[Tensor], relations: Sequence[tuple[int, int, Tensor]], rank: int) -> list[Tensor]:

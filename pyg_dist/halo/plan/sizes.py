@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Candidates, Cover, ExchangeKind, RemoteEdges, both_ends
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.two_level import Routes, routes
 
@@ -87,8 +87,9 @@ class BlockNumbers:
     boundary: Tensor
 
     @staticmethod
-    def of(edge_index: Tensor, parts: Tensor, num_ranks: int) -> BlockNumbers:
-        """Those of a graph. Not collective, O(E log E) time."""
+    def of(edge_index: Tensor, parts: BothEnds, num_ranks: int) -> BlockNumbers:
+        """Those of a graph; nodes are its targets. Not collective, O(E log E) time."""
+        owner = both_ends(parts)[1]
         remote = RemoteEdges.of(edge_index, parts, num_ranks)
         hybrid = remote.cover("hybrid")
         rows, sums = (_pairs(kind, num_ranks) for kind in (remote.rows, remote.sums))
@@ -97,7 +98,7 @@ class BlockNumbers:
             return torch.bincount(pairs, minlength=num_ranks**2).view(num_ranks, num_ranks)
 
         crossing = count(rows[remote.row])
-        has_remote = torch.zeros(parts.numel(), dtype=torch.bool)
+        has_remote = torch.zeros(owner.numel(), dtype=torch.bool)
         has_remote[remote.sums.node] = True
         return BlockNumbers(
             edges=crossing + (remote.load - crossing.sum(0)).diag(),
@@ -106,8 +107,8 @@ class BlockNumbers:
             post_edges=count(rows[remote.row[hybrid.left[remote.row]]]),
             post_rows=count(rows[hybrid.left]),
             pre_sums=count(sums[hybrid.right]),
-            nodes=torch.bincount(parts, minlength=num_ranks),
-            boundary=torch.bincount(parts[has_remote], minlength=num_ranks),
+            nodes=torch.bincount(owner, minlength=num_ranks),
+            boundary=torch.bincount(owner[has_remote], minlength=num_ranks),
         )
 
     def sent(self, exchange: ExchangeKind) -> tuple[Tensor, Tensor, Tensor]:

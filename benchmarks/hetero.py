@@ -1,0 +1,154 @@
+"""An epoch on a graph of four types and seven relations, pyg_dist against stock PyG on the same two cores.
+
+    python benchmarks/hetero.py                        # ten million edges, as many rows as ogbn-mag has in its types
+    python benchmarks/hetero.py --edges 500000 --models sage --rounds 3
+
+R-SAGE and R-GAT are two layers of ``HeteroConv``. Edges are R-MAT's (``pyg_dist/store/sources/rmat.py``), ends taken
+modulo the number of nodes. Stock PyG runs in one process with two threads, pyg_dist on one rank with two threads and on
+two ranks with one each. The rows that a layer sends are counted for 2 to 64 ranks, beside those of the homogeneous form
+``to_homogeneous()``, with a product for each relation over the whole halo. All goes to the terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import epoch as one_type
+import machine
+import torch
+import torch.nn.functional as F
+from measure import Epoch, Schedule, Variant, interleaved
+from torch import Tensor, nn
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GATConv, HeteroConv, SAGEConv
+from tqdm import tqdm
+
+from pyg_dist import DistributedData, distribute
+from pyg_dist.data.typed_layout import find_parts_by_type
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.relations import HeteroPlan
+from pyg_dist.plan.parts import PartsOptions
+from pyg_dist.store.hetero_input import read_hetero
+from pyg_dist.store.source import Reading
+from pyg_dist.store.sources.rmat import RMat
+
+SHARES = {"paper": 0.38, "author": 0.58, "institution": 0.005, "field": 0.035}
+"""Of all nodes, about as in ogbn-mag."""
+
+RELATIONS = {
+    ("paper", "cites", "paper"): 0.26, ("author", "writes", "paper"): 0.17, ("paper", "by", "author"): 0.17,
+    ("author", "at", "institution"): 0.03, ("institution", "has", "author"): 0.03, ("paper", "on", "field"): 0.17,
+    ("field", "of", "paper"): 0.17,
+}  # fmt: skip
+"""Of all edges."""
+
+FEATURES, HIDDEN, CLASSES = 64, 64, 16
+
+
+def ends(number: int, sizes: tuple[int, int], seed: int) -> Tensor:
+    """R-MAT's edges between nodes of two types."""
+    scale = max(max(sizes) - 1, 1).bit_length()
+    source = RMat(Path(f"rmat:scale={scale},edges={number},seed={seed}"), Reading())
+    chunks = [torch.stack([torch.from_numpy(c.source), torch.from_numpy(c.target)]) for c in source.chunks(number)]
+    return torch.cat(chunks, 1) % torch.tensor(sizes).view(2, 1)
+
+
+def graph_of(num_edges: int) -> HeteroData:
+    """The graph; ten edges a node."""
+    data, rng = HeteroData(), torch.Generator().manual_seed(0)
+    for kind, share in SHARES.items():
+        data[kind].x = torch.randn(max(int(share * num_edges / 10), 8), FEATURES, generator=rng)
+    data["paper"].y = torch.randint(0, CLASSES, (data["paper"].num_nodes,), generator=rng)
+    for seed, (relation, share) in enumerate(RELATIONS.items()):
+        sizes = data[relation[0]].num_nodes, data[relation[2]].num_nodes
+        data[relation].edge_index = ends(int(share * num_edges), sizes, seed)
+    return data
+
+
+class Net(nn.Module):
+    """Two layers, then classes of papers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        make = {
+            "sage": lambda width: SAGEConv((width, width), HIDDEN),
+            "gat": lambda width: GATConv((width, width), HIDDEN // 4, heads=4, add_self_loops=False),
+        }[kind]
+        self.convs = nn.ModuleList(
+            HeteroConv({relation: make(width) for relation in RELATIONS}, aggr="mean") for width in (FEATURES, HIDDEN)
+        )
+        self.out = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, x: dict[str, Tensor], edges: object) -> Tensor:
+        for conv in self.convs:
+            x = {kind: rows.relu() for kind, rows in conv(x, edges).items()}
+        return self.out(x["paper"])  # type: ignore[no-any-return]
+
+
+def training_epoch(num_edges: int, kind: str, is_stock: bool) -> Epoch:
+    """Return a function that trains for one epoch."""
+    torch.manual_seed(0)
+    data = graph_of(num_edges)
+    model = Net(kind)
+    if not is_stock:
+        data, model = DistributedData(data), distribute(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+
+    def epoch() -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(data.x_dict, data.edge_index_dict), data["paper"].y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return epoch
+
+
+def rows_sent(num_edges: int) -> Iterator[str]:
+    """A line for each number of ranks: what one layer sends, and what the homogeneous form would."""
+    hetero = read_hetero(graph_of(num_edges), allow_nan=True, warn=False)
+    edges = {relation: given.edge_index for relation, given in hetero.relations.items()}
+    for num_ranks in (2, 4, 8, 64):
+        parts = find_parts_by_type(hetero, num_ranks, PartsOptions("metis", 0.03, 0))
+        plan = HeteroPlan.of(edges, parts, num_ranks)
+        whole = Plan.of(hetero.homogeneous_edge_index(), torch.cat(list(parts.values())), num_ranks)
+        one_kind, sent = len(edges) * whole.rows["post"], plan.rows["hybrid"]
+        yield (
+            f"{num_ranks:>3} ranks: {sent:>12,} rows by relation, {one_kind:>13,} of the homogeneous form "
+            f"({sent / max(one_kind, 1):.2f}); edges max/mean {Plan.imbalance(plan.edges):.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--edges", type=int, default=10_000_000)
+    parser.add_argument("--models", nargs="*", choices=["sage", "gat"], default=["sage", "gat"])
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant that count")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs in a turn")
+    parser.add_argument("--retakes", type=int, default=10, help="repeat a disturbed turn at most so often")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if hasattr(os, "sched_setaffinity"):  # all variants on the same cores; processes inherit this
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: one_type.NUM_CORES])
+    print(machine.describe())
+    for line in rows_sent(args.edges):
+        print(line)
+    results = {}
+    for kind in args.models:
+        variants = [
+            Variant("stock PyG", training_epoch, (args.edges, kind, True), 1, 2),
+            Variant("pyg_dist, 1 rank", training_epoch, (args.edges, kind, False), 1, 2),
+            Variant("pyg_dist, 2 ranks", training_epoch, (args.edges, kind, False), 2, 1),
+        ]
+        schedule = Schedule(args.rounds, args.epochs, num_retakes=args.retakes)
+        results[kind] = interleaved(variants, schedule, lambda turns, name=kind: tqdm(turns, desc=name, disable=None))
+    if results:
+        print(one_type.table(results))
+
+
+if __name__ == "__main__":
+    main()
