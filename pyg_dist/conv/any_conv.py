@@ -224,13 +224,15 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     def _over_relations(self, arguments: _Arguments, given: dict[str, Any], first: str) -> Any:
         """The forward of a conv that takes the edges of each relation (collective)."""
         edges = given[first]
-        if not any(isinstance(one, DistributedEdgeIndex) for one in edges.values()):
-            if world_size() > 1:
-                raise DataError(
-                    f"{_name(self)} expected the edges of a DistributedData (got plain ones at world size "
-                    f"{world_size()}): wrap the graph, data = DistributedData(data), and pass data.{first}"
-                )
+        plain = [relation for relation, one in edges.items() if not isinstance(one, DistributedEdgeIndex)]
+        rows = [x for value in given.values() if isinstance(value, dict) for x in value.values()]
+        if world_size() == 1 and not any(isinstance(x, (RowTensor, DistributedEdgeIndex)) for x in rows):
             return arguments.call(self.stock.forward, self, given)
+        if plain:
+            raise DataError(
+                f"{_name(self)} expected features and edges of a DistributedData (got plain edges of {plain[0]}): wrap "
+                f"the graph, data = DistributedData(data), and pass data.{first}"
+            )
         laid_out = {relation: self._edges(one, given) for relation, one in edges.items()}
         with share_halo_within(self):
             return self._run(arguments, {**given, first: laid_out}, first)

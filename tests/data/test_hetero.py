@@ -231,6 +231,22 @@ def test_small_graphs_on_one_rank(monkeypatch: pytest.MonkeyPatch, name: str) ->
         distribute(SAGEConv(4, 2).double())(x[AUTHOR], edges[AUTHOR, "writes", PAPER])
 
 
+def test_plain_edges() -> None:
+    """Convs over relations are the stock ones on plain graphs, and name plain edges beside distributed rows."""
+    from pyg_dist import distribute
+
+    stock_data, data = both(1)
+    torch.manual_seed(1)
+    for stock in (conv(WIDTHS, 8, stock_data.metadata(), heads=2).double() for conv in (HGTConv, HANConv)):
+        ours = distribute(copy.deepcopy(stock))
+        results = [conv(stock_data.x_dict, stock_data.edge_index_dict) for conv in (ours, stock)]
+        assert all(torch.equal(results[0][kind], out) for kind, out in results[1].items())
+        mixed = {**data.edge_index_dict, RELATIONS[2]: stock_data[RELATIONS[2]].edge_index}
+        for edges in (mixed, stock_data.edge_index_dict):
+            with pytest.raises(PygDistError, match="expected features and edges of a DistributedData"):
+                ours(data.x_dict, edges)
+
+
 def first_values(num_ranks: int) -> None:
     """Ranks that draw different parameters train the same model, lazy ones included."""
     from pyg_dist import distribute, rank
