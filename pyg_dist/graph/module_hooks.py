@@ -142,11 +142,13 @@ def broadcast_parameters(module: nn.Module) -> None:
                     "pyg_dist.distribute(norm), or use BatchNorm1d, which has the statistics of all ranks' rows"
                 )
             part.__class__ = DistributedSyncBatchNorm
-        if part not in settled:
-            tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        # A lazy module draws all of its own anew at its first call, a bias as well, which copy_to_ranks makes equal.
+        if part not in settled and not any(map(is_lazy, own)):
+            tensors += own
         if not (_is_stock_conv(part) or _is_compiled(part)):  # those are looked at, and refused, when they are called
             settled.add(part)
-    broadcast_from_main([t for t in tensors if not isinstance(t, RowTensor) and not is_lazy(t)], world_group())
+    broadcast_from_main([t for t in tensors if not isinstance(t, RowTensor)], world_group())
 
 
 def _run_backward(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:

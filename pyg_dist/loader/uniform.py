@@ -150,7 +150,8 @@ def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, in
     """Check each option by itself."""
     if not isinstance(data, DistributedData):
         raise DataError(
-            f"Expected a DistributedData (got {type(data).__name__}): wrap the graph, DistributedData(data)"
+            f"Expected a DistributedData with one type of nodes (got {type(data).__name__}): wrap the graph, "
+            f"DistributedData(data)"
         )
     if not _is_integer(batch_size) or not 2 <= batch_size <= data.num_nodes:
         raise OptionError(f"Expected batch_size between 2 and the {data.num_nodes} nodes (got {batch_size!r})")

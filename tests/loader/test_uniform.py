@@ -295,7 +295,7 @@ def refusals() -> list[str]:
 
 def test_refusals(workers: Pools) -> None:
     expected = [
-        "DataError: Expected a DistributedData (got Data)",
+        "DataError: Expected a DistributedData with one type of nodes (got Data)",
         "OptionError: Expected batch_size between 2 and the 20 nodes (got 1)",
         "OptionError: Expected batch_size between 2 and the 20 nodes (got 21)",
         "OptionError: Expected batch_size between 2 and the 20 nodes (got 2.5)",
