@@ -25,7 +25,7 @@ from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.plan import Hierarchy, Plan
 from pyg_dist.halo.plan.relations import HeteroPlan, Relation
 from pyg_dist.store.hetero_input import HeteroInput, read_hetero
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -55,6 +55,8 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
         seed: of the partitioner.
         allow_nan: accept NaN features without a warning.
         model: None.
+        nodes_of: None.
+        hierarchy: ``"auto"`` or ``"off"``: ranks send to one another wherever they are.
 
     Raises:
         DataError: The graph is not valid.
@@ -87,6 +89,7 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
         allow_nan: bool = False,
         model: tuple[int, int] | None = None,
         nodes_of: Any = None,
+        hierarchy: Hierarchy = "auto",
     ) -> None:
         session.init()
         module_hooks.install()
@@ -97,7 +100,7 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
                     hetero = read_hetero(data, allow_nan, warn=session.is_main())
                     one_type = {"mesh": mesh, "comm_dtype": comm_dtype, "model": model, "nodes_of": nodes_of}
                     owners: Any = owners_of_all(hetero, partition) if isinstance(partition, Mapping) else partition
-                    options = Options(layout, owners, epsilon, exchange, bits, mesh, comm_dtype, seed, model)
+                    options = Options(layout, owners, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy)
                     _require_known(options, one_type)
                 except (PygDistError, ImportError) as caught:
                     error = caught
@@ -212,6 +215,10 @@ def _require_known(options: Options, of_one_type: dict[str, Any]) -> None:
     if options.layout == "grid":
         raise UnsupportedError(
             "Expected layout='halo' with a HeteroData (got 'grid', whose tiles are of square matrices): leave it out"
+        )
+    if options.hierarchy == "on":
+        raise UnsupportedError(
+            "Expected hierarchy='auto' or 'off' with a HeteroData (got 'on', for one relation): leave it out"
         )
     given = [name for name, value in of_one_type.items() if value is not None]
     if given or isinstance(options.partition, Plan):

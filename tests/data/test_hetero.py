@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -229,6 +230,24 @@ def test_small_graphs_on_one_rank(monkeypatch: pytest.MonkeyPatch, name: str) ->
         gat((x[AUTHOR], x[PAPER]), edges[AUTHOR, "writes", PAPER])
     with pytest.raises(PygDistError, match="expected a row for each of the 23 targets"):
         distribute(SAGEConv(4, 2).double())(x[AUTHOR], edges[AUTHOR, "writes", PAPER])
+
+
+def test_options() -> None:
+    """They are those of a graph with one type; what such a graph alone has is refused in one line."""
+    from pyg_dist import DistributedData
+    from pyg_dist.data.hetero import DistributedHeteroData
+
+    options = [list(signature(cls).parameters) for cls in (DistributedData, DistributedHeteroData)]
+    assert options[0] == options[1]
+    graph = hetero_graph()
+    one_type: list[dict[str, Any]] = [
+        {"layout": "grid"}, {"mesh": {"data": 1}}, {"hierarchy": "on"}, {"model": (2, 8)},
+        {"nodes_of": DistributedData(graph)},
+    ]  # fmt: skip
+    for option in one_type:
+        with pytest.raises(PygDistError, match="with a HeteroData"):
+            DistributedData(graph, **option)
+    assert isinstance(DistributedData(graph, layout="auto", hierarchy="off", partition="random"), DistributedHeteroData)
 
 
 def test_plain_edges() -> None:
