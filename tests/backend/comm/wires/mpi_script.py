@@ -58,6 +58,31 @@ elif case == "workers":
     for _ in range(2):
         total = sum(batch.sum() for (batch,) in pairs)
         say(f"sum {world_group().sum(total).item():g}")
+elif case == "losses":
+    import torch.nn.functional as F
+    from torch_geometric.data import Data
+    from torch_geometric.nn import GATConv
+
+    from pyg_dist.conv import DistributedConv, DistributedSAGEConv
+
+    generator = torch.Generator().manual_seed(0)
+    graph = Data(
+        x=torch.randn(60, 7, generator=generator),
+        edge_index=torch.randint(60, (2, 400), generator=generator),
+        y=torch.randint(3, (60,), generator=generator),
+    )
+    for layout in ("halo", "grid"):
+        data = pyg_dist.DistributedData(graph, layout=layout, partition="random")
+        torch.manual_seed(0)
+        first, second = DistributedSAGEConv(7, 300), DistributedConv(GATConv(300, 3))
+        optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+        for _ in range(3):
+            optimizer.zero_grad()
+            hidden = F.dropout(first(data.x, data.edge_index).relu(), 0.5)
+            loss = F.cross_entropy(second(hidden, data.edge_index), data.y)
+            loss.backward()
+            optimizer.step()
+            say(f"{layout} {loss.item().hex()}")
 elif case == "contract":
     from test_wire_contract import BODIES, reduces
 

@@ -68,6 +68,18 @@ def said(num_ranks: int, case: str) -> list[str]:
     return sorted(ended.stdout.splitlines())
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_losses_have_the_same_bits(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
+    found = []
+    for launcher, asked in (("mpirun", "auto"), ("mpirun", "gloo"), ("torchrun", "auto")):
+        monkeypatch.setenv("PYG_DIST_WIRE", asked)
+        ended = run_script(launcher, num_ranks, SCRIPT, "losses")
+        assert set(ended.codes) == {0}, ended.stderr
+        found.append(sorted(ended.stdout.splitlines()))
+    assert len(found[0]) == num_ranks * 6
+    assert found[0] == found[1] == found[2]
+
+
 def test_ranks_are_not_connected_until_the_script_asks() -> None:
     """Beside the connections to rank 0, of which there are as many however many ranks there are."""
     few, many = (said(num_ranks, "connections") for num_ranks in (2, 4))
