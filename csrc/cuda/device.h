@@ -88,7 +88,7 @@ PYG_DIST_DEVICE uint64_t atomic_min(uint64_t* to, uint64_t value) {
   return atomicMin(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
 }
 PYG_DIST_DEVICE int32_t atomic_add(int32_t* to, int32_t value) { return atomicAdd(to, value); }
-PYG_DIST_DEVICE uint32_t atomic_swap(uint32_t* to, uint32_t value) { return atomicExch_system(to, value); }
+PYG_DIST_DEVICE uint32_t atomic_swap(uint32_t* to, uint32_t value) { return atomicExch(to, value); }
 // What this thread has written is seen by the host before what it writes next.
 PYG_DIST_DEVICE void system_fence() { __threadfence_system(); }
 
@@ -114,6 +114,33 @@ inline void* host_memory(size_t num_bytes) {
   check(cudaThreadExchangeStreamCaptureMode(&mode));
   check(error);
   return memory;
+}
+
+// Zeros in memory of the current device, for good; likewise.
+inline void* device_memory(size_t num_bytes) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  check(cudaThreadExchangeStreamCaptureMode(&mode));
+  void* memory = nullptr;
+  cudaStream_t own = nullptr;  // the default one may not be used while others are captured
+  cudaError_t error = cudaMalloc(&memory, num_bytes);
+  if (error == cudaSuccess) error = cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaMemsetAsync(memory, 0, num_bytes, own);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(own);
+  if (error == cudaSuccess) error = cudaStreamDestroy(own);
+  check(cudaThreadExchangeStreamCaptureMode(&mode));
+  check(error);
+  return memory;
+}
+
+inline void clear(void* memory, size_t num_bytes, Stream stream) {
+  check(cudaMemsetAsync(memory, 0, num_bytes, stream));
+}
+
+// Whether what is launched becomes part of a CUDA graph.
+inline bool is_captured(Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
 }
 
 // 512 threads fit a multiprocessor, so each has up to 128 registers; left to itself, the compiler spills one or two

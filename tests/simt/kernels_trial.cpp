@@ -79,7 +79,7 @@ class Simulated {
 
  private:
   // Whether an index out of range has been found since.
-  bool takes_bad() const { return std::exchange(*cell_, {}).ready != 0; }
+  bool takes_bad() const { return gpu::take_bad_index(check_.found, nullptr).has_value(); }
 
   gpu::Queue queue() const {
     scratch_.clear();
@@ -91,8 +91,7 @@ class Simulated {
   }
 
   mutable std::vector<std::unique_ptr<char[]>> scratch_;
-  std::unique_ptr<gpu::BadIndexCell> cell_ = std::make_unique<gpu::BadIndexCell>();
-  gpu::IndexCheck check_{"trial", "index", cell_.get()};
+  gpu::IndexCheck check_{"trial", "index", gpu::new_bad_indexes()};
 };
 
 // A row that cannot be packed is told of, and is NaN where it arrives; with 16 bits, its values are that cannot.
@@ -148,7 +147,7 @@ int64_t try_unpackable(const Simulated& device) {
 int main() {
   using namespace pyg_dist;
   try {
-    const Simulated device;
+    static const Simulated device;
     uint64_t first = 0;
     for (const uint64_t seed : {1, 2, 3}) {
       digest = 0;

@@ -42,7 +42,7 @@ Kernels choose() {
 #if defined(PYG_DIST_X86_LEVELS)
       {avx512::kTable, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")},
-      {avx2::kTable, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+      {avx2::kTable, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
 #elif defined(PYG_DIST_SVE_LEVELS)
       {sve512::kTable, sve_bits() == 512},
       {sve256::kTable, sve_bits() == 256},

@@ -23,21 +23,22 @@ char* map(size_t size) {
   if (mapped == MAP_FAILED) return nullptr;
   char* const begin = static_cast<char*>(mapped);
   const size_t after = reinterpret_cast<uintptr_t>(begin) % kHugePage, before = kHugePage - after;
-  munmap(begin, before);
+  munmap(begin, before);  // where it fails, addresses are lost that nobody has touched
   if (after > 0) munmap(begin + before + size, after);
   madvise(begin + before, size, MADV_HUGEPAGE);  // a hint; where it is refused nothing changes
   return begin + before;
 }
 
-void unmap(void* address, size_t size) { munmap(address, size); }
+// False: it stays, as where that would make more areas than the system allows.
+bool unmap(void* address, size_t size) { return munmap(address, size) == 0; }
 
-// A huge page's memory from one address to another, which is mapped; one at a time, since a call may not span several
-// of the kernel's areas. False, and the page is gone, where the system cannot.
-bool move_page(void* from, void* to) {
-  if (mremap(from, kHugePage, kHugePage, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED) return true;
-  munmap(from, kHugePage);
-  mmap(to, kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);  // it may be unmapped
-  return false;
+// Memory of one area from one address to another, which is mapped. False: it stays, and nothing may be mapped there.
+bool move(void* from, void* to, size_t size) {
+  return mremap(from, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
+}
+
+bool map_again(void* address, size_t size) {
+  return mmap(address, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
 void let_kernel_take(void* address, size_t size) { madvise(address, size, MADV_FREE); }
@@ -45,8 +46,9 @@ void let_kernel_take(void* address, size_t size) { madvise(address, size, MADV_F
 #else
 
 char* map(size_t) { return nullptr; }
-void unmap(void*, size_t) {}
-bool move_page(void*, void*) { return false; }
+bool unmap(void*, size_t) { return false; }
+bool move(void*, void*, size_t) { return false; }
+bool map_again(void*, size_t) { return false; }
 void let_kernel_take(void*, size_t) {}
 
 #endif
@@ -115,7 +117,7 @@ char* BlockPool::cut_from_waiting(size_t size) {
   return address;
 }
 
-// New address space, and behind it the pages that wait, the smallest pieces' first; the rest is fresh.
+// New address space, and behind it the memory that waits, the smallest pieces' first; the rest is fresh.
 char* BlockPool::map_over_waiting(size_t size) {
   char* begin = map(size);
   if (begin == nullptr) {
@@ -123,22 +125,50 @@ char* BlockPool::map_over_waiting(size_t size) {
     begin = map(size);
   }
   if (begin == nullptr) return nullptr;
-  for (size_t at = 0; at < size && !waiting_.empty(); at += kHugePage) {
-    if (!move_page(cut_last_page(), begin + at)) break;
+  areas_.emplace(begin, size);
+  for (size_t at = 0; at < size && !waiting_.empty() && areas_.size() < kMostAreas;) {
+    const auto least = smallest_piece();
+    char* const end = least->first + least->second;
+    const size_t length = std::min({least->second, size - at, static_cast<size_t>(end - area_before(end)->first)});
+    if (!move(end - length, begin + at, length)) {
+      if (map_again(begin + at, length)) break;
+      unmap(begin, at);  // a hole is in the block
+      unmap(begin + at + length, size - at - length);
+      forget_areas(begin, size);
+      return nullptr;
+    }
+    forget_areas(end - length, length);
+    cut_end(least, length);
+    forget_areas(begin + at, length);
+    areas_.emplace(begin + at, length);
+    at += length;
   }
   const size_t limit = std::max({most_in_use_, most_before_, bytes_.in_use + size});
   unmap_down_to(limit - bytes_.in_use - size);
   return begin;
 }
 
-// Of the smallest piece.
-char* BlockPool::cut_last_page() {
-  const auto least = smallest_piece();
-  least->second -= kHugePage;
-  bytes_.waiting -= kHugePage;
-  char* const page = least->first + least->second;
-  if (least->second == 0) waiting_.erase(least);
-  return page;
+// The last area that begins before an address.
+BlockPool::Pieces::iterator BlockPool::area_before(char* address) { return std::prev(areas_.lower_bound(address)); }
+
+// Neither an area nor a part of one lies there any more.
+void BlockPool::forget_areas(char* address, size_t size) {
+  char* const end = address + size;
+  while (true) {
+    const auto last = areas_.lower_bound(end);
+    if (last == areas_.begin()) return;
+    const auto [begin, length] = *std::prev(last);
+    if (begin + length <= address) return;
+    areas_.erase(begin);
+    if (begin + length > end) areas_.emplace(end, static_cast<size_t>(begin + length - end));
+    if (begin < address) areas_.emplace(begin, static_cast<size_t>(address - begin));
+  }
+}
+
+void BlockPool::cut_end(Pieces::iterator piece, size_t size) {
+  piece->second -= size;
+  bytes_.waiting -= size;
+  if (piece->second == 0) waiting_.erase(piece);
 }
 
 BlockPool::Pieces::iterator BlockPool::smallest_piece() {
@@ -164,15 +194,15 @@ void BlockPool::wait(char* address, size_t size) {
   waiting_.emplace(address, size);
 }
 
-// Unmaps what is too much, of the smallest pieces first.
+// Unmaps what is too much, of the smallest pieces first; what the system does not unmap waits on.
 void BlockPool::unmap_down_to(size_t waiting) {
   while (bytes_.waiting > waiting) {
     const auto least = smallest_piece();
     const size_t size = std::min(least->second, bytes_.waiting - waiting);
-    least->second -= size;
-    unmap(least->first + least->second, size);
-    if (least->second == 0) waiting_.erase(least);
-    bytes_.waiting -= size;
+    char* const begin = least->first + least->second - size;
+    if (!unmap(begin, size)) return;
+    forget_areas(begin, size);
+    cut_end(least, size);
   }
 }
 

@@ -16,8 +16,10 @@ namespace pyg_dist {
 //
 // What the pool holds, what waits included, is never more than what was in use at once during the last one or two
 // thousand requests, in whole huge pages. A request that fits into no waiting piece gets new addresses, behind which
-// pages of several pieces are moved (mremap), the smallest pieces first: only what waits nowhere is fresh. What waits
-// is the kernel's to take (MADV_FREE) should memory become short.
+// the memory of several pieces is moved (mremap), the smallest pieces first: only what waits nowhere is fresh. What
+// waits is the kernel's to take (MADV_FREE) should memory become short. A call of mremap may not span several of the
+// kernel's areas, of which Linux allows a process 65,530 (vm.max_map_count): what is moved has its own, and where there
+// are kMostAreas, nothing is moved.
 class BlockPool {
  public:
   static constexpr size_t kWorthIt = 2 << 20;  // bytes of the smallest block, a huge page
@@ -41,6 +43,7 @@ class BlockPool {
   Bytes bytes();
 
  private:
+  static constexpr size_t kMostAreas = 4096;
   static constexpr int kWindow = 1024;  // requests; a full-batch epoch makes some dozens
 
   using Pieces = std::map<char*, size_t>;  // sizes by address
@@ -48,7 +51,9 @@ class BlockPool {
   BlockPool();
   char* cut_from_waiting(size_t size);
   char* map_over_waiting(size_t size);
-  char* cut_last_page();
+  Pieces::iterator area_before(char* address);
+  void forget_areas(char* address, size_t size);
+  void cut_end(Pieces::iterator piece, size_t size);
   Pieces::iterator smallest_piece();
   void wait(char* address, size_t size);
   void unmap_down_to(size_t waiting);
@@ -57,6 +62,7 @@ class BlockPool {
   std::mutex mutex_;
   Pieces waiting_;  // of which no two touch
   Pieces in_use_;
+  Pieces areas_;  // the kernel's, at most: it joins some
   Bytes bytes_{0, 0};
   size_t most_in_use_ = 0, most_before_ = 0;  // in this window of requests, and in the last one
   int num_requests_ = 0;                      // in this window

@@ -1,7 +1,8 @@
 // The GPUs' table: the kernels of csrc/cuda/ on the current stream, in a library of its own, which loads where torch
 // has CUDA.
 
-#include <atomic>
+#include <map>
+#include <mutex>
 #include <vector>
 
 #include "cuda/kernels.h"
@@ -10,24 +11,28 @@
 namespace pyg_dist::cuda {
 namespace {
 
-// Where kernels say so; null until the first op with indices.
-std::atomic<gpu::BadIndexCell*> known_cell = nullptr;
+// What kernels have found, by device; none before its first op with indices.
+std::mutex mutex;
+std::map<int32_t, gpu::BadIndexes> found_on;
 
-gpu::BadIndexCell* cell() {
-  static gpu::BadIndexCell* const made = known_cell = gpu::new_cell();
-  return made;
+gpu::BadIndexes found_here() {
+  const std::lock_guard lock(mutex);
+  const int32_t device = current_device();
+  const auto known = found_on.find(device);
+  return known != found_on.end() ? known->second : found_on.emplace(device, gpu::new_bad_indexes()).first->second;
 }
 
 // Kernels do not wait for each other, nor does anybody for them: an index may be found out of range when the op that
 // had it has long returned.
 void raise_bad_index() {
-  gpu::BadIndexCell* const found = known_cell;
-  if (found == nullptr || __atomic_load_n(&found->ready, __ATOMIC_ACQUIRE) == 0) return;
-  const gpu::BadIndexCell bad = *found;
-  __atomic_store_n(&found->ready, 0u, __ATOMIC_RELAXED);
-  __atomic_store_n(&found->taken, 0u, __ATOMIC_RELEASE);
-  fail(bad.op, ": expected '", bad.name, "' to lie in [0, ", bad.size, "), got ", bad.value, " at position ",
-       bad.position);
+  const std::lock_guard lock(mutex);
+  if (found_on.empty()) return;  // and perhaps no device has started
+  const auto known = found_on.find(current_device());
+  if (known == found_on.end()) return;
+  if (const auto bad = gpu::take_bad_index(known->second, current_stream())) {
+    fail(bad->op, ": expected '", bad->name, "' to lie in [0, ", bad->size, "), got ", bad->value, " at position ",
+         bad->position);
+  }
 }
 
 // The current stream, and memory of torch's that its work may use after this is gone: torch gives it to what comes
@@ -56,7 +61,7 @@ class CurrentQueue {
 // An op with indices, which raises its own where kernels run at once.
 template <class Problem, void (*kKernel)(const Problem&, const gpu::IndexCheck&, const gpu::Queue&)>
 BadIndex launch_checked(const Problem& problem, const char* op, const char* name) {
-  kKernel(problem, {op, name, cell()}, CurrentQueue());
+  kKernel(problem, {op, name, found_here()}, CurrentQueue());
   raise_bad_index();
   return {};
 }

@@ -111,6 +111,9 @@ inline void system_fence() {}
 inline void copy_to_host(void* to, const void* from, size_t num_bytes, Stream) { std::memcpy(to, from, num_bytes); }
 
 inline void* host_memory(size_t num_bytes) { return std::malloc(num_bytes); }
+inline void* device_memory(size_t num_bytes) { return std::calloc(num_bytes, 1); }
+inline void clear(void* memory, size_t num_bytes, Stream) { std::memset(memory, 0, num_bytes); }
+inline bool is_captured(Stream) { return false; }
 
 template <class Kernel>
 void launch(const Kernel& kernel, int64_t num_blocks, Stream, int64_t num_slices = 1) {
