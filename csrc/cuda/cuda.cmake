@@ -1,7 +1,17 @@
-# The GPUs' library: code for Ampere and Hopper, and PTX, which newer drivers compile. The CUDA runtime is inside, so
-# that it needs a driver alone.
+# The GPUs' library. Asked for, it has code for Ampere, Hopper and (from CUDA 12.8 on) Blackwell, and PTX, which newer
+# drivers compile; where it is built since a GPU is there, code for that one. The CUDA runtime is inside, so that it
+# needs a driver alone.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+  if(WANTS_CUDA STREQUAL "" AND NOT CMAKE_VERSION VERSION_LESS 3.24)
+    set(CMAKE_CUDA_ARCHITECTURES native)
+  else()
+    execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-arch OUTPUT_VARIABLE KNOWN_ARCHITECTURES)
+    if(KNOWN_ARCHITECTURES MATCHES "compute_100")
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+    else()
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+    endif()
+  endif()
 endif()
 enable_language(CUDA)
 set(CMAKE_CUDA_STANDARD 20)

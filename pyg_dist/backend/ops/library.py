@@ -25,9 +25,12 @@ from pyg_dist.backend import out_of_memory
 from pyg_dist.errors import DataError, LibraryNotBuiltError, OptionError, UnsupportedError
 
 _REMEDY = "run `make` in the source folder, or `pip install pyg-dist`"
+_CUDA_REMEDY = (
+    "with nvcc on PATH run `PYG_DIST_CUDA=1 pip install --force-reinstall --no-deps --no-binary pyg-dist pyg-dist`"
+)
 _REMEDIES = {
     "pyg_dist": _REMEDY,
-    "pyg_dist_cuda": "build with nvcc and PYG_DIST_CUDA=1",
+    "pyg_dist_cuda": _CUDA_REMEDY,
     "pyg_dist_simt": "`make` builds it in the source folder, for tests alone",
 }
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
