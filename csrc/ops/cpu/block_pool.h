@@ -43,7 +43,7 @@ class BlockPool {
   Bytes bytes();
 
  private:
-  static constexpr size_t kMostAreas = 4096;
+  static constexpr size_t kMostAreas = 1 << 14;
   static constexpr int kWindow = 1024;  // requests; a full-batch epoch makes some dozens
 
   using Pieces = std::map<char*, size_t>;  // sizes by address

@@ -59,6 +59,18 @@ def refusal() -> str:
     return result.stderr.strip().splitlines()[-1]
 
 
+def test_every_flag_is_asked_for_before_a_level_is_chosen() -> None:
+    """A level whose kernels use what the machine lacks would end in an illegal instruction."""
+    root = Path(__file__).parents[3]
+    table = (root / "csrc/kernels/cpu/table.cpp").read_text()
+    flags = re.search(r"set\(FLAGS_avx2 (.*)\)", (root / "CMakeLists.txt").read_text())
+    assert flags is not None
+    asked = re.search(r"\{avx2::kTable,(.*?)\},", table, re.DOTALL)
+    assert asked is not None
+    for flag in flags[1].split():
+        assert f'__builtin_cpu_supports("{flag.removeprefix("-m")}")' in asked[1], flag
+
+
 def test_unknown_isa_is_refused(refusal: str) -> None:
     assert "OptionError: PYG_DIST_ISA: expected an instruction set of this machine" in refusal
     assert "got 'avx1024'" in refusal
