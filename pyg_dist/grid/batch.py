@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
-from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.graph.sampled_edges import refuse_learning_weights, refuse_other_weights
@@ -113,7 +113,7 @@ class PickedTiles(PickedNodes):
             return super().fetch(x)
         layout = x._sharding.layout
         with local_tensors():
-            local = large_tensors.select(self.entered(x), self.grid.places(layout).to(x.device))
+            local = large_tensors.select(self.entered(x), copied_to(self.grid.places(layout), x.device))
             return self.noted(RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width)), x)
 
 
@@ -182,7 +182,7 @@ class ProductsAtSample(GridProducts):
         if norm.kind == "gcn":
             raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
         source, target = self._sampled_grid.parent_id(self.edge_index)
-        factor = self._pairs.factor(source, target, dtype).to(self.device)
+        factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
         scaled: Any = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
         whole = self.parent.operator(norm, None, dtype)
         made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))
@@ -206,7 +206,7 @@ class ProductsAtSample(GridProducts):
         pattern, entry = whole.csr.restricted(row, column)
         row_id, column_id = self._tile_ids(tile)
         source, target = column_id[pattern.on_host.col.long()], row_id[pattern.on_host.row()]
-        factor = self._pairs.factor(source, target, dtype).to(self.device)
+        factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
         values = factor if whole.weight is None else whole.weight[whole.csr.places(entry)] * factor
         row_scale = None if whole.row_scale is None else whole.row_scale[on_device(row, self.device)]
         col_scale = None if whole.col_scale is None else whole.col_scale[on_device(column, self.device)]
@@ -221,7 +221,7 @@ class ProductsAtSample(GridProducts):
             degree = whole.tile(layout).row_scale
             assert degree is not None
             row, _ = self._tile_places(self.parent.adjacency(layout))
-            values = values / degree[row.to(self.device)][on_device(tile.row, self.device)]
+            values = values / degree[on_device(row, self.device)][on_device(tile.row, self.device)]
         return GridOperator(tile.csr, values)
 
     def _tile_ids(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from against_stock import Results, assert_same
 from torch import Tensor
-from training_cases import CASES, HALO, NUM_CLASSES, NUM_STEPS, Case, Training, graph
+from training_cases import CASES, GRID, HALO, NUM_CLASSES, NUM_STEPS, Case, Training, graph
 from workers import Workers
 
 
@@ -89,13 +89,19 @@ def train_there(case: Case, library: Path) -> None:
     assert not made, made
 
 
+SPLIT_COLUMNS = Case({**GRID, "mesh": {"y": 2}}, "epilogue")
+"""A norm over columns that two ranks have."""
+
+
 def alone(place: int, case: Case) -> Any:
     """Alone a rank takes a few ways of its own: nothing travels. Most cases repeat there what two ranks show."""
     return pytest.param(case, 1, marks=[] if place % 4 == 0 else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
-    ("case", "world_size"), [*((case, 2) for case in CASES), *itertools.starmap(alone, enumerate(CASES))], ids=str
+    ("case", "world_size"),
+    [*((case, 2) for case in (*CASES, SPLIT_COLUMNS)), *itertools.starmap(alone, enumerate(CASES))],
+    ids=str,
 )
 def test_training_is_the_cpus_and_waits_for_nothing(
     pools: Callable[[int], Workers], library: Path, world_size: int, case: Case

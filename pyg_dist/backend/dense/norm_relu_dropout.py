@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.on_device import copied_to
 from pyg_dist.backend.ops import Norm, NormReLUDropoutSpec
 
 
@@ -35,7 +36,7 @@ class SplitRows:
         mean, mean_square = ops.row_moments(x, norm)
         of_part = torch.stack([mean, mean_square] if norm == "layer" else [mean_square])
         parts = self.group.gather_rows(of_part.unsqueeze(0), [1] * self.group.size)
-        share = (parts.new_tensor(self.sizes) / sum(self.sizes)).view(-1, 1)
+        share = copied_to(torch.tensor(self.sizes, dtype=parts.dtype) / sum(self.sizes), parts.device).view(-1, 1)
         mean_square = (parts[:, -1] * share).sum(0)
         if norm == "layer":
             mean = (parts[:, 0] * share).sum(0)
