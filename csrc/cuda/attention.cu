@@ -78,7 +78,7 @@ struct ReduceHeads {
   using Head = AttentionHead<T, kForm, kVec>;
   using Columns = LaneColumns<kVec, kCount>;
   using Values = A (&)[kCount][kVec];
-  static constexpr int kAhead = 2;
+  static constexpr int kAhead = Head::kAhead;
 
   AttentionGrad g;  // forward: its attention alone
   Summed summed;
@@ -91,33 +91,44 @@ struct ReduceHeads {
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t group = (block_id() * kThreads + thread_id()) >> groups.log_lanes;
     const int64_t k = groups.item(group), head = groups.head(group, block_slice());
-    if (k >= chunks.num_chunks || head >= g.attention.num_heads) return;
-    const Head edges{g.attention, head, groups.log_lanes, by_source};
-    const int64_t slice = groups.column_slice(block_slice());
+    const bool has_work = k < chunks.num_chunks && head < g.attention.num_heads;
+    const Head edges{g.attention, has_work ? head : 0, groups.log_lanes, by_source};
+    const int64_t slice = groups.column_slice(block_slice()), lanes = int64_t{1} << groups.log_lanes;
     const Columns columns = groups.columns<kVec, kCount>(slice, edges.lane(), summed.width);
-    for_rows_of_chunk(chunks.chunks, chunks.first_row[k], chunks.first_row[k + 1], k,
-                      [&](int64_t row, int64_t begin, int64_t end, int64_t slot) {
-                        A sum[kCount][kVec] = {};
-                        Softmax<A> state = kForward ? Softmax<A>::none() : Softmax<A>{};
-                        const int lanes = 1 << groups.log_lanes;
-                        for (int64_t first = begin; first < end; first += lanes) {
-                          const int count = end - first < lanes ? static_cast<int>(end - first) : lanes;
-                          const Ends own = edges.ends(row, first + (edges.lane() < count ? edges.lane() : 0));
-                          if constexpr (kForward) {
-                            add_softmax(edges, own, count, columns, state, sum);
-                          } else {
-                            add_gradients(edges, own, count, columns, state, sum);
-                          }
-                        }
-                        if (!kForward && out.second != nullptr)
-                          state.largest = sum_lanes(state.largest, groups.log_lanes);
-                        const bool has_numbers = slice == 0 && edges.lane() == 0;
-                        if (slot >= 0) {
-                          save(slot, head, columns, has_numbers, state, sum);
-                        } else {
-                          finish(row, head, columns, has_numbers, begin == end, state, sum);
-                        }
-                      });
+    const bool has_numbers = slice == 0 && edges.lane() == 0;
+    ChunkRows rows(chunks.chunks, has_work ? chunks.first_row[k] : 0, has_work ? chunks.first_row[k + 1] : 0, k);
+    A sum[kCount][kVec] = {};
+    Softmax<A> state = kForward ? Softmax<A>::none() : Softmax<A>{};
+    for (int64_t first = rows.begin; any_of_warp(rows.has_row());) {
+      const int64_t rest = rows.has_row() ? rows.end - first : 0;
+      const int count = static_cast<int>(rest < lanes ? rest : lanes);
+      const Ends own = count > 0 ? edges.ends(rows.row, first + (edges.lane() < count ? edges.lane() : 0)) : Ends{};
+      if constexpr (kForward) {
+        add_softmax(edges, own, count, columns, state, sum);
+      } else {
+        add_gradients(edges, own, count, columns, state, sum);
+      }
+      first += lanes;
+      const bool is_done = rows.has_row() && first >= rows.end;
+      if (!kForward && out.second != nullptr && any_of_warp(is_done)) {
+        const A all = sum_lanes(state.largest, groups.log_lanes, kAllLanes);
+        if (is_done) state.largest = all;
+      }
+      if (!is_done) continue;
+      if (rows.slot >= 0) {
+        save(rows.slot, head, columns, has_numbers, state, sum);
+      } else {
+        finish(rows.row, head, columns, has_numbers, rows.begin == rows.end, state, sum);
+      }
+      PYG_DIST_UNROLL
+      for (int u = 0; u < kCount; ++u) {
+        PYG_DIST_UNROLL
+        for (int v = 0; v < kVec; ++v) sum[u][v] = A{0};
+      }
+      state = kForward ? Softmax<A>::none() : Softmax<A>{};
+      rows.advance();
+      first = rows.begin;
+    }
   }
 
  private:
@@ -125,15 +136,15 @@ struct ReduceHeads {
                                    Softmax<A>& state, Values sum) const {
     A logit = edges.logit(own, count);
     if (edges.lane() >= count) logit = -static_cast<A>(__builtin_inf());
-    const A factor = state.rise(join_lanes(logit, groups.log_lanes, Softmax<A>::larger));
+    const A factor = state.rise(join_lanes(logit, groups.log_lanes, kAllLanes, Softmax<A>::larger));
     const A power = edges.lane() < count ? exp_of(logit - state.base()) : A{0};
-    state.total += sum_lanes(power, groups.log_lanes);
+    state.total += sum_lanes(power, groups.log_lanes, kAllLanes);
     PYG_DIST_UNROLL
     for (int u = 0; u < kCount; ++u) {
       PYG_DIST_UNROLL
       for (int v = 0; v < kVec; ++v) sum[u][v] *= factor;
     }
-    add_rows(edges, own, count, power * edges.kept(own), columns, sum);
+    add_rows(edges, own, count, count > 0 ? power * edges.kept(own) : A{0}, columns, sum);
   }
 
   PYG_DIST_DEVICE void add_gradients(const Head& edges, const Ends& own, int count, const Columns& columns,
@@ -144,12 +155,12 @@ struct ReduceHeads {
       add_rows(edges, own, count, summed.by_logit ? of_edge.by_logit : of_edge.weight, columns, sum);
     }
     if constexpr (kForm == AttentionForm::dynamic) {
-      for (int b = 0; b < count; ++b) {
+      for (int b = 0; any_of_warp(b < count); ++b) {
         const Ends e = edges.ends_of(own, b);
         const A ds = edges.of_lane(of_edge.by_logit, b);
         PYG_DIST_UNROLL
         for (int u = 0; u < kCount; ++u) {
-          if (!columns.has(u)) continue;
+          if (b >= count || !columns.has(u)) continue;
           A by_u[kVec];
           edges.by_ends(e, columns.at(u), ds, by_u);
           PYG_DIST_UNROLL
@@ -164,13 +175,13 @@ struct ReduceHeads {
                                 Values sum) const {
     const T* const rows = static_cast<const T*>(summed.rows) + edges.head * summed.head_step;
     const int32_t own_row = summed.by_place ? own.place : by_source ? own.target : own.source;
-    for (int b = 0; b < count; b += kAhead) {
+    for (int b = 0; any_of_warp(b < count); b += kAhead) {
       Pack<T, kVec> pack[kAhead][kCount];
       A factor[kAhead];
       PYG_DIST_UNROLL
       for (int k = 0; k < kAhead; ++k) {
         const bool is_edge = b + k < count;
-        const int from = is_edge ? b + k : b;
+        const int from = is_edge ? b + k : 0;
         const T* const row = rows + edges.of_lane(own_row, from) * summed.stride;
         factor[k] = edges.of_lane(weight, from);
         PYG_DIST_UNROLL

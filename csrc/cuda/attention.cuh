@@ -3,6 +3,9 @@
 //
 // Numbers of an edge (its logit, its dropout, their gradients) are those of its lane: additive ones it computes alone,
 // dot products over columns the group computes together, edge after edge. Nothing of an edge is kept in memory.
+//
+// All lanes of a warp take every step together, those of groups that have no edges (count = 0, nothing is read), too:
+// who takes part in a shuffle is then known, and need not be found out by each (MATCH.ANY).
 #pragma once
 
 #include <algorithm>
@@ -30,14 +33,17 @@ PYG_DIST_DEVICE A leaky_slope(A u, A slope) {
 
 // The rows that an edge names, and its place in the storage.
 struct Ends {
-  int32_t target, source, place;
+  int32_t target = 0, source = 0, place = 0;
 };
+
+PYG_DIST_DEVICE bool any_of_warp(bool is_true) { return ballot(kAllLanes, is_true) != 0; }
 
 template <class T, AttentionForm kForm, int kVec>
 struct AttentionHead {
   using A = accumulator_t<T>;
   static constexpr bool kSumsColumns = kForm != AttentionForm::additive;  // to make a logit
-  static constexpr int kAhead = 2;                                        // edges whose rows are on their way at once
+  // Edges whose rows are on their way at once, as far as registers reach.
+  static constexpr int kAhead = kForm == AttentionForm::dynamic ? 2 : 4;
 
   const Attention& p;
   const int64_t head;
@@ -75,15 +81,13 @@ struct AttentionHead {
     return {by_source ? other : own, by_source ? own : other, needs_place ? p.edge[edge] : 0};
   }
 
-  // Of the group's lane b, as all its lanes ask for.
-  PYG_DIST_DEVICE Ends ends_of(const Ends& own, int b) const {
-    const Lanes group = group_of(log_lanes);
-    const int from = (lane_id() & ~((1 << log_lanes) - 1)) + b;
-    return {shuffle(group, own.target, from), shuffle(group, own.source, from), shuffle(group, own.place, from)};
-  }
+  // Of lane b of each group.
   template <class N>
   PYG_DIST_DEVICE N of_lane(N number, int b) const {
-    return shuffle(group_of(log_lanes), number, (lane_id() & ~((1 << log_lanes) - 1)) + b);
+    return shuffle(kAllLanes, number, (lane_id() & ~((1 << log_lanes) - 1)) + b);
+  }
+  PYG_DIST_DEVICE Ends ends_of(const Ends& own, int b) const {
+    return {of_lane(own.target, b), of_lane(own.source, b), of_lane(own.place, b)};
   }
 
   // The factor of an edge: zero, or what dropout scales by.
@@ -98,20 +102,21 @@ struct AttentionHead {
   // Calls f(edge's ends, column, sums) for vectors of the head's columns, and gives each lane the sums of its edge.
   template <int kSums, class F>
   PYG_DIST_DEVICE void sum_columns(const Ends& own, int count, A (&sums)[kSums], const F& f) const {
-    for (int b = 0; b < count; b += kAhead) {
-      Ends e[kAhead];
-      A part[kAhead][kSums] = {};
+    constexpr int kEdges = kSums > 1 && kSumsColumns ? 2 : kAhead;
+    for (int b = 0; any_of_warp(b < count); b += kEdges) {
+      Ends e[kEdges];
+      A part[kEdges][kSums] = {};
       PYG_DIST_UNROLL
-      for (int k = 0; k < kAhead; ++k) e[k] = ends_of(own, b + k < count ? b + k : b);
-      for (int64_t c = lane() * kVec; c < p.num_columns; c += int64_t{kVec} << log_lanes) {
+      for (int k = 0; k < kEdges; ++k) e[k] = ends_of(own, b + k < count ? b + k : 0);
+      for (int64_t c = lane() * kVec; b < count && c < p.num_columns; c += int64_t{kVec} << log_lanes) {
         PYG_DIST_UNROLL
-        for (int k = 0; k < kAhead; ++k) f(e[k], c, part[k]);
+        for (int k = 0; k < kEdges; ++k) f(e[k], c, part[k]);
       }
       PYG_DIST_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
+      for (int k = 0; k < kEdges; ++k) {
         PYG_DIST_UNROLL
         for (int s = 0; s < kSums; ++s) {
-          const A sum = sum_lanes(part[k][s], log_lanes);
+          const A sum = sum_lanes(part[k][s], log_lanes, kAllLanes);
           if (lane() == b + k) sums[s] = sum;
         }
       }
@@ -184,7 +189,7 @@ struct AttentionHead {
     if constexpr (kSumsColumns) {
       sum_columns(own, count, sum, [&](const Ends& e, int64_t c, A(&to)[1]) { to[0] += logit_part(e, c); });
     }
-    return logit_from(own, sum[0]);
+    return count > 0 ? logit_from(own, sum[0]) : A{0};
   }
 
   // Of this lane's edge alike: the gradient by its logit (additive: before the leaky ReLU; dot: before the scale), and
@@ -203,6 +208,7 @@ struct AttentionHead {
       for (int v = 0; v < kVec; ++v) to[0] += x[v] * y[v];
       if constexpr (kSumsColumns) to[1] += logit_part(e, c);
     });
+    if (count == 0) return {};
     const int64_t of_head = own.target * p.num_heads + head;
     if (g.grad_z != nullptr) {
       sums[0] += edge_dot(static_cast<const T*>(g.grad_z) + of_head * p.num_edge_columns, own);

@@ -23,18 +23,19 @@ struct EdgeGradients {
     const Attention& p = g.attention;
     const int lanes = 1 << log_lanes, lane = thread_id() & (lanes - 1);
     const int64_t first = (block_id() * kThreads + thread_id()) >> log_lanes << log_lanes;
-    if (first >= p.num_edges) return;
-    const int count = p.num_edges - first < lanes ? static_cast<int>(p.num_edges - first) : lanes;
-    const int64_t edge = first + (lane < count ? lane : 0), row = row_of_edge(p.rowptr, p.num_rows, edge);
+    const int64_t rest = first < p.num_edges ? p.num_edges - first : 0;
+    const int count = rest < lanes ? static_cast<int>(rest) : lanes;
+    const int64_t edge = first + (lane < count ? lane : 0);
+    const int64_t row = count > 0 ? row_of_edge(p.rowptr, p.num_rows, edge) : 0;
     const int64_t column = block_slice() * kColumns;
     A sum[kColumns] = {};
     for (int64_t h = 0; h < p.num_heads; ++h) {
       const Head head{p, h, log_lanes, false};
-      const Ends own = head.ends(row, edge);
+      const Ends own = count > 0 ? head.ends(row, edge) : Ends{};
       const typename Head::Gradient of_edge = head.gradient(g, own, count);
       if constexpr (kForm == AttentionForm::dynamic) {
         add_parts(head, own, count, column, of_edge.by_logit, sum);
-      } else {
+      } else if (count > 0) {
         const T* const weight = head.edge_weight(own);
         const T* const by_z = static_cast<const T*>(g.grad_z) + (own.target * p.num_heads + h) * p.num_edge_columns;
         PYG_DIST_UNROLL
@@ -92,20 +93,26 @@ struct SumParameters {
     const int64_t group = (block_id() * kThreads + thread_id()) >> groups.log_lanes;
     const int64_t slice = block_slice() % groups.num_slices, first_row = block_slice() / groups.num_slices * kRows;
     const int64_t k = groups.item(group), h = groups.head(group, slice);
-    if (k >= num_shares || h >= p.num_heads) return;
-    const Head head{p, h, groups.log_lanes, false};
+    const bool has_work = k < num_shares && h < p.num_heads;
+    const Head head{p, has_work ? h : 0, groups.log_lanes, false};
     const auto columns = groups.columns<1, kCount>(groups.column_slice(slice), head.lane(), p.num_columns);
-    const int64_t begin = k * share, end = begin + share < p.num_edges ? begin + share : p.num_edges;
+    const int64_t begin = k * share;
+    const int64_t size = !has_work ? 0 : begin + share < p.num_edges ? share : p.num_edges - begin;
     const int lanes = 1 << groups.log_lanes;
     A sum[kRows][kCount] = {};
-    for (int64_t first = begin; first < end; first += lanes) {
-      const int count = end - first < lanes ? static_cast<int>(end - first) : lanes;
+    for (int64_t done = 0; done < share; done += lanes) {
+      const int64_t first = begin + done, rest = done < size ? size - done : 0;
+      const int count = rest < lanes ? static_cast<int>(rest) : lanes;
       const int64_t edge = first + (head.lane() < count ? head.lane() : 0);
-      const Ends own = head.ends(row_of_edge(p.rowptr, p.num_rows, edge), edge);
+      const Ends own = count > 0 ? head.ends(row_of_edge(p.rowptr, p.num_rows, edge), edge) : Ends{};
       const A by_logit = head.gradient(g, own, count).by_logit;
-      for (int b = 0; b < count; ++b)
-        add(head, head.ends_of(own, b), head.of_lane(by_logit, b), first_row, columns, sum);
+      for (int b = 0; any_of_warp(b < count); ++b) {
+        const Ends e = head.ends_of(own, b);
+        const A ds = head.of_lane(by_logit, b);
+        if (b < count) add(head, e, ds, first_row, columns, sum);
+      }
     }
+    if (!has_work) return;
     A* const to = sums + (k * num_rows() * p.num_heads + h) * p.num_columns;
     PYG_DIST_UNROLL
     for (int r = 0; r < kRows; ++r) {

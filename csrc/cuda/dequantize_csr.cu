@@ -14,7 +14,7 @@ struct UnpackEdges {
   using T = T_;
   using A = float;
   static constexpr int kInByte = kBits < 8 ? 8 / kBits : 1, kOfNumber = kBits == 16 ? 2 : 1;  // numbers; bytes
-  static constexpr int kVec = sizeof(Word) / kOfNumber * kInByte, kCount = kCount_;
+  static constexpr int kVec = sizeof(Word) / kOfNumber * kInByte, kCount = kCount_, kThreadsAtOnce = 512;
   static constexpr int64_t kHeader = kBits == 16 ? 0 : kParameterBytes;
   using Columns = LaneColumns<kVec, kCount>;
 

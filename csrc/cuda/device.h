@@ -143,10 +143,20 @@ inline bool is_captured(Stream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-// 512 threads fit a multiprocessor, so each has up to 128 registers; left to itself, the compiler spills one or two
-// of 80.
+// Threads of a kernel that a multiprocessor has at once, at least: 512 where the kernel does not say, so each has up to
+// 128 registers; left to itself, the compiler spills one or two of 80.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, 512 / Kernel::kThreads) run(const __grid_constant__ Kernel kernel) {
+constexpr int threads_at_once() {
+  if constexpr (requires { Kernel::kThreadsAtOnce; }) {
+    return Kernel::kThreadsAtOnce;
+  } else {
+    return 512;
+  }
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, threads_at_once<Kernel>() / Kernel::kThreads)
+    run(const __grid_constant__ Kernel kernel) {
   __shared__ typename Kernel::Shared shared;
   kernel(shared);
 }
@@ -155,6 +165,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, 512 / Kernel::kThreads) run(
 template <class Kernel>
 void launch(const Kernel& kernel, int64_t num_blocks, Stream stream, int64_t num_slices = 1) {
   if (num_blocks == 0 || num_slices == 0) return;
+  check_grid(num_blocks, num_slices);
   const dim3 grid(static_cast<unsigned>(num_blocks), static_cast<unsigned>(num_slices));
   run<<<grid, Kernel::kThreads, 0, stream>>>(kernel);
   check(cudaGetLastError());

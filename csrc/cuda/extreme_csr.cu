@@ -8,7 +8,7 @@ namespace {
 template <class T, int kVec_, int kCount_>
 struct ExtremeOp {
   using A = accumulator_t<T>;
-  static constexpr int kVec = kVec_, kCount = kCount_;
+  static constexpr int kVec = kVec_, kCount = kCount_, kThreadsAtOnce = 512;
   using Columns = LaneColumns<kVec, kCount>;
 
   ExtremeCsr p;

@@ -50,7 +50,9 @@ void dequantize_csr_add(const DequantizeCsr& problem, const Queue& queue);
 
 // An index that is out of range counts for nothing, and the check's cell says so.
 void gather_rows(const GatherRows& problem, const IndexCheck& check, const Queue& queue);
-void scatter_add_rows(const ScatterAddRows& problem, const IndexCheck& check, const Queue& queue);
+// By pieces of so many rows, since a sort has fewer than 2^31.
+void scatter_add_rows(const ScatterAddRows& problem, const IndexCheck& check, const Queue& queue,
+                      int64_t most_rows = INT32_MAX);
 void keyed_permutation(const KeyedPermutation& problem, const IndexCheck& check, const Queue& queue);
 void transpose_csr(const TransposeCsr& problem, const IndexCheck& check, const Queue& queue);
 

@@ -82,13 +82,14 @@ struct EpilogueRows {
     const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
     if (row >= p.keyed.num_rows) return;
     const int lane = thread_id() & ((1 << log_lanes) - 1), lanes = 1 << log_lanes;
+    const Lanes group = group_of(log_lanes);
     EpilogueRow<T> r(p, row, is_aligned);
     const A count = static_cast<A>(p.keyed.num_columns);
     if (p.moments == RowMoments::given) r.read_moments();
     if (p.norm == RowNorm::layer && p.moments != RowMoments::given) {
       A sum = 0;
       for (int64_t k = lane; k < r.counters(); k += lanes) sum += sum_of(r, r.columns(k), [](A x) { return x; });
-      r.mean = sum_lanes(sum, log_lanes) / count;
+      r.mean = sum_lanes(sum, log_lanes, group) / count;
       if (lane == 0) static_cast<A*>(p.mean)[row] = r.mean;
     }
     if (p.norm != RowNorm::none && p.moments != RowMoments::given) {
@@ -96,7 +97,7 @@ struct EpilogueRows {
       for (int64_t k = lane; k < r.counters(); k += lanes) {
         sum += sum_of(r, r.columns(k), [&](A x) { return (x - r.mean) * (x - r.mean); });
       }
-      const A mean_square = sum_lanes(sum, log_lanes) / count;
+      const A mean_square = sum_lanes(sum, log_lanes, group) / count;
       r.rstd = p.moments == RowMoments::alone ? mean_square : A{1} / root(mean_square + static_cast<A>(p.eps));
       if (lane == 0) static_cast<A*>(p.rstd)[row] = r.rstd;
     }
@@ -153,6 +154,7 @@ struct EpilogueGradRows {
     const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
     if (row >= p.keyed.num_rows) return;
     const int lane = thread_id() & ((1 << log_lanes) - 1), lanes = 1 << log_lanes;
+    const Lanes group = group_of(log_lanes);
     EpilogueRow<T> r(p, row, is_aligned);
     r.read_moments();
     if (g.pass == RowGrad::second) return second_pass(r, lane, lanes);
@@ -170,8 +172,8 @@ struct EpilogueGradRows {
           slope += by_n * n[c];
         }
       }
-      mean = p.norm == RowNorm::layer ? sum_lanes(mean, log_lanes) : A{0};
-      slope = sum_lanes(slope, log_lanes);
+      mean = p.norm == RowNorm::layer ? sum_lanes(mean, log_lanes, group) : A{0};
+      slope = sum_lanes(slope, log_lanes, group);
       if (g.pass == RowGrad::first && lane == 0) {
         static_cast<A*>(g.by_row)[2 * row] = mean;
         static_cast<A*>(g.by_row)[2 * row + 1] = slope;
@@ -283,7 +285,8 @@ void norm_relu_dropout_grad(const NormReLUDropoutGrad& problem, const Queue& que
     const bool aligned = is_aligned<T>(problem.forward, problem.grad, problem.grad_x);
     launch(EpilogueGradRows<T>{problem, log_lanes, aligned},
            blocks_for(keyed.num_rows << log_lanes, EpilogueGradRows<T>::kThreads), queue.stream);
-    if (problem.pass == RowGrad::second) return;
+    const bool has_sums = problem.forward.weight != nullptr || problem.forward.bias != nullptr;
+    if (problem.pass == RowGrad::second || !has_sums) return;
     launch(EpilogueGradSums<T>{problem, counters, aligned}, problem.num_groups, queue.stream,
            blocks_for(counters, kWarp));
   });

@@ -14,8 +14,8 @@ PYG_DIST_DEVICE bool is_row_of_x(const SpmmCsr& sums, int64_t row) {
 
 // The other rows are summed into scratch memory.
 template <class X, int kVec, int kCount>
-struct SumsToQuantize : SumEdges<X, accumulator_t<X>, kVec, kCount> {
-  using Base = SumEdges<X, accumulator_t<X>, kVec, kCount>;
+struct SumsToQuantize : SumEdges<X, accumulator_t<X>, kVec, kCount, false> {
+  using Base = SumEdges<X, accumulator_t<X>, kVec, kCount, false>;
   using typename Base::A;
   using Columns = LaneColumns<kVec, kCount>;
 
@@ -140,9 +140,9 @@ struct PackRows {
       high = value > high ? value : high;
       bad += value * 0.0f;
     }
-    low = join_lanes(low, 5, [](float a, float b) { return a < b ? a : b; });
-    high = join_lanes(high, 5, [](float a, float b) { return a > b ? a : b; });
-    const Parameters parameters(low, high, sum_lanes(bad, 5), kLevels);
+    low = join_lanes(low, 5, kAllLanes, [](float a, float b) { return a < b ? a : b; });
+    high = join_lanes(high, 5, kAllLanes, [](float a, float b) { return a > b ? a : b; });
+    const Parameters parameters(low, high, sum_lanes(bad, 5, kAllLanes), kLevels);
     if (lane_id() == 0) {
       put(packed, static_cast<uint16_t>(bits_of(parameters.zero) >> 16));
       put(packed + 2, static_cast<uint16_t>(bits_of(parameters.scale) >> 16));

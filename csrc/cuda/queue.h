@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
+#include <string>
 
 struct CUstream_st;  // what cudaStream_t points to
 
@@ -14,6 +16,15 @@ struct Queue {
   Stream stream;
   std::function<void*(int64_t num_bytes)> scratch;  // memory until the queue has come so far; aligned to 64 bytes
 };
+
+// What a grid may have: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+inline void check_grid(int64_t num_blocks, int64_t num_slices) {
+  if (num_blocks >= int64_t{1} << 31 || num_slices >= int64_t{1} << 16) {
+    throw std::runtime_error("cuda: expected a grid of fewer than 2^31 blocks and 65,536 slices, got " +
+                             std::to_string(num_blocks) + " and " + std::to_string(num_slices) +
+                             "; take fewer rows or columns at once");
+  }
+}
 
 template <class T>
 T* scratch(const Queue& queue, int64_t count) {

@@ -14,6 +14,7 @@
 //   p                                 the problem: rowptr, num_rows, num_edges
 //   A                                 what it keeps
 //   kVec, kCount                      values of a vector, and vectors of a lane
+//   kThreadsAtOnce                    of a multiprocessor, which has so many registers for each
 //   identity()                        of no edge
 //   add(row, begin, end, columns, v)  takes in edges
 //   join(a, b)                        of two pieces
@@ -85,20 +86,45 @@ struct FindChunks {
   }
 };
 
-// Calls use(row, edge_begin, edge_end, slot) for each row of chunk k, which begins with row `first` and the one behind
-// it with row `next`: its edges there, and for a hub the slot of its
-// piece, else -1: each chunk has two, of the end and of the start of a hub.
+// The rows of chunk k, one after another; the chunk begins with row `first`, and the one behind it with row `next`. Of
+// each its edges there, and for a hub the slot of its piece, else -1: each chunk has two, of the end and of the start
+// of a hub.
+class ChunkRows {
+ public:
+  int64_t row = 0, begin = 0, end = 0, slot = -1;
+
+  PYG_DIST_DEVICE ChunkRows(const RowChunks& chunks, int64_t first, int64_t next, int64_t k)
+      : chunks_(chunks), first_(first), next_(next), k_(k) {
+    const bool has_head = first > 0 && chunks.is_hub(first - 1) && chunks.last_chunk(first - 1) >= k;
+    row = first - has_head;
+    find();
+  }
+  PYG_DIST_DEVICE bool has_row() const { return row < next_; }
+  PYG_DIST_DEVICE void advance() {
+    ++row;
+    find();
+  }
+
+ private:
+  PYG_DIST_DEVICE void find() {
+    if (!has_row()) return;
+    const RowChunks::Piece piece = chunks_.piece(row, k_);
+    const bool is_piece = piece.row >= 0;
+    begin = is_piece ? piece.edge_begin : chunks_.edge_begin(row);
+    end = is_piece ? piece.edge_end : chunks_.edge_begin(row + 1);
+    slot = is_piece ? 2 * k_ + (row >= first_) : -1;
+  }
+
+  const RowChunks& chunks_;
+  int64_t first_, next_, k_;
+};
+
+// Calls use(row, begin, end, slot) for each of them.
 template <class Use>
 PYG_DIST_DEVICE void for_rows_of_chunk(const RowChunks& chunks, int64_t first, int64_t next, int64_t k,
                                        const Use& use) {
-  const bool has_head = first > 0 && chunks.is_hub(first - 1) && chunks.last_chunk(first - 1) >= k;
-  for (int64_t row = first - has_head; row < next; ++row) {
-    const RowChunks::Piece piece = chunks.piece(row, k);
-    if (piece.row >= 0) {
-      use(row, piece.edge_begin, piece.edge_end, 2 * k + (row >= first));
-    } else {
-      use(row, chunks.edge_begin(row), chunks.edge_begin(row + 1), int64_t{-1});
-    }
+  for (ChunkRows rows(chunks, first, next, k); rows.has_row(); rows.advance()) {
+    use(rows.row, rows.begin, rows.end, rows.slot);
   }
 }
 
@@ -155,6 +181,7 @@ struct RowReduction {
 
 template <class Op>
 struct ReduceChunks : RowReduction<Op> {
+  static constexpr int kThreadsAtOnce = Op::kThreadsAtOnce;
   using Base = RowReduction<Op>;
   using typename Base::Columns;
   using typename Base::Shared;

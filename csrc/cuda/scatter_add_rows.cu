@@ -1,6 +1,10 @@
 // Rows sorted by where they go. Sums of float32 and float64 are then a product with the pattern of the order, which
 // cuts targets of many rows by work; narrower ones round after each addition, as the CPU does, so a group adds one by
 // one.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 #include "cuda/ascending.cuh"
 #include "cuda/bad_index.cuh"
 #include "cuda/element.cuh"
@@ -15,11 +19,12 @@ namespace {
 // Keys of rows: where they go; num_out_rows, behind all others, for those that go nowhere.
 struct TargetKeys {
   ScatterAddRows p;
+  int64_t first;  // of these among all
   uint32_t* key;
   IndexCheck check;
 
   PYG_DIST_DEVICE void operator()(int64_t r) const {
-    const bool is_good = is_in_range(p.index[r], p.num_out_rows, r, check);
+    const bool is_good = is_in_range(p.index[r], p.num_out_rows, first + r, check);
     key[r] = static_cast<uint32_t>(is_good ? p.index[r] : p.num_out_rows);
   }
 };
@@ -102,12 +107,10 @@ void add_runs(const ScatterAddRows& p, const Sorted& sorted, const Queue& queue)
   });
 }
 
-}  // namespace
-
-void scatter_add_rows(const ScatterAddRows& p, const IndexCheck& check, const Queue& queue) {
-  if (p.num_rows == 0) return;
+// Of fewer than 2^31 rows, as many as are sorted at once.
+void add_piece(const ScatterAddRows& p, int64_t first, const IndexCheck& check, const Queue& queue) {
   auto* const key = scratch<uint32_t>(queue, p.num_rows);
-  for_each(TargetKeys{p, key, check}, p.num_rows, queue);
+  for_each(TargetKeys{p, first, key, check}, p.num_rows, queue);
   int num_bits = 0;
   while (p.num_out_rows >> num_bits > 0) ++num_bits;
   const Sorted sorted = sort_keys(key, p.num_rows, num_bits, queue);
@@ -118,6 +121,22 @@ void scatter_add_rows(const ScatterAddRows& p, const IndexCheck& check, const Qu
       add_products(p, sorted, queue);
     }
   });
+}
+
+}  // namespace
+
+void scatter_add_rows(const ScatterAddRows& p, const IndexCheck& check, const Queue& queue, int64_t most_rows) {
+  if (p.num_out_rows >= UINT32_MAX) {
+    throw std::runtime_error("scatter_add_rows: expected fewer than 2^32 - 1 rows of 'out', got " +
+                             std::to_string(p.num_out_rows));
+  }
+  for (int64_t first = 0; first < p.num_rows; first += most_rows) {
+    ScatterAddRows piece = p;
+    piece.index += first;
+    piece.rows = static_cast<const char*>(p.rows) + first * p.rows_stride * bytes_of(p.element);
+    piece.num_rows = std::min(p.num_rows - first, most_rows);
+    add_piece(piece, first, check, queue);
+  }
 }
 
 }  // namespace pyg_dist::gpu

@@ -1,6 +1,8 @@
 // A radix sort, eight bits at a time from the lowest ones, each step stable: Satish, Harris and Garland, "Designing
 // efficient sorting algorithms for manycore GPUs" (IPDPS 2009).
 
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "cuda/scan.cuh"
@@ -102,6 +104,9 @@ struct MoveKeys {
 }  // namespace
 
 Sorted sort_keys(uint32_t* key, int64_t count, int num_bits, const Queue& queue) {
+  if (count > INT32_MAX) {
+    throw std::runtime_error("cuda: expected fewer than 2^31 numbers to sort, got " + std::to_string(count));
+  }
   const int64_t num_tiles = blocks_for(count, kTile);
   uint32_t* other_key = scratch<uint32_t>(queue, count);
   int32_t *place = scratch<int32_t>(queue, count), *other_place = scratch<int32_t>(queue, count);

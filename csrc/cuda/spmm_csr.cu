@@ -8,7 +8,9 @@ void spmm_csr(const SpmmCsr& problem, const Queue& queue) {
     Alignment<X> alignment(problem.num_features);
     alignment.template rows<X>(problem.x, problem.x_stride).template rows<Out>(problem.out, problem.out_stride);
     with_vectors<X>(alignment, [&]<int kVec, int kCount>() {
-      reduce_rows(SumEdges<X, Out, kVec, kCount>{problem}, problem.num_features, queue);
+      with_scales(problem, [&]<bool kDivide>() {
+        reduce_rows(SumEdges<X, Out, kVec, kCount, kDivide>{problem}, problem.num_features, queue);
+      });
     });
   };
   for_element(problem.x_element, [&]<class X>() {

@@ -6,11 +6,13 @@
 
 namespace pyg_dist::gpu {
 
-template <class X, class Out, int kVec_, int kCount_>
+// kDivide: by the scales. A division is a call, and most products multiply.
+template <class X, class Out, int kVec_, int kCount_, bool kDivide>
 struct SumEdges {
   using A = accumulator_t<X>;
   static constexpr int kVec = kVec_, kCount = kCount_;
   static constexpr int kAhead = kCount == 4 ? 2 : 4;  // rows in flight, as far as registers reach
+  static constexpr int kThreadsAtOnce = kDivide || sizeof(X) == 8 ? 512 : 1024;
 
   SpmmCsr p;
 
@@ -35,7 +37,7 @@ struct SumEdges {
       if (p.accumulate) load_values<Out, kVec>(to + columns.at(u), before);
       PYG_DIST_UNROLL
       for (int v = 0; v < kVec; ++v) {
-        if (row_scale != nullptr) sum[u][v] = p.divide ? sum[u][v] / row_scale[row] : sum[u][v] * row_scale[row];
+        if (row_scale != nullptr) sum[u][v] = kDivide ? sum[u][v] / row_scale[row] : sum[u][v] * row_scale[row];
         if (p.accumulate) sum[u][v] += before[v];
       }
       store_values<Out, kVec>(to + columns.at(u), sum[u]);
@@ -48,34 +50,46 @@ struct SumEdges {
     const auto* const x = static_cast<const X*>(p.x);
     const auto* const weight = static_cast<const A*>(p.weight);
     const auto* const col_scale = static_cast<const A*>(p.col_scale);
+    int64_t source[kEdges];
+    PYG_DIST_UNROLL
+    for (int k = 0; k < kEdges; ++k) source[k] = p.col[e + k];  // first, so that all rows can be asked for at once
     Pack<X, kVec> value[kEdges][kCount];
-    A factor[kEdges], divisor[kEdges];
+    A factor[kEdges];
     PYG_DIST_UNROLL
     for (int k = 0; k < kEdges; ++k) {
-      const int64_t source = p.col[e + k];
-      factor[k] = weight == nullptr ? A{1} : weight[e + k];
-      divisor[k] = A{1};
-      if (col_scale != nullptr && p.divide) divisor[k] = col_scale[source];
-      if (col_scale != nullptr && !p.divide) factor[k] *= col_scale[source];
+      const X* const from = x + source[k] * p.x_stride;
       PYG_DIST_UNROLL
       for (int u = 0; u < kCount; ++u) {
-        value[k][u] = columns.has(u) ? load<kVec>(x + source * p.x_stride + columns.at(u)) : Pack<X, kVec>{};
+        value[k][u] = columns.has(u) ? load<kVec>(from + columns.at(u)) : Pack<X, kVec>{};
       }
+      factor[k] = weight == nullptr ? A{1} : weight[e + k];
+      if (!kDivide && col_scale != nullptr) factor[k] *= col_scale[source[k]];
     }
-    const bool divides = p.divide && col_scale != nullptr;
     PYG_DIST_UNROLL
     for (int k = 0; k < kEdges; ++k) {
+      const A divisor = kDivide && col_scale != nullptr ? col_scale[source[k]] : A{1};
       PYG_DIST_UNROLL
       for (int u = 0; u < kCount; ++u) {
         PYG_DIST_UNROLL
         for (int v = 0; v < kVec; ++v) {
           A term = to_sum(value[k][u].value[v]);
-          if (divides) term = to_sum(from_sum<X>(term / divisor[k]));  // rounded as if a tensor of quotients came in
+          // Rounded as if a tensor of quotients came in.
+          if (kDivide && col_scale != nullptr) term = to_sum(from_sum<X>(term / divisor));
           sum[u][v] += term * factor[k];
         }
       }
     }
   }
 };
+
+// Calls f.operator()<kDivide>().
+template <class F>
+void with_scales(const SpmmCsr& p, const F& f) {
+  if (p.divide && (p.row_scale != nullptr || p.col_scale != nullptr)) {
+    f.template operator()<true>();
+  } else {
+    f.template operator()<false>();
+  }
+}
 
 }  // namespace pyg_dist::gpu

@@ -12,17 +12,17 @@ PYG_DIST_DEVICE Lanes group_of(int log_lanes) {
   return all << (lane_id() & ~(lanes - 1));
 }
 
-// The values of a group's lanes put together, the same bits in each of them.
+// The values of a group's lanes put together, the same bits in each of them. `lanes` come here together: the group's,
+// or all of the warp, each group for itself, of which the compiler then has nothing to find out (MATCH.ANY).
 template <class T, class Join>
-PYG_DIST_DEVICE T join_lanes(T value, int log_lanes, const Join& join) {
-  const Lanes group = group_of(log_lanes);
-  for (int bits = 1 << log_lanes >> 1; bits > 0; bits >>= 1) value = join(value, shuffle_xor(group, value, bits));
+PYG_DIST_DEVICE T join_lanes(T value, int log_lanes, Lanes lanes, const Join& join) {
+  for (int bits = 1 << log_lanes >> 1; bits > 0; bits >>= 1) value = join(value, shuffle_xor(lanes, value, bits));
   return value;
 }
 
 template <class T>
-PYG_DIST_DEVICE T sum_lanes(T value, int log_lanes) {
-  return join_lanes(value, log_lanes, [](T a, T b) { return a + b; });
+PYG_DIST_DEVICE T sum_lanes(T value, int log_lanes, Lanes lanes) {
+  return join_lanes(value, log_lanes, lanes, [](T a, T b) { return a + b; });
 }
 
 // The least group whose lanes have `count` items, `each` a lane.

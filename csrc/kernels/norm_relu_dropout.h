@@ -52,7 +52,7 @@ struct NormReLUDropoutGrad {
   NormReLUDropout forward;
   const void* grad;
   void* grad_x;
-  void* sums;  // [num_groups, 3, num_columns] accumulator type, zeros: by weight, by bias, scratch
+  void* sums;  // [num_groups, 3, num_columns] accumulator type, zeros: by weight, by bias (if there is one), scratch
   int64_t num_groups;
   RowGrad pass = RowGrad::whole;
   void* by_row = nullptr;  // [num_rows, 2] accumulator type, unless the pass is whole: of by_n, and of by_n n

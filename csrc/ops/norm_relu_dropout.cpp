@@ -12,7 +12,7 @@ namespace pyg_dist {
 namespace {
 
 // Partial sums over rows of the backward pass: enough for load balance, and a number that no thread count changes.
-constexpr int64_t kMaxRowGroups = 64, kElementsPerGroup = 1 << 15;
+constexpr int64_t kMaxRowGroups = 512, kElementsPerGroup = 1 << 15;
 
 int64_t num_groups_of(const Tensor& x) { return std::clamp<int64_t>(x.numel() / kElementsPerGroup, 1, kMaxRowGroups); }
 

@@ -3,6 +3,8 @@
 
 #include "cross/kernels_trial.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,7 +30,7 @@ class Simulated {
   void sddmm_csr(const SddmmCsr& p) const { gpu::sddmm_csr(p, queue()); }
   // Of an odd number of rows with one more, which goes nowhere.
   void scatter_add_rows(ScatterAddRows p) const {
-    if (p.num_rows % 2 == 0) return gpu::scatter_add_rows(p, check_, queue());
+    if (p.num_rows % 2 == 0) return gpu::scatter_add_rows(p, check_, queue(), p.num_rows / 2 + 1);  // two pieces
     std::vector<int64_t> index(p.index, p.index + p.num_rows);
     index.push_back(p.num_out_rows);
     p.index = index.data();
@@ -141,6 +143,45 @@ int64_t try_unpackable(const Simulated& device) {
   return wrong;
 }
 
+// Rows that lie more than 2^32 bytes apart, in address space that takes no memory.
+int64_t try_far_rows(const Simulated& device) {
+  constexpr int64_t kColumns = 3, kStride = (int64_t{1} << 30) + 8;
+  constexpr size_t kBytes = (2 * kStride + kColumns) * sizeof(float);
+  void* const mapped =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::runtime_error("trial: no address space for rows that lie far apart");
+  auto* const x = static_cast<float*>(mapped);
+  const float last[] = {3, 5, 7};
+  std::copy_n(last, kColumns, x + 2 * kStride);
+  const int64_t rowptr[] = {0, 1}, index[] = {2};
+  const int32_t col[] = {2};
+  float sum[kColumns] = {}, row[kColumns] = {}, dot = 0;
+  SpmmCsr spmm{};
+  spmm.rowptr = rowptr, spmm.col = col, spmm.x = x, spmm.out = sum;
+  spmm.num_rows = spmm.num_edges = 1, spmm.num_source_rows = 3, spmm.num_features = spmm.out_stride = kColumns;
+  spmm.x_stride = kStride, spmm.x_element = spmm.out_element = Element::f32;
+  device.spmm_csr(spmm);
+  device.sddmm_csr({rowptr, col, last, x, &dot, 1, 1, kColumns, kColumns, kStride, Element::f32});
+  const bool is_found = device.gather_rows({reinterpret_cast<const char*>(x), index, reinterpret_cast<char*>(row), 3, 1,
+                                            sizeof(row), kStride * int64_t{sizeof(float)}, sizeof(row)});
+  munmap(mapped, kBytes);
+  return !std::equal(sum, sum + kColumns, last) + !std::equal(row, row + kColumns, last) + (dot != 83) + !is_found;
+}
+
+// A grid that no GPU has is refused before it is launched.
+int64_t try_large_grids() {
+  int64_t wrong = 2;
+  for (const auto& [num_blocks, num_slices] : {std::pair{int64_t{1} << 31, int64_t{1}}, {1, 1 << 16}}) {
+    try {
+      gpu::check_grid(num_blocks, num_slices);
+    } catch (const std::runtime_error&) {
+      --wrong;
+    }
+  }
+  gpu::check_grid((int64_t{1} << 31) - 1, (1 << 16) - 1);
+  return wrong;
+}
+
 }  // namespace
 }  // namespace pyg_dist
 
@@ -152,7 +193,7 @@ int main() {
     for (const uint64_t seed : {1, 2, 3}) {
       digest = 0;
       simt::set_seed(seed);
-      const int64_t wrong = try_all(device) + try_unpackable(device);
+      const int64_t wrong = try_all(device) + try_unpackable(device) + try_far_rows(device) + try_large_grids();
       if (seed == 1) first = digest;
       std::printf("simt, order %d: %lld wrong values%s\n", static_cast<int>(seed), static_cast<long long>(wrong),
                   digest == first ? "" : ", other bits than in order 1");

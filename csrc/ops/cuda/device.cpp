@@ -66,6 +66,10 @@ BadIndex launch_checked(const Problem& problem, const char* op, const char* name
   return {};
 }
 
+void scatter_add_rows(const ScatterAddRows& problem, const gpu::IndexCheck& check, const gpu::Queue& queue) {
+  gpu::scatter_add_rows(problem, check, queue);
+}
+
 void spmm_csr(const SpmmCsr& problem, const Tensor&, SpmmForm) { gpu::spmm_csr(problem, CurrentQueue()); }
 
 // An op that needs its problem alone.
@@ -92,7 +96,7 @@ DeviceOps table() {
     return launch_checked<GatherRows, gpu::gather_rows>(problem, "gather_rows", "index");
   };
   ops.scatter_add_rows = [](const ScatterAddRows& problem) {
-    return launch_checked<ScatterAddRows, gpu::scatter_add_rows>(problem, "scatter_add_rows", "index");
+    return launch_checked<ScatterAddRows, scatter_add_rows>(problem, "scatter_add_rows", "index");
   };
   ops.keyed_permutation = [](const KeyedPermutation& problem) {
     return launch_checked<KeyedPermutation, gpu::keyed_permutation>(problem, "keyed_permutation", "place");

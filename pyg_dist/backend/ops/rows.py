@@ -223,6 +223,6 @@ def _(x: Tensor, weight: object, bias: object, key: object, norm: int, *numbers:
 
 @meta_kernel("norm_relu_dropout_grad")
 def _(grad: Tensor, x: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
-    num_groups = min(max(x.numel() // 2**15, 1), 64)  # csrc/ops/norm_relu_dropout.cpp
+    num_groups = min(max(x.numel() // 2**15, 1), 512)  # csrc/ops/norm_relu_dropout.cpp
     sums = x.new_empty(num_groups, 3, x.shape[1], dtype=sum_dtype(x))
     return torch.empty_like(x), sums, x.new_empty(x.shape[0] if others[-1] else 0, 2, dtype=sum_dtype(x))

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Compiled(NamedTuple):
     path: Path
     said: str
     """By ptxas, of each one."""
+    cubin: Path
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +54,70 @@ def kernels(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     folder = tmp_path_factory.mktemp("kernels")
     unit, path = folder / "kernels.cu", folder / "kernels.o"
     unit.write_text("".join(f'#include "cuda/{source.name}"\n' for source in sorted(CSRC.glob("cuda/*.cu"))))
-    done = run(nvcc, *FLAGS, "-O3", f"-arch=sm_{ARCHITECTURE}", "-Xptxas=-v", "-c", unit, "-o", path)
-    return Compiled(path, done.stderr)
+    kept = ["-keep", "--keep-dir", folder]
+    done = run(nvcc, *FLAGS, "-O3", f"-arch=sm_{ARCHITECTURE}", "-Xptxas=-v", *kept, "-c", unit, "-o", path)
+    return Compiled(path, done.stderr, next(folder.glob("*.cubin")))
 
 
 def test_no_kernel_spills_registers(kernels: Compiled) -> None:
     found = re.findall(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores", kernels.said, re.DOTALL)
     assert len(found) > 200
     assert [name for name, spilled in found if spilled != "0"] == []
+
+
+class Machine(NamedTuple):
+    """What ptxas has made of a kernel."""
+
+    num_instructions: int
+    num_registers: int
+    num_matches: int
+    """MATCH.ANY: lanes find out who takes part in a shuffle, at each one."""
+    num_local: int
+    """Loads and stores of local memory."""
+
+
+@pytest.fixture(scope="module")
+def machine(kernels: Compiled) -> dict[str, Machine]:
+    """By the kernel's name in C++."""
+    wheel = Path(sysconfig.get_path("purelib")) / "nvidia/cu13/bin/nvdisasm"
+    found = shutil.which("nvdisasm") or (wheel if wheel.exists() else None)
+    if found is None:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    text = run(found, "-c", kernels.cubin).stdout
+    registers = dict(re.findall(r"Compiling entry function '(\w+)'.*?Used (\d+) registers", kernels.said, re.DOTALL))
+    bodies = dict(re.findall(r"^\.text\.(\w+):\n(.*?)(?=^\.text\.|\Z)", text, re.DOTALL | re.MULTILINE))
+    names = run("c++filt", *bodies).stdout.splitlines()
+    made = {}
+    for name, (mangled, body) in zip(names, bodies.items(), strict=True):
+        lines = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", body, re.MULTILINE)
+        counts = [sum(bool(re.search(word, line)) for line in lines) for word in (r"\bMATCH\b", r"\b(LDL|STL)\b")]
+        short = re.sub(r"pyg_dist::(gpu::)?|\(anonymous namespace\)::", "", name)
+        made[short[short.index("<") + 1 :]] = Machine(len(lines), int(registers[mangled]), *counts)
+    return made
+
+
+SHUFFLING = ("ReduceChunks<", "ReduceHeads<", "Dots<", "EdgeGradients<", "SumParameters<")
+CEILINGS = {
+    # A product of float rows that multiplies: before its own form 2,200 instructions and 72 registers.
+    "ReduceChunks<SumEdges<float, float, 4, 1, false>": (1300, 64),
+    "ReduceChunks<SumEdges<BFloat16, BFloat16, 8, 1, false>": (1700, 64),
+    "Dots<float, 4>": (350, 64),
+    # Attention, forward and backward: before warps took every step together 2,264 and 3,104 instructions.
+    "ReduceHeads<float, (AttentionForm)0, 4, 2, true>": (1600, 112),
+    "ReduceHeads<float, (AttentionForm)0, 4, 2, false>": (2000, 128),
+}
+"""The most instructions and registers of some kernels, by the begin of the name."""
+
+
+def test_machine_code(machine: dict[str, Machine]) -> None:
+    """What no emulator shows: numbers of a GPU's instructions, as far as they can be known without one."""
+    assert sum(name.startswith(SHUFFLING) for name in machine) > 100
+    assert [name for name, code in machine.items() if name.startswith(SHUFFLING) and code.num_matches] == []
+    assert [name for name, code in machine.items() if name.startswith(SHUFFLING) and code.num_local] == []
+    for begin, (num_instructions, num_registers) in CEILINGS.items():
+        (code,) = (code for name, code in machine.items() if name.startswith(begin))
+        assert code.num_instructions <= num_instructions, (begin, code)
+        assert code.num_registers <= num_registers, (begin, code)
 
 
 def test_the_library_links_and_asks_torch_for_what_is_stable(nvcc: str, kernels: Compiled, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ inline bool is_captured(Stream) { return false; }
 template <class Kernel>
 void launch(const Kernel& kernel, int64_t num_blocks, Stream, int64_t num_slices = 1) {
   using Shared = typename Kernel::Shared;
+  check_grid(num_blocks, num_slices);
   static_assert(std::is_trivially_copyable_v<Kernel> && std::is_trivially_default_constructible_v<Shared>);
   static_assert(sizeof(Kernel) <= 4096 && sizeof(Shared) <= 48 << 10, "more than a GPU passes, or shares");
   static_assert(Kernel::kThreads % kWarp == 0 && Kernel::kThreads <= 1024);
