@@ -18,6 +18,7 @@ struct SumsToQuantize : SumEdges<X, accumulator_t<X>, kVec, kCount, false> {
   using Base = SumEdges<X, accumulator_t<X>, kVec, kCount, false>;
   using typename Base::A;
   using Columns = LaneColumns<kVec, kCount>;
+  static constexpr int kThreadsAtOnce = 512;  // with 64 registers, one spills
 
   PYG_DIST_DEVICE void add(int64_t row, int64_t begin, int64_t end, const Columns& columns,
                            A (&sum)[kCount][kVec]) const {
