@@ -25,10 +25,9 @@ MUTATIONS = {
     r"\be < end;": "e <= end;",  # edges of a row
     r"\be \+ kAhead <= end;": "e + kAhead <= end + 1;",
     r"\bk < p\.num_rows &&": "k <= p.num_rows &&",  # rows of a target
-    r"\bb < count\b": "b <= count",  # edges of a batch
     r"(if \(\w+) < ((\w+\.)?count)\b": r"\1 <= \2",  # items
     r"\bat < p\.row_bytes": "at <= p.row_bytes",
-    r"row < (next|end)\b": r"row <= \1",
+    r"row < (next_|end)\b": r"row <= \1",
     r"return at\(u\) < end;": "return at(u) <= end;",  # columns
 }
 COMPILED_FOR = {
