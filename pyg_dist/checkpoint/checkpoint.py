@@ -98,14 +98,14 @@ def load(
         {'best': 0.5}
     """
     session.init()
-    return load_into(Path(path), named(state, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader))
-
-
-def load_into(path: Path, things: Mapping[str, Any]) -> dict[str, Any]:
-    """See :func:`load` (collective)."""
-    checkpoint = newest(path)
+    checkpoint = newest(Path(path))
     if checkpoint is None:
         raise StoreError(f"Expected a checkpoint in {path} (got none): save one with pyg_dist.checkpoint")
+    return load_into(checkpoint, named(state, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader))
+
+
+def load_into(checkpoint: Checkpoint, things: Mapping[str, Any]) -> dict[str, Any]:
+    """See :func:`load` (collective)."""
     error: Exception | None = None
     try:
         _require_loadable(things)
@@ -125,7 +125,7 @@ def load_into(path: Path, things: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as caught:  # whatever the script's own things raise
         error = caught
     raise_together(error)
-    return {name: value for name, value in states.items()}
+    return states
 
 
 def newest(path: Path) -> Checkpoint | None:

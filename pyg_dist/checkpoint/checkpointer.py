@@ -70,8 +70,9 @@ class Checkpointer:
         self._next: int | None = None  # the epoch to go on with
         self._epoch = 0  # that goes on
         self._is_stopped = False  # within an epoch
-        if self._writer is not None and newest(self._writer.path) is not None:
-            left = load_into(self._writer.path, self._things)
+        last = None if self._writer is None else newest(self._writer.path)
+        if last is not None:
+            left = load_into(last, self._things)
             self._next = left.get(_NEXT)
             self.state.update(left.get(_STATE, {}))
         self._drawn = generators.generator_states()

@@ -75,10 +75,12 @@ def test_resuming_on_other_numbers_of_ranks(tmp_path: Path, monkeypatch: pytest.
     """2, 1 and 3 ranks go on where the last ones stopped, the optimizer's moments included."""
     page = (ROOT / "docs/how-to/save-and-resume.md").read_text()
     script = tmp_path / "train.py"
-    script.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)))
+    (text,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert "epochs(1, 6)" in text
     monkeypatch.chdir(tmp_path)
     found: dict[int, float] = {}
-    for num_ranks in (2, 1, 3):
+    for end, num_ranks in ((4, 2), (7, 1), (10, 3)):
+        script.write_text(text.replace("epochs(1, 6)", f"epochs(1, {end})"))
         ended = run_script("ranks", num_ranks, script)
         assert set(ended.codes) == {0}, ended.stderr
         found |= losses_of(ended.stdout)
