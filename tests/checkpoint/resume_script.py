@@ -19,7 +19,7 @@ from pyg_dist.nn import NodeEmbedding
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder")
-parser.add_argument("--signal", default="", help="such as SIGTERM:7, after step 7")
+parser.add_argument("signal", nargs="?", default="", help="such as SIGTERM:7, after step 7")
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 name, _, last = args.signal.partition(":")

@@ -24,7 +24,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.mark.parametrize("last", [7, 8, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_signal_stops_all_ranks_after_the_same_step(lines: list[str], tmp_path: Path, last: int) -> None:
     """Step 8 ends an epoch."""
-    stopped = run(tmp_path, f"--signal=SIGTERM:{last}")
+    stopped = run(tmp_path, f"SIGTERM:{last}")
     assert stopped.codes == [0, 0], stopped.stderr
     assert stopped.stdout.splitlines()[:-1] == lines[:last]
     resumed = run(tmp_path, "--seed=9")
@@ -33,7 +33,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step(lines: list[str], tmp_path
 
 
 def test_a_killed_run_goes_on_from_the_last_checkpoint(lines: list[str], tmp_path: Path) -> None:
-    killed = run(tmp_path, "--signal=SIGKILL:15")
+    killed = run(tmp_path, "SIGKILL:15")
     assert any(killed.codes)
     resumed = run(tmp_path, "--seed=9")
     assert resumed.codes == [0, 0], resumed.stderr
@@ -52,7 +52,7 @@ def test_torchrun_starts_killed_ranks_again_and_they_go_on(
 ) -> None:
     """Its agent's store still has the failure of the ranks before them."""
     monkeypatch.setenv("PET_MAX_RESTARTS", "1")
-    ended = run(tmp_path, f"--signal={name}:15", launcher="torchrun")
+    ended = run(tmp_path, f"{name}:15", launcher="torchrun")
     assert ended.codes == [0], ended.stderr
     printed = ended.stdout.splitlines()
     # The step that rank 1 is killed after is rank 0's, too, but it may end before it prints.
