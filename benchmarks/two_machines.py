@@ -1,9 +1,10 @@
-"""Training over a slow network: two ranks in two network namespaces, joined by a pair of rate-limited interfaces.
+"""Training over a slow network: ranks in two network namespaces, joined by a pair of rate-limited interfaces.
 
     python benchmarks/two_machines.py                                     # graph A, 1 Gbit/s and 200 Mbit/s; root
     python benchmarks/two_machines.py --graph small --rates 50 --epochs 1
+    python benchmarks/two_machines.py --ranks-per-machine 2               # with the exchange in two levels
 
-Each namespace stands for a machine with one core: its ranks reach each other over the link alone (``ip netns``,
+Each namespace stands for a machine with one core: ranks reach those of the other over the link alone (``ip netns``,
 ``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
 layers of 256, forward, loss, backward, Adam. Beside each time stands what the plan predicts for a machine with such a
 link. All that is made is removed in the end. Where namespaces are not allowed, the script says so and ends well.
@@ -12,6 +13,7 @@ link. All that is made is removed in the end. Where namespaces are not allowed, 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import signal
@@ -33,10 +35,12 @@ from tqdm import tqdm
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "halo, post": {"exchange": "post"},
-    "halo, hybrid": {},
-    "halo, 8 bits": {"bits": 8},
-    "halo, 2 bits": {"bits": 2},
+    "halo, post": {"exchange": "post", "hierarchy": "off"},
+    "halo, hybrid": {"hierarchy": "off"},
+    "halo, 8 bits": {"bits": 8, "hierarchy": "off"},
+    "halo, 2 bits": {"bits": 2, "hierarchy": "off"},
+    "two levels": {"hierarchy": "on"},
+    "two levels, 2 bits": {"bits": 2, "hierarchy": "on"},
     "grid": {"layout": "grid"},
 }
 NAMES = [f"pyg_dist_{os.getpid()}_{rank}" for rank in range(2)]
@@ -77,10 +81,15 @@ def limit(megabits: int) -> None:
 class Rank:
     """A process in a namespace that does what it is told."""
 
-    def __init__(self, rank: int, graph: str, parts: Path) -> None:
-        places = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT)}
-        environment = os.environ | places | {"GLOO_SOCKET_IFNAME": LINKS[rank], "OMP_NUM_THREADS": "1"}
-        command = ["ip", "netns", "exec", NAMES[rank], sys.executable, __file__, "--worker", "--graph", graph]
+    def __init__(self, rank: int, on_each: int, graph: str, parts: Path) -> None:
+        machine = rank // on_each
+        places = {
+            "RANK": str(rank), "WORLD_SIZE": str(2 * on_each), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT),
+            "LOCAL_RANK": str(rank % on_each), "PYG_DIST_MACHINES": ",".join(on_each * ["0"] + on_each * ["1"]),
+        }  # fmt: skip
+        environment = os.environ | places | {"GLOO_SOCKET_IFNAME": LINKS[machine], "OMP_NUM_THREADS": "1"}
+        command = ["ip", "netns", "exec", NAMES[machine], sys.executable, __file__, "--worker", "--graph", graph]
+        command += ["--ranks-per-machine", str(on_each)]
         self.process = subprocess.Popen(
             [*command, "--parts", str(parts)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -98,7 +107,7 @@ class Rank:
         return json.loads(line)
 
 
-def serve(graph: str, parts: Path) -> None:
+def serve(graph: str, parts: Path, on_each: int) -> None:
     """A rank: lays out a variant, or runs epochs of the last one."""
     import torch
     import torch.nn.functional as F
@@ -125,8 +134,8 @@ def serve(graph: str, parts: Path) -> None:
             optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
             print(json.dumps({"done": True}), flush=True)
             continue
-        link = replace(Machine(), inter_bandwidth=request["megabits"] * 1e6 / 8, ranks_per_node=1, cores=1)
-        seconds, sent = [], data.traffic.num_bytes
+        link = replace(Machine(), inter_bandwidth=request["megabits"] * 1e6 / 8, ranks_per_node=on_each, cores=1)
+        seconds, before = [], copy.copy(data.traffic)
         for _ in range(request["epochs"]):
             began = time.perf_counter()
             optimizer.zero_grad()
@@ -136,15 +145,19 @@ def serve(graph: str, parts: Path) -> None:
             optimizer.step()
             last = loss.item()
             seconds.append(time.perf_counter() - began)
-        sent = (data.traffic.num_bytes - sent) / request["epochs"]
+        sent, crossed = (
+            (getattr(data.traffic, name) - getattr(before, name)) / request["epochs"]
+            for name in ("num_bytes", "num_bytes_between")
+        )
         predicted = data.plan.price(stack, link).seconds
-        print(json.dumps({"seconds": seconds, "loss": last, "sent": sent, "predicted": predicted}), flush=True)
+        found = {"seconds": seconds, "loss": last, "sent": sent, "crossed": crossed, "predicted": predicted}
+        print(json.dumps(found), flush=True)
 
 
 def measured(args: argparse.Namespace, parts: Path) -> list[dict[str, Any]]:
     """A row for each rate and variant; the processes stay, and the link changes under them."""
     rows = []
-    ranks = [Rank(rank, args.graph, parts) for rank in range(2)]
+    ranks = [Rank(rank, args.ranks_per_machine, args.graph, parts) for rank in range(2 * args.ranks_per_machine)]
     try:
         for name in tqdm(args.variants, desc="variants", disable=None):
             limit(10_000)
@@ -161,6 +174,7 @@ def measured(args: argparse.Namespace, parts: Path) -> list[dict[str, Any]]:
                 rows.append({
                     "megabits": megabits, "variant": name, "seconds": statistics.median(epochs), "epochs": epochs,
                     "predicted": answers[0]["predicted"], "sent_mib": sum(a["sent"] for a in answers) / 2**20,
+                    "crossed_mib": sum(a["crossed"] for a in answers) / 2**20,
                     "loss": answers[0]["loss"],
                 })  # fmt: skip
                 print(report(rows[-1:]).splitlines()[1], flush=True)
@@ -176,12 +190,12 @@ def measured(args: argparse.Namespace, parts: Path) -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    lines = ["Mbit/s  variant         s an epoch  predicted  MiB sent  faster than post"]
+    lines = ["Mbit/s  variant             s an epoch  predicted  MiB sent   crossed  faster than post"]
     post = {row["megabits"]: row["seconds"] for row in rows if row["variant"] == "halo, post"}
     for row in sorted(rows, key=lambda row: -row["megabits"]):
         ratio = f"{post[row['megabits']] / row['seconds']:.2f}x" if row["megabits"] in post else "-"
-        lines.append(f"{row['megabits']:>6}  {row['variant']:<14}  {row['seconds']:>10.2f}  {row['predicted']:>9.2f}  "
-                     f"{row['sent_mib']:>8.1f}  {ratio:>16}")  # fmt: skip
+        lines.append(f"{row['megabits']:>6}  {row['variant']:<18}  {row['seconds']:>10.2f}  {row['predicted']:>9.2f}  "
+                     f"{row['sent_mib']:>8.1f}  {row['crossed_mib']:>8.1f}  {ratio:>16}")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -202,14 +216,18 @@ def main() -> None:
     parser.add_argument("--graph", default="A", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
     parser.add_argument("--rates", type=int, nargs="+", default=[1000, 200], help="Mbit/s in each direction")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), help="default: all; two levels need "
+                        "several ranks on a machine")  # fmt: skip
+    parser.add_argument("--ranks-per-machine", type=int, default=1)
     parser.add_argument("--parts", type=Path, help=".npy file of parts to use; if it is not there, METIS' are written")
     parser.add_argument("--output", type=Path, default=RESULTS / "two-machines.json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        serve(args.graph, args.parts)
+        serve(args.graph, args.parts, args.ranks_per_machine)
         return
+    several = args.ranks_per_machine > 1
+    args.variants = args.variants or [name for name in VARIANTS if several or "levels" not in name]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the namespaces are removed
     why = allowed()
     if why is not None:
@@ -221,7 +239,9 @@ def main() -> None:
             from pyg_dist.partition import partition
 
             data = power_law.load(args.graph)
-            np.save(parts, partition(data.edge_index, data.num_nodes, 2, "metis", train_mask=data.train_mask).numpy())
+            num_ranks = 2 * args.ranks_per_machine
+            owner = partition(data.edge_index, data.num_nodes, num_ranks, "metis", train_mask=data.train_mask)
+            np.save(parts, owner.numpy())
         with two_machines():
             rows = measured(args, parts)
     print(report(rows))

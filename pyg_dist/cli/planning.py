@@ -250,7 +250,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def _parts_of(graph: PlannedGraph, args: argparse.Namespace, ranks: int, ranks_per_node: int) -> Tensor:
     method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
-    options = PartsOptions(method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=ranks_per_node)
+    options = PartsOptions(
+        method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=ranks_per_node,
+        two_levels=args.hierarchy != "off",
+    )  # fmt: skip
     return find_parts(graph.edge_index, graph.num_nodes, ranks, options, graph.train_mask)
 
 

@@ -132,7 +132,7 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tenso
         train_mask = None
     found_by = PartsOptions(
         method, options.epsilon, options.seed, exchange=options.exchange,
-        ranks_per_node=known_ranks_per_node(group),
+        ranks_per_node=known_ranks_per_node(group), two_levels=options.hierarchy != "off",
     )  # fmt: skip
     return on_main(lambda: find_parts(graph_input.edge_index, graph_input.num_nodes, group.size, found_by, train_mask))
 

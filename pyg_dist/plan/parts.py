@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_dist.errors import OptionError
 from pyg_dist.halo.plan.cover import ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.sizes import place
+from pyg_dist.halo.plan.two_level import rows_across
 from pyg_dist.partition import METHODS as MODELS
 from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
@@ -24,6 +25,12 @@ from pyg_dist.partition.mt_kahypar import hypergraph_parts, improved_parts
 from pyg_dist.partition.solver import Preset, Solver, SolverOptions
 
 METHODS = (*MODELS, "cover")
+
+_CUT_TWICE = ("metis", "metis-cut")
+"""Methods that are fast enough to be tried twice."""
+
+_HEAVIER = 1.05
+"""So much more work than with the parts that were found at once the heaviest part may have, where fewer rows cross."""
 
 _MAX_ROUNDS = 8
 _LEAST_GAIN = 0.002  # of the rows: a round that saves less was the last
@@ -50,6 +57,7 @@ class PartsOptions:
         batches: mini-batches of "stochastic".
         exchange: what sums will send; "cover" makes parts for "hybrid".
         ranks_per_node: ranks on each machine; None: they are not known to lie there one after another.
+        two_levels: whether ranks of a machine may share what crosses to another.
     """
 
     method: str | Tensor | np.ndarray[Any, Any] = "metis"
@@ -61,6 +69,7 @@ class PartsOptions:
     batches: Batches | None = field(default=None, compare=False)
     exchange: ExchangeKind = "hybrid"
     ranks_per_node: int | None = None
+    two_levels: bool = True
 
     def __post_init__(self) -> None:
         """Check what belongs together.
@@ -102,7 +111,8 @@ def find_parts(
 ) -> Tensor:
     """Return the rank of every node: int32 ``[N]``. Not collective.
 
-    Given parts stay as they are. Others are put on ranks such that few rows leave a machine.
+    Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS also finds machines'
+    parts first, and cuts these; what has fewer such rows is taken.
     "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
 
     Raises:
@@ -113,7 +123,40 @@ def find_parts(
     parts = solve(edge_index, num_nodes, num_parts, options, train_mask, report)
     if not isinstance(options.method, str) or options.ranks_per_node is None:
         return parts
-    return place(as_edges(edge_index), parts, num_parts, options.ranks_per_node, options.exchange)
+    edge_index, on_each = as_edges(edge_index), options.ranks_per_node
+    placed = place(edge_index, parts, num_parts, on_each, options.exchange)
+    if options.method not in _CUT_TWICE or on_each == 1 or on_each >= num_parts or num_parts % on_each:
+        return placed
+    cut = _machines_first(edge_index, num_nodes, num_parts, on_each, options, train_mask)
+    if _heaviest(edge_index, cut, num_parts) > _HEAVIER * _heaviest(edge_index, placed, num_parts):
+        return placed
+
+    def crossing(parts: Tensor) -> int:
+        return rows_across(edge_index, parts, num_parts, on_each, options.exchange)[options.two_levels]
+
+    return min(placed, cut, key=crossing)
+
+
+def _machines_first(
+    edge_index: Tensor, num_nodes: int, num_parts: int, on_each: int, options: PartsOptions, train_mask: Tensor | None
+) -> Tensor:
+    """A part for each machine, each of which is cut into those of its ranks: int32 ``[N]``."""
+    half = replace(options, epsilon=options.epsilon / 2)  # the two may add up
+    machine = solve(edge_index, num_nodes, num_parts // on_each, half, train_mask).long()
+    source, target = machine[edge_index]
+    parts, number = torch.empty(num_nodes, dtype=torch.int32), torch.empty(num_nodes, dtype=torch.int64)
+    for m in range(num_parts // on_each):
+        node = (machine == m).nonzero().view(-1)
+        number[node] = torch.arange(node.numel())
+        inside = number[edge_index[:, (source == m) & (target == m)]]
+        mask = None if train_mask is None else train_mask[node]
+        parts[node] = m * on_each + solve(inside, node.numel(), on_each, half, mask)
+    return parts
+
+
+def _heaviest(edge_index: Tensor, parts: Tensor, num_parts: int) -> int:
+    """In-edges of the part that has most."""
+    return int(torch.bincount(parts[edge_index[1]], minlength=num_parts).max())
 
 
 def solve(

@@ -13,15 +13,31 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "two_machines.py"
 
 
 @pytest.mark.slow
-def test_two_machines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_each", [1, 2])
+def test_two_machines(tmp_path: Path, on_each: int) -> None:
     output = tmp_path / "two.json"
-    options = ("--graph", "tiny", "--epochs", "1", "--rates", "100", "--output", str(output))
+    options = (
+        "--graph",
+        "tiny",
+        "--epochs",
+        "1",
+        "--rates",
+        "100",
+        "--output",
+        str(output),
+        "--ranks-per-machine",
+        str(on_each),
+    )
     ended = run_script("ranks", 1, SCRIPT, *options, is_forked=False)
     assert ended.codes == [0], ended.stderr
     if ended.stdout.startswith("skipped"):
         pytest.skip(ended.stdout)
     rows = {row["variant"]: row for row in json.loads(output.read_text())["rows"]}
-    assert len(rows) == 5
+    assert len(rows) == (5 if on_each == 1 else 7)
+    if on_each == 2:
+        crossed = [rows[name]["crossed_mib"] for name in ("halo, hybrid", "two levels", "two levels, 2 bits")]
+        assert crossed == sorted(crossed, reverse=True)
+        assert rows["two levels"]["loss"] == pytest.approx(rows["halo, hybrid"]["loss"], abs=1e-3)
     sent = [rows[f"halo, {name}"]["sent_mib"] for name in ("post", "hybrid", "8 bits", "2 bits")]
     assert sent == sorted(sent, reverse=True)
     assert sent[-1] < sent[0]

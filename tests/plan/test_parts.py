@@ -16,6 +16,8 @@ from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.sizes import place
+from pyg_dist.halo.plan.two_level import rows_across
 from pyg_dist.partition import Batches
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.plan import budget as budget_module
@@ -140,3 +142,18 @@ def test_seeds_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def large() -> tuple[Tensor, int]:
     """A graph that no solver partitions at once."""
     return torch.randint(20_000, (2, 400_000), generator=torch.Generator().manual_seed(0)), 20_000
+
+
+@pytest.mark.parametrize("two_levels", [False, True])
+def test_machines_first_where_fewer_rows_cross(shared_data: Any, two_levels: bool) -> None:
+    """Never more than with the parts that are found at once; on a graph with communities fewer."""
+    graph = load_npz(shared_data / "cora.npz")
+    options = PartsOptions("metis", ranks_per_node=4, two_levels=two_levels)
+    found = find_parts(graph.edge_index, graph.num_nodes, 16, options)
+    at_once = solve(graph.edge_index, graph.num_nodes, 16, options)
+    placed = place(graph.edge_index, at_once, 16, 4, "hybrid")
+    crossing = [rows_across(graph.edge_index, parts, 16, 4)[two_levels] for parts in (found, placed)]
+    assert crossing[0] < crossing[1]
+    assert found.bincount(minlength=16).min() > 0
+    work = [parts[graph.edge_index[1]].bincount() for parts in (found, placed)]
+    assert work[0].max() <= 1.05 * work[1].max()

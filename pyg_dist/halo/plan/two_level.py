@@ -209,18 +209,18 @@ def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
     return -(-num_ranks // ranks_per_machine)
 
 
-def rows_across(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_machine: int) -> tuple[int, int]:
-    """Rows that cross machines in one aggregation of the hybrid exchange: in one level, and in two.
+def rows_across(
+    edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_machine: int, exchange: ExchangeKind = "hybrid"
+) -> tuple[int, int]:
+    """Rows that cross machines in one aggregation: in one level, and in two.
 
-    Minimum covers by pairs of ranks, and by pairs of machines. Not collective, O(E log E) time; shapes as
-    :func:`routes`.
+    Of covers by pairs of ranks, and by pairs of machines. Not collective, O(E log E) time; shapes as :func:`routes`.
     """
     machine = parts // ranks_per_machine
-    crosses = machine[edge_index[0]] != machine[edge_index[1]]
-    crossing = edge_index[:, crosses]
+    crossing = edge_index[:, machine[edge_index[0]] != machine[edge_index[1]]]
 
     def size(owner: Tensor, count: int) -> int:
-        cover: Cover = RemoteEdges.of(crossing, owner, count).cover("hybrid")
+        cover = RemoteEdges.of(crossing, owner, count).cover(exchange)
         return int(cover.left.sum() + cover.right.sum())
 
     return size(parts, num_ranks), size(machine, num_machines(num_ranks, ranks_per_machine))
