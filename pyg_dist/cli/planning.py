@@ -164,7 +164,7 @@ def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Mode
         grid = [] if args.layout == "halo" else grid_plans(model, ranks, machine)
         halo: list[HaloCandidate] = []
         if args.layout == "auto" and parts is not None:
-            halo = halo_candidates(graph.edge_index, parts, ranks, model, machine)
+            halo = halo_candidates(graph.edge_index, parts, ranks, model, machine, args.hierarchy)
         if parts is None or (halo and grid[0].seconds < halo[0].seconds):
             best = grid[0]
             tiles, _ = GridPlan.of(

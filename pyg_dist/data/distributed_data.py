@@ -275,6 +275,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         mesh: dict[str, int] | None = None,
         comm_dtype: torch.dtype | None = None,
         allow_nan: bool = False,
+        hierarchy: Hierarchy = "auto",
     ) -> DistributedData:
         """The graph of a store that ``python -m pyg_dist partition`` wrote; each rank reads its own part (collective).
 
@@ -289,6 +290,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             mesh: of a grid store; None: the one it was written for. Of a halo store: data groups, as above.
             comm_dtype: see the class.
             allow_nan: accept NaN features without a warning.
+            hierarchy: see the class.
 
         Raises:
             StoreError: There is no such store, it is damaged, or has fewer parts than there are ranks.
@@ -309,7 +311,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         session.init()
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
-            stored = open_store(path, exchange, bits, mesh, comm_dtype, allow_nan)
+            stored = open_store(path, exchange, bits, mesh, comm_dtype, allow_nan, hierarchy)
             release_free_memory()
         data: DistributedData = cls.__new__(cls)
         data._fill(stored.graph, stored.plan, stored.graph_key, stored.weight, stored.attributes)

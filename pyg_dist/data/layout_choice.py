@@ -80,10 +80,14 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
     num_ranks = world_group().size
 
     def price() -> Tensor:
-        found = halo_candidates(graph_input.edge_index, parts, num_ranks, model, machine)
-        return torch.tensor([[EXCHANGES.index(c.exchange), *astuple(c.price)] for c in found], dtype=torch.float64)
+        found = halo_candidates(graph_input.edge_index, parts, num_ranks, model, machine, options.hierarchy)
+        rows = [[EXCHANGES.index(c.exchange), c.two_levels, *astuple(c.price)] for c in found]
+        return torch.tensor(rows, dtype=torch.float64)
 
-    halo = [HaloCandidate(EXCHANGES[int(kind)], Price(*price)) for kind, *price in on_main(price).tolist()]
+    halo = [
+        HaloCandidate(EXCHANGES[int(kind)], Price(*price), bool(levels))
+        for kind, levels, *price in on_main(price).tolist()
+    ]
     grid = candidates(model, num_ranks, options, machine)
     if session.is_main():
         # The one line that the library prints: a choice that was left to it should not be silent.
@@ -151,11 +155,7 @@ def levels_of(options: Options, group: Group, plan: Callable[[], Plan]) -> Level
         OptionError: Two levels are asked for, but ranks of a machine do not follow one another.
     """
     on_each = known_ranks_per_node(group)
-    if options.hierarchy == "on" and on_each is None:
-        raise OptionError(
-            f"Expected ranks of a machine to follow one another, in equal numbers and one data group, with "
-            f"hierarchy='on' (got machines {machines()}): start them so, or hierarchy='auto'"
-        )
+    machines_to_share(options, group)
     if not shares_machines(group.size, on_each):
         return Levels(None, None)
 
@@ -166,6 +166,21 @@ def levels_of(options: Options, group: Group, plan: Callable[[], Plan]) -> Level
 
     two_levels, *across = on_main(chosen).tolist()
     return Levels(on_each if two_levels else None, (across[0], across[1]))
+
+
+def machines_to_share(options: Options, group: Group) -> int | None:
+    """Ranks per machine, where ranks of one may share what crosses to another by the options (collective).
+
+    Raises:
+        OptionError: Two levels are asked for, but ranks of a machine do not follow one another.
+    """
+    on_each = known_ranks_per_node(group)
+    if options.hierarchy == "on" and on_each is None:
+        raise OptionError(
+            f"Expected ranks of a machine to follow one another, in equal numbers and one data group, with "
+            f"hierarchy='on' (got machines {machines()}): start them so, or hierarchy='auto'"
+        )
+    return on_each if options.hierarchy != "off" and shares_machines(group.size, on_each) else None
 
 
 def counted_plan(graph_input: GraphInput, options: Options, parts: Tensor, group: Group) -> Plan:

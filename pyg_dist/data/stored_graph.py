@@ -13,17 +13,18 @@ from torch import Tensor
 from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, require_equal
-from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_per_node
+from pyg_dist.backend.session.agreement import digest, on_main, require_equal
+from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_per_node, machines_to_share
 from pyg_dist.data.options import Options
 from pyg_dist.data.stored_grid import on_stored_grid, raised_on_all_ranks
 from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.grid.plan.plan import GridPlan
-from pyg_dist.halo.plan.cover import Cover, Ends, ExchangeKind, OneWay
-from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
+from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
+from pyg_dist.halo.plan.plan import Hierarchy, Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
 from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts
+from pyg_dist.halo.plan.two_level import Routes
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
@@ -55,13 +56,14 @@ def open_store(
     mesh: dict[str, int] | None,
     comm_dtype: torch.dtype | None,
     allow_nan: bool,
+    hierarchy: Hierarchy = "auto",
 ) -> StoredGraph:
     """Read this rank's part (collective). See :meth:`pyg_dist.DistributedData.open`."""
     with raised_on_all_ranks():
         path = _path_of(folder)
         manifest = Manifest.load(path)
         _require_known(path, manifest.graph)
-        options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype)
+        options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
     require_equal(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
     )
@@ -102,6 +104,14 @@ def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
     else:
         identity = merged_hash(store, ranks, options.exchange)
         plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
+    on_each = machines_to_share(options, group)
+    if on_each is not None:
+        with raised_on_all_ranks():
+            shared = stored_share(store, group.rank, ranks, options.exchange, on_each)
+        both = gathered_plan(shared, group, options, manifest.plan["partition"], None, plan.hash)
+        if options.hierarchy == "on" or is_cheaper(both, plan):
+            share, plan = shared, both
+        del shared
     graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
     with raised_on_all_ranks():
         of_nodes = {name: node_rows(store, name, parts, share) for name in manifest.node_attributes}
@@ -159,11 +169,19 @@ def merged_hash(store: HaloStore, ranks: Tensor, exchange: ExchangeKind) -> str:
     return digest(repr((store.manifest.digest, ranks.tolist(), exchange)))
 
 
-def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind) -> HaloShare:
+def is_cheaper(plan: Plan, other: Plan) -> bool:
+    """Whether a step is, by the constants of rank 0 (collective)."""
+    return bool(on_main(lambda: torch.tensor(plan.price().seconds < other.price().seconds)))
+
+
+def stored_share(
+    store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind, ranks_per_machine: int | None = None
+) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph. Not collective.
 
     Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
-    used; for merged parts it is found anew, from the edges that cross between ranks alone.
+    used; for merged parts it is found anew, from the edges that cross between ranks alone. In two levels the edges
+    between the rank's machine and others are read, too.
     """
     parts, num_ranks = store.parts_of(rank, ranks), int(ranks.max()) + 1
     load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
@@ -182,10 +200,11 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeK
         rank, num_ranks, store.manifest.num_nodes, store.manifest.num_edges, node_id,
         store.on_boundary(rank, ranks, node_id), lambda: LocalEdges(*store.inside(parts)),
         lambda: cross(False), lambda: cross(True), exchange,
+        ways=None if ranks_per_machine is None else stored_ways(store, rank, ranks, exchange, ranks_per_machine),
     )  # fmt: skip
     del node_id
     release_free_memory()
-    if num_ranks == store.num_parts:
+    if num_ranks == store.num_parts and ranks_per_machine is None:
         sizes, between = block_numbers(store).sizes(exchange)
         found = ShareSizes.of(share)
         if sizes[rank] != found or tuple(between[rank].tolist()) != share.sum_transfer.send_counts:
@@ -194,6 +213,34 @@ def stored_share(store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeK
                 f"{sizes[rank]}): write the store again"
             )
     return share
+
+
+def stored_ways(
+    store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind, ranks_per_machine: int
+) -> dict[ExchangeKind, Routes]:
+    """The ways between the machine of ``rank`` and others, for rows alone and for sums. Not collective."""
+    machine, of_part = rank // ranks_per_machine, ranks // ranks_per_machine
+    num_machines = int(of_part.max()) + 1
+    load = torch.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
+    both = [store.cross(machine, of_part, leaves) for leaves in (False, True)]
+    found: dict[str, tuple[Candidates, Tensor]] = {}
+    for kind in ("rows", "sums"):
+        ends = [getattr(edges, kind) for edges in both]
+        peers = [torch.repeat_interleave(torch.arange(num_machines), torch.tensor(end.counts)) for end in ends]
+        own = [torch.full_like(peer, machine) for peer in peers]
+        parts = [store.part_of(end.node, machine, of_part, kind, leaves) for leaves, end in enumerate(ends)]
+        candidates = Candidates(
+            torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), torch.cat([end.node for end in ends])
+        )
+        found[kind] = candidates, ranks[torch.cat(parts)]
+    (rows, row_owner), (sums, sum_owner) = found["rows"], found["sums"]
+    row = torch.cat([both[0].row, both[1].row + len(both[0].rows.node)])
+    sums_of = torch.cat([both[0].sum, both[1].sum + len(both[0].sums.node)])
+    edges = RemoteEdges(num_machines, row, row, sums_of, rows, sums, load)
+    kinds: set[ExchangeKind] = {"post", exchange}
+    return {
+        kind: Routes.of(edges, kind, row_owner, sum_owner, ranks_per_machine, int(ranks.max()) + 1) for kind in kinds
+    }
 
 
 def node_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:

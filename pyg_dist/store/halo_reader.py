@@ -230,6 +230,17 @@ class HaloStore(ShardReader):
             *(kind.whole(is_merged) for kind in kinds),
         )
 
+    def part_of(self, node: Tensor, rank: int, rank_of_part: Tensor, kind: str, leaves: int) -> Tensor:
+        """The part of each of the nodes that :meth:`cross` has for ``kind``, ``"rows"`` or ``"sums"``: int64."""
+        own, end = self.parts_of(rank, rank_of_part), 0 if kind == "rows" else 1
+        others = [part for part in range(self.num_parts) if part not in own]
+        pairs = [(p, q) for p in (own if leaves else others) for q in (others if leaves else own)]
+        lists = [self._list(p, q, "row_id" if kind == "rows" else "sum_id") for p, q in pairs]
+        ids = np.concatenate([_NONE[0], *lists])
+        part = np.repeat(np.array([pair[end] for pair in pairs], np.int64), [len(one) for one in lists])
+        order = np.argsort(ids, kind="stable")
+        return torch.from_numpy(part[order][np.searchsorted(ids[order], node.numpy())])
+
     def _between(
         self, senders: Sequence[int], receivers: Sequence[int], edge_id: Array | None, ends: Array, here: slice
     ) -> tuple[_Found, _Found]:

@@ -244,3 +244,32 @@ def test_refused(workers: Pools) -> None:
     for unknown, apart in workers(4).run(refused, 4):
         assert "Expected hierarchy to be 'auto' or 'off' or 'on' (got 'yes')" in unknown
         assert "Expected ranks of a machine to follow one another" in apart
+
+
+def opened(world_size: int, path: str) -> None:
+    """A store in two levels trains as the graph in one."""
+    import pyg_dist
+
+    with machines(world_size):
+        graph = hub_graph()
+        stock = SAGEConv(5, 4).double()
+        torch.manual_seed(1)
+        expected = results(stock, graph, "sage")
+        for hierarchy in ("on", "auto"):
+            data = pyg_dist.DistributedData.open(path, hierarchy=hierarchy)  # type: ignore[arg-type]
+            assert data.plan.two_levels or hierarchy == "auto"
+            found = results(pyg_dist.distribute(copy.deepcopy(stock)), data, "sage")
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(whole(ours), theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_a_store(workers: Pools, tmp_path: Any) -> None:
+    import pyg_dist
+    from pyg_dist.cli import main
+
+    pyg_dist.save_graph(hub_graph(), tmp_path / "graph.safetensors")
+    parts = ["--model", "random"]
+    assert (
+        main(["partition", str(tmp_path / "graph.safetensors"), str(tmp_path / "store"), "--parts", "4", *parts]) == 0
+    )
+    workers(4).run(opened, 4, str(tmp_path / "store"))

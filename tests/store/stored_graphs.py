@@ -70,4 +70,6 @@ def same(a: Any, b: Any) -> bool:
     """Equal, in type, shape and bits."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and have_same_bits(a, b)
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)

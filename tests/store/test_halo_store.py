@@ -100,6 +100,25 @@ def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
         assert differences(halo_share(edge_index, ranks[parts], rank, 2), opened) == []
 
 
+@pytest.mark.parametrize("exchange", ["hybrid", "post", "pre"])
+@pytest.mark.parametrize(("merged", "on_each"), [(1, 4), (2, 2), (3, 2)])
+def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) -> None:
+    """The lists of each rank, also of merged parts, are those of the whole graph."""
+    from pyg_dist.data.stored_graph import stored_share
+    from pyg_dist.halo.plan.share import halo_share
+    from pyg_dist.store.halo_reader import HaloStore
+    from pyg_dist.store.manifest import Manifest
+
+    graph, parts = skewed_graph(), uneven(200, 8)
+    path = write(graph, tmp_path, parts, 8)
+    store, ranks = HaloStore(path, Manifest.load(path)), torch.arange(8) // merged
+    num_ranks = int(ranks.max()) + 1
+    for rank in range(num_ranks):
+        made = halo_share(graph.edge_index, ranks[parts], rank, num_ranks, exchange, ranks_per_machine=on_each)
+        assert made.row_transfer.relay is not None
+        assert differences(made, stored_share(store, rank, ranks, exchange, on_each)) == []
+
+
 def training(data: Any, conv: str) -> list[Tensor]:
     """Losses of twenty steps and what they end with."""
     from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
