@@ -132,7 +132,7 @@ def find_parts(
         return placed
 
     def crossing(parts: Tensor) -> int:
-        return rows_across(edge_index, parts, num_parts, on_each, options.exchange)[options.two_levels]
+        return rows_across(edge_index, parts, num_parts, on_each, options.exchange, options.two_levels)
 
     return min(placed, cut, key=crossing)
 

@@ -18,8 +18,8 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes, rows_between_nodes
-from pyg_dist.halo.plan.two_level import rows_across
+from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, rows_between_nodes
+from pyg_dist.halo.plan.two_level import routes, rows_across
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan, aligned
 from pyg_dist.pricing.machine import Machine
@@ -112,7 +112,8 @@ class Plan(DistributionPlan):
         edge_index, parts = as_edges(edge_index), as_parts(parts)
         parts = check_given(parts, len(parts), num_ranks)
         check_ends(edge_index, len(parts), "edge_index")
-        sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange)
+        numbers = BlockNumbers.of(edge_index, parts, num_ranks)
+        sizes, rows = numbers.sizes(exchange)
         identity = plan_hash(edge_index, parts, num_ranks, exchange)
         plan = Plan(
             "halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts, ranks_per_node=ranks_per_node
@@ -120,10 +121,14 @@ class Plan(DistributionPlan):
         if not shares_machines(num_ranks, ranks_per_node):
             return plan
         assert ranks_per_node is not None
-        plan = replace(plan, across=rows_across(edge_index, parts, num_ranks, ranks_per_node))
+        in_one = rows_between_nodes(numbers.post_rows + numbers.pre_sums, ranks_per_node)
         if hierarchy == "off":
-            return plan
-        sizes, rows = all_sizes(edge_index, parts, num_ranks, exchange, ranks_per_node)
+            return replace(plan, across=(in_one, rows_across(edge_index, parts, num_ranks, ranks_per_node)))
+        ways = routes(edge_index, parts, num_ranks, ranks_per_node, exchange)
+        is_hybrid = exchange == "hybrid"
+        in_two = len(ways.node) if is_hybrid else rows_across(edge_index, parts, num_ranks, ranks_per_node)
+        plan = replace(plan, across=(in_one, in_two))
+        sizes, rows = numbers.sizes(exchange, ways, ranks_per_node)
         both = replace(plan, sizes=sizes, pairs=pairs_of(rows), two_levels=True)
         if hierarchy == "on":
             return both

@@ -210,20 +210,22 @@ def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
 
 
 def rows_across(
-    edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_machine: int, exchange: ExchangeKind = "hybrid"
-) -> tuple[int, int]:
-    """Rows that cross machines in one aggregation: in one level, and in two.
+    edge_index: Tensor,
+    parts: Tensor,
+    num_ranks: int,
+    ranks_per_machine: int,
+    exchange: ExchangeKind = "hybrid",
+    two_levels: bool = True,
+) -> int:
+    """Rows that cross machines in one aggregation: of covers by pairs of machines, or by pairs of ranks.
 
-    Of covers by pairs of ranks, and by pairs of machines. Not collective, O(E log E) time; shapes as :func:`routes`.
+    Not collective, O(E log E) time; shapes as :func:`routes`.
     """
     machine = parts // ranks_per_machine
     crossing = edge_index[:, machine[edge_index[0]] != machine[edge_index[1]]]
-
-    def size(owner: Tensor, count: int) -> int:
-        cover = RemoteEdges.of(crossing, owner, count).cover(exchange)
-        return int(cover.left.sum() + cover.right.sum())
-
-    return size(parts, num_ranks), size(machine, num_machines(num_ranks, ranks_per_machine))
+    owner, count = (machine, num_machines(num_ranks, ranks_per_machine)) if two_levels else (parts, num_ranks)
+    cover = RemoteEdges.of(crossing, owner, count).cover(exchange)
+    return int(cover.left.sum() + cover.right.sum())
 
 
 def _peers(ends: Ends) -> Tensor:

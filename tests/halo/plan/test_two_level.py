@@ -122,7 +122,8 @@ def test_the_plan_counts_both_levels(exchange: Any) -> None:
     edge_index, parts = random_edges(300, 3000, 6)
     one, two = (Plan.of(edge_index, parts, 6, exchange, ranks_per_node=2, hierarchy=h) for h in ("off", "on"))  # type: ignore[arg-type]
     assert (one.two_levels, two.two_levels) == (False, True)
-    assert one.across == two.across == rows_across(edge_index, parts, 6, 2)
+    crossing = tuple(rows_across(edge_index, parts, 6, 2, two_levels=levels) for levels in (False, True))
+    assert one.across == two.across == crossing
     ways = routes(edge_index, parts, 6, 2, exchange)
     numbers = two.to_dict()
     assert numbers["rows_between_nodes"] == len(ways.node) < one.to_dict()["rows_between_nodes"]
