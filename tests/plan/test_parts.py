@@ -153,7 +153,7 @@ def test_machines_first_where_fewer_rows_cross(shared_data: Any, two_levels: boo
     at_once = solve(graph.edge_index, graph.num_nodes, 16, options)
     placed = place(graph.edge_index, at_once, 16, 4, "hybrid")
     crossing = [rows_across(graph.edge_index, parts, 16, 4, two_levels=two_levels) for parts in (found, placed)]
-    assert crossing[0] < crossing[1]
+    assert crossing[0] <= crossing[1] - two_levels
     assert found.bincount(minlength=16).min() > 0
     work = [parts[graph.edge_index[1]].bincount() for parts in (found, placed)]
     assert work[0].max() <= 1.05 * work[1].max()

@@ -117,7 +117,8 @@ class Routes:
         is_sum = torch.arange(node.numel()) >= rows.numel()
 
         def hops(sender: Tensor, receiver: Tensor, item: Tensor) -> Hops:
-            order = np.lexsort(tuple(key.numpy() for key in (node[item], is_sum[item], receiver, sender)))
+            keys = _keys(is_sum[item].long(), node[item]), sender * num_ranks + receiver
+            order = np.lexsort(tuple(key.numpy() for key in keys))
             return Hops(sender, receiver, item).some(torch.from_numpy(order))
 
         need, add = (item_rank[1] != agent[item_rank[0]] for item_rank, agent in ((needs, of_row), (adds, of_sum)))
@@ -309,6 +310,6 @@ def _groups(pair: Array, of_item: Array, local_rank: Array, ranks_per_machine: i
         return np.arange(len(pair)), np.arange(len(pair))
     mask = np.zeros(len(pair), np.int64)
     np.bitwise_or.at(mask, of_item, np.int64(1) << local_rank)
-    keys = np.stack([pair, mask], axis=1)
-    _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    return group.reshape(-1), first
+    masks, number = np.unique(mask, return_inverse=True)
+    _, first, group = np.unique(pair * len(masks) + number, return_index=True, return_inverse=True)
+    return group, first
