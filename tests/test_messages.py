@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch_geometric.transforms as T
 from random_graphs import random_graph
-from torch_geometric.loader import ClusterData, GraphSAINTSampler, NeighborLoader
+from torch_geometric.loader import ClusterData, GraphSAINTSampler, NeighborLoader, RandomNodeLoader
 from torch_geometric.utils import add_self_loops, to_undirected
 from workers import Workers
 
@@ -92,7 +92,7 @@ def messages() -> dict[str, str]:
     graph.edge_attr = graph.edge_weight = None
     data = pyg_dist.DistributedData(graph, partition=torch.arange(20) % 2)
     model = Model()
-    x = data.x.detach().requires_grad_()
+    x, unseeded = data.x.detach().requires_grad_(), torch.Generator().manual_seed(pyg_dist.rank())
     cases: dict[str, Callable[[], object]] = {
         "out of memory in a layer": lambda: model(data.x),
         "out of memory in a function": lambda: data.x.repeat(1, COLUMNS),
@@ -108,6 +108,7 @@ def messages() -> dict[str, str]:
         "NeighborLoader": lambda: NeighborLoader(data, num_neighbors=[2], batch_size=4),
         "ClusterData": lambda: ClusterData(data, num_parts=2, log=False),
         "GraphSAINTSampler": lambda: GraphSAINTSampler(data, batch_size=4),
+        "RandomNodeLoader": lambda: next(iter(RandomNodeLoader(data, 4, shuffle=True, generator=unseeded))),
         "add_self_loops": lambda: add_self_loops(data.edge_index),
         "to_undirected": lambda: to_undirected(data.edge_index),
         "NaN": lambda: warned(graph.clone(), x=([3, 3, 17], [0, 4, 1])),

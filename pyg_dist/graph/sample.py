@@ -91,16 +91,18 @@ class KeptEdges:
 
     Attributes:
         edge_id: of the edges that end here, their places in the graph's order, int64 ``[m]``.
-        key: what stands for each of these: distinct, and in the order of the batch's edges, int64 ``[m]``.
+        place: where the rank's edge view stores each, int64 ``[m]``.
+        key: of each of these: distinct, and in the order of the batch's edges, int64 ``[m]``.
         source, target: numbers of their ends in the batch, int64 ``[m]``.
         sender: the rank that has each one's source, ascending, int64 ``[m]``.
         leaving: source, target and the target's rank of the edges that begin here and end on other ranks, which have
             them in the same order, int64 ``[k, 3]``.
         num_keys: an upper bound of the keys, exclusive.
-        repeats: whether nodes or edges of the graph may be in the batch several times.
+        repeats: whether nodes or edges of the graph may be in the batch several times. Keys stand for them then.
     """
 
     edge_id: Tensor
+    place: Tensor
     key: Tensor
     source: Tensor
     target: Tensor

@@ -280,10 +280,8 @@ class HaloBatch(HaloGraph):
 
     def __init__(self, parent: HaloGraph, sample: Subset) -> None:
         self.parent = parent
-        stored = None if sample.kept is None else parent.edge_sharding.ordered_position
-        self.restriction: Restriction = restricted(
-            parent.share, parent.links.links, sample, stored, parent.links.of_machine
-        )
+        links = parent.links
+        self.restriction: Restriction = restricted(parent.share, links.links, sample, links.of_machine)
         share = self.restriction.share
         of_graph = parent.node_sharding
         nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)

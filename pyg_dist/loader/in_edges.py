@@ -23,7 +23,8 @@ class InEdges:
         row: the row of each, int64 ``[n]``.
         rowptr: int64 ``[n + 1]``.
         col: which of ``source_id`` each edge's source is, int32 ``[e]``.
-        edge_id: places in the graph's order, int64 ``[e]``; ``None``: in that of the entries.
+        place: where each edge is stored, int64 ``[e]``; ``None``: in the order of the entries.
+        position: of each stored edge in the graph's order, int64; ``None``: as they are stored.
         source_id: global ids, int64 ``[s]``; ``None``: ``col`` has them.
         owner: the rank of each of ``source_id``, int64 ``[s]``; ``None``: this one.
         num_edges: of the graph.
@@ -34,7 +35,8 @@ class InEdges:
     row: Tensor
     rowptr: Tensor
     col: Tensor
-    edge_id: Tensor | None
+    place: Tensor | None
+    position: Tensor | None
     source_id: Tensor | None
     owner: Tensor | None
     num_edges: int
@@ -48,13 +50,22 @@ class InEdges:
         node_id, row = ids[: view.num_local].sort()
         graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
         edge = csr.edge.long()
-        edge_id, values = view.edge_sharding.position[edge], None
+        values = None
         if weight is not None:
             moved = view.edge_sharding.from_sharding(weight.to_local(), weight._sharding)
             assert moved is not None
             values = moved.detach().cpu().double()[edge]
         return InEdges(
-            node_id, row, csr.rowptr, csr.col, edge_id, ids, view.neighbour_rank, graph.edge_sharding.size, values
+            node_id,
+            row,
+            csr.rowptr,
+            csr.col,
+            edge,
+            view.edge_sharding.position,
+            ids,
+            view.neighbour_rank,
+            graph.edge_sharding.size,
+            values,
         )
 
     @staticmethod
@@ -62,12 +73,12 @@ class InEdges:
         """Those of a plain graph."""
         source, target = edge_index.cpu()
         csr = CSR.from_edges(target, source, None, num_nodes, num_nodes)
-        edge_id = None if csr.place is None else csr.place.long()
+        place = None if csr.place is None else csr.place.long()
         if weight is not None:
             weight = weight.detach().cpu().double()
-            weight = weight if edge_id is None else weight[edge_id]
+            weight = weight if place is None else weight[place]
         return InEdges(
-            None, torch.arange(0), csr.rowptr, csr.col, edge_id, None, None, edge_index.shape[1], weight
+            None, torch.arange(0), csr.rowptr, csr.col, place, None, None, None, edge_index.shape[1], weight
         )  # fmt: skip
 
     def find(self, node: Tensor) -> Tensor:
@@ -109,7 +120,7 @@ class InEdges:
         weight = self.weight[entry]
         some = (weight > 0).nonzero().view(-1)
         of_row, entry, weight = of_row[some], entry[some], weight[some]
-        key = self.id_of(entry)
+        key = self.id_of(self.place_of(entry))
         if tree is not None:
             key = key + tree[of_row] * self.num_edges
         first = torch.searchsorted(of_row, torch.arange(row.numel()))
@@ -124,9 +135,13 @@ class InEdges:
         drawn = drawn.sort().values
         return of_row[drawn], entry[drawn]
 
-    def id_of(self, entry: Tensor) -> Tensor:
-        """The place of each entry's edge in the graph's order."""
-        return entry if self.edge_id is None else self.edge_id[entry]
+    def place_of(self, entry: Tensor) -> Tensor:
+        """Where each entry's edge is stored."""
+        return entry if self.place is None else self.place[entry]
+
+    def id_of(self, place: Tensor) -> Tensor:
+        """The place in the graph's order of edges that are stored at some places."""
+        return place if self.position is None else self.position[place]
 
     def source_of(self, entry: Tensor) -> tuple[Tensor, Tensor]:
         """The source of each entry's edge, and the source's rank."""

@@ -125,8 +125,8 @@ class NeighborLoader(_Neighbors):
 
     A batch has the seeds first, then the nodes of each hop in ascending order, and the attributes that PyG's has:
     ``batch_size``, ``input_id``, ``n_id``, ``e_id``, ``num_sampled_nodes``, ``num_sampled_edges``, and ``batch``
-    where it is disjoint. Its edges keep the order of the graph. Which in-edges of a node are kept is a
-    function of (seed, step, hop, node) alone: uniform, without replacement in O(number) time for any degree.
+    where it is disjoint. Its edges are ordered by hop, and in it as in the graph. Which in-edges of a node are kept is
+    a function of (seed, step, hop, node) alone: uniform, without replacement in O(number) time for any degree.
 
     Rows stay on the ranks that have them. The owner of a node draws its in-edges, and sends the ids of their sources to
     the owners of these; the thread that makes the next batch does so over messages of its own, while this one trains.

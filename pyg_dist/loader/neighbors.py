@@ -30,6 +30,7 @@ class NeighborSampling:
     memory and messages. Where the layout needs the whole subset on each rank, it is gathered at the end: O(B).
 
     Nodes are numbered by hop, seeds first as they are given, then ascending; in each hop data group after data group.
+    Edges are ordered by the hop that draws them, and in it as in the graph.
     In a disjoint batch a node is one for each tree, and stands by its *code* ``tree * N + node``; else by its id.
 
     Attributes:
@@ -143,13 +144,10 @@ class _Batch:
         known: dict[str, Any] = {"num_sampled_nodes": counts}
         if sampling.subgraph_type == "directional":
             known["num_sampled_edges"] = num_edges
-        code, number = self.nodes.code, self.nodes.numbers
-        kept = self._kept(edges)
-        if sampling.ranks.gathers:
+        code, number = self.nodes.by_number
+        kept, groups = self._kept(edges, counts), sampling.ranks
+        if groups.gathers:
             (code, number), kept = self._gathered(code, number, kept)
-        order = number.argsort()
-        code, number = code[order], number[order]
-        groups = sampling.ranks
         return Subset(
             code % sampling.num_nodes if sampling.disjoint else code,
             kept,
@@ -186,14 +184,17 @@ class _Batch:
         ranks = self.sampling.ranks.part
         counts = torch.bincount(drawn.owner, minlength=ranks.group.size).tolist()
         wanted, _ = ranks.exchange(there, counts)
-        ends, size = ascending_unique(torch.cat([every.source, wanted[:, 1], drawn.source])), max(len(self.nodes), 1)
+        span, size = self.nodes.span, max(len(self.nodes), 1)
+        ends = ascending_unique(torch.cat([every.source, wanted[:, 1], drawn.source]), span)
+        num_pairs = ends.numel() * size
 
         def pairs(source: Tensor, target: Tensor) -> Tensor:
             return ops.find_sorted(ends, source) * size + ops.find_sorted(self.nodes.code, target)
 
-        pair, opposite = pairs(every.source, every.target), ascending_unique(pairs(wanted[:, 1], wanted[:, 0]))
+        pair = pairs(every.source, every.target)
+        opposite = ascending_unique(pairs(wanted[:, 1], wanted[:, 0]), num_pairs)
         if self.sampling.replace:
-            is_drawn = ops.find_sorted(ascending_unique(pairs(drawn.source, drawn.target)), pair) >= 0
+            is_drawn = ops.find_sorted(ascending_unique(pairs(drawn.source, drawn.target), num_pairs), pair) >= 0
         else:  # a parallel of an edge that was drawn is not one
 
             def edge(e: _Edges) -> Tensor:
@@ -202,50 +203,67 @@ class _Batch:
 
             is_drawn = ops.find_sorted(edge(drawn).sort().values, edge(every)) >= 0
         is_opposite = ops.find_sorted(opposite, pair) >= 0
-        is_missing = bool((ops.find_sorted(ascending_unique(pair), opposite) < 0).any())
+        is_missing = bool((ops.find_sorted(ascending_unique(pair, num_pairs), opposite) < 0).any())
         return every.some(is_drawn | is_opposite), is_missing
 
-    def _kept(self, edges: _Edges) -> KeptEdges:
-        """The edges between nodes of the batch; owners of sources learn of theirs (collective)."""
+    def _kept(self, edges: _Edges, counts_of_hops: list[int]) -> KeptEdges:
+        """The edges between nodes of the batch, by hop; owners of sources learn of theirs (collective).
+
+        What is induced or goes both ways belongs to no hop.
+        """
         sampling, ranks = self.sampling, self.sampling.ranks.part
         rank, size = ranks.group.rank, ranks.group.size
-        edges = edges.some((edges.owner * self.nodes.span + edges.source).argsort(stable=True))
-        target, is_other = self.nodes.find(edges.target), edges.owner != rank
-        counts = torch.bincount(edges.owner[is_other], minlength=size).tolist()
-        begin_here, of_rank = ranks.exchange(torch.stack([edges.source, target], 1)[is_other], counts)
-        at_source = self.nodes.find(begin_here[:, 0])
-        reply, _ = ranks.exchange(at_source.view(-1, 1) + 1, of_rank, is_ascending=False)
-        source = torch.empty_like(target)
-        source[~is_other] = self.nodes.find(edges.source[~is_other])
-        source[is_other] = reply.view(-1) - 1
-        receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(of_rank))
-        leaving = torch.stack([at_source, begin_here[:, 1], receiver], 1)[at_source >= 0]
-        inside = source >= 0
-        edges, source, target = edges.some(inside), source[inside], target[inside]
-        edge_id = sampling.in_edges.id_of(edges.entry)
+        if size == 1:
+            source, target = self.nodes.find(edges.source), self.nodes.find(edges.target)
+            leaving = torch.empty(0, 3, dtype=torch.int64)
+        else:
+            edges = edges.some((edges.owner * self.nodes.span + edges.source).argsort(stable=True))
+            target, is_other = self.nodes.find(edges.target), edges.owner != rank
+            counts = torch.bincount(edges.owner[is_other], minlength=size).tolist()
+            begin_here, of_rank = ranks.exchange(torch.stack([edges.source, target], 1)[is_other], counts)
+            at_source = self.nodes.find(begin_here[:, 0])
+            reply, _ = ranks.exchange(at_source.view(-1, 1) + 1, of_rank, is_ascending=False)
+            source = torch.empty_like(target)
+            source[~is_other] = self.nodes.find(edges.source[~is_other])
+            source[is_other] = reply.view(-1) - 1
+            receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(of_rank))
+            leaving = torch.stack([at_source, begin_here[:, 1], receiver], 1)[at_source >= 0]
+        if sampling.subgraph_type == "induced":  # else all sources are nodes of the batch
+            inside = (source >= 0).nonzero().view(-1)
+            edges, source, target = edges.some(inside), source[inside], target[inside]
+        place = sampling.in_edges.place_of(edges.entry)
+        edge_id = sampling.in_edges.id_of(place)
+        hops, trees = len(sampling.num_neighbors), sampling.num_trees
         copies = max(1, *sampling.num_neighbors) if sampling.replace else 1
-        key = edge_id
+        hop = torch.zeros_like(target)
+        if sampling.subgraph_type == "directional":
+            hop = torch.bucketize(target, torch.tensor(counts_of_hops).cumsum(0), right=True)
+        key = hop * sampling.in_edges.num_edges + edge_id
         if sampling.disjoint:
-            key = key * sampling.num_trees + edges.target // sampling.num_nodes
+            key = key * trees + edges.target // sampling.num_nodes
         return KeptEdges(
             edge_id,
+            place,
             key * copies + edges.copy,
             source,
             target,
             edges.owner,
             leaving,
-            sampling.in_edges.num_edges * sampling.num_trees * copies,
+            hops * sampling.in_edges.num_edges * trees * copies,
             sampling.disjoint or sampling.replace,
         )
 
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
-        """Those of all ranks of the data group, edges in the graph's order (collective)."""
+        """Those of all ranks of the data group, edges by what stands for them (collective)."""
         part = self.sampling.ranks.part
         counts = part.gather([code.numel(), kept.key.numel()]).t().tolist()
-        code, number = part.gather_rows(torch.stack([code, number], 1), counts[0]).t().contiguous()
+        nodes = part.gather_rows(torch.stack([code, number], 1), counts[0])
+        code, number = nodes[nodes[:, 1].argsort()].t().contiguous()
         mine = torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
         table = part.gather_rows(mine, counts[1])
-        edge_id, key, source, target = table[table[:, 1].argsort()].t().contiguous()
+        edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
         none = kept.leaving[:0]
         sender = torch.zeros_like(key)
-        return (code, number), KeptEdges(edge_id, key, source, target, sender, none, kept.num_keys, kept.repeats)
+        return (code, number), KeptEdges(
+            edge_id, none[:, 0], key, source, target, sender, none, kept.num_keys, kept.repeats
+        )

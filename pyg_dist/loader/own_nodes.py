@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +12,10 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.session.agreement import group_of_thread
 from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.loader.sampling import ascending
+
+# A table of all codes is faster than searches where there are at most so many codes for a search.
+_TABLE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,7 @@ class OwnNodes:
         hops: codes by the hop that reached them; ascending but for those of the seeds.
         code: all of them, ascending, int64 ``[b]``.
         numbers: of these in the batch, int64 ``[b]``; once they are known (:meth:`number`).
+        by_number: codes and numbers by ascending number, then.
     """
 
     def __init__(self, ranks: SamplingRanks, span: int, code: Tensor, number: Tensor) -> None:
@@ -67,6 +71,7 @@ class OwnNodes:
         self._seed_number = number
         self.code = code.sort().values
         self.numbers = torch.empty(0, dtype=torch.int64)
+        self.by_number = self.numbers, self.numbers
         self._asked = code[:0]  # of other ranks' nodes, rank and code in one number
 
     def __len__(self) -> int:
@@ -74,6 +79,8 @@ class OwnNodes:
 
     def find(self, code: Tensor) -> Tensor:
         """The number of each, or -1."""
+        if self.span <= _TABLE * code.numel():
+            return torch.full((self.span,), -1).index_copy_(0, self.code, self.numbers)[code]
         at = ops.find_sorted(self.code, code)
         return self.numbers[at].masked_fill_(at < 0, -1) if len(self) else at
 
@@ -81,19 +88,19 @@ class OwnNodes:
         """Tell the owners of some nodes that a hop has reached them (collective)."""
         lists, rank, span = self.ranks.part, self.ranks.part.group.rank, self.span
         if lists.group.size == 1:
-            found = ascending_unique(code)
+            found = ascending_unique(code, span)
         else:
-            known = ascending_unique(owner * span + code)
+            known = ascending_unique(owner * span + code, lists.group.size * span)
             is_own = known // span == rank
             found, others = known[is_own] - rank * span, known[~is_own]
             others = others[ops.find_sorted(self._asked, others) < 0]
             self._asked = torch.cat([self._asked, others]).sort().values
             counts = torch.bincount(others // span, minlength=lists.group.size).tolist()
             arrived, _ = lists.exchange((others % span).view(-1, 1), counts)
-            found = ascending_unique(torch.cat([found, arrived.view(-1)]))
+            found = ascending_unique(torch.cat([found, arrived.view(-1)]), span)
         new = found[ops.find_sorted(self.code, found) < 0]
         self.hops.append(new)
-        self.code = torch.cat([self.code, new]).sort().values
+        self.code = ascending(torch.cat([self.code, new]), span)
 
     def number(self, num_seeds: list[int], num_edges: list[int], fails: bool) -> tuple[list[int], list[int], int]:
         """Number the nodes: by hop, data group and code (collective).
@@ -111,10 +118,12 @@ class OwnNodes:
         ranks, lists = self.ranks, self.ranks.part
         num_hops, size, span = len(self.hops) - 1, lists.group.size, self.span
         sent = torch.cat([self.code[:0], *(code + hop * span for hop, code in enumerate(self.hops[1:]))])
-        to_rank = sent % span // -(-span // size)
-        order = to_rank.argsort(stable=True)
+        to_rank = sent % span // -(-span // size) if size > 1 else torch.zeros_like(sent)
+        order = to_rank.argsort(stable=True) if size > 1 else torch.arange(sent.numel())
         arrived, counts = lists.exchange(sent[order].view(-1, 1), torch.bincount(to_rank, minlength=size).tolist())
-        ordered, place = arrived.view(-1).sort()
+        ordered, place = arrived.view(-1), torch.arange(arrived.numel())
+        if size > 1:
+            ordered, place = ordered.sort()
         bounds = torch.searchsorted(ordered, torch.arange(num_hops + 1) * span)
         here = bounds.diff().tolist()
         table = ranks.everyone.gather([ranks.index, int(fails), *num_edges, *here])
@@ -129,11 +138,15 @@ class OwnNodes:
         numbers, _ = lists.exchange(back.view(-1, 1), counts)
         mine = torch.empty_like(sent)
         mine[order] = numbers.view(-1)
-        of_code, self.numbers = torch.cat(self.hops), torch.cat([self._seed_number, mine])
-        self.numbers = self.numbers[of_code.argsort()]
+        self.by_number = torch.cat(self.hops), torch.cat([self._seed_number, mine])
+        place = ops.find_sorted(self.code, self.by_number[0])
+        self.numbers = torch.empty_like(self.code).index_copy_(0, place, self.by_number[1])
         return [sum(num_seeds), *totals.tolist()], edges.sum(0).tolist(), int(failures.sum())
 
 
-def ascending_unique(codes: Tensor) -> Tensor:
-    """Each once, int64. NumPy sorts in vectors, several times as fast as torch."""
-    return torch.from_numpy(np.unique(codes.numpy()))
+def ascending_unique(codes: Tensor, size: int) -> Tensor:
+    """Those below ``size``, each once, int64."""
+    ordered = ascending(codes, size)
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
+    return ordered[is_first]

@@ -92,7 +92,7 @@ class UniformSampling:
             nodes[_drawn(nodes.numel(), size, ops.mixed_seed(*words, kind))]
             for kind, (nodes, size) in enumerate(zip(lists, self.sizes, strict=True), start=1)
         ]
-        return _ascending(torch.cat(picked), self.num_nodes)
+        return ascending(torch.cat(picked), self.num_nodes)
 
     def _size(self, step: int, group: int) -> int:
         """Nodes of a group's sample."""
@@ -110,7 +110,7 @@ class UniformSampling:
         epoch, count = step // self.num_steps, self.num_steps * self.num_groups
         low, high = self._bounds(step, group)
         seed = ops.mixed_seed(self.seed, epoch, self.num_nodes, count, 3)
-        return _ascending(ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed), self.num_nodes)
+        return ascending(ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed), self.num_nodes)
 
     def _pairs(self, batch_size: int) -> PairProbability:
         if self.input_nodes is None or self.other_nodes is None:
@@ -139,10 +139,10 @@ def _drawn(size: int, count: int, seed: int) -> Tensor:
     """``count`` numbers of ``[0, size)``, ascending."""
     if count == 0:
         return torch.arange(0)
-    return _ascending(ops.keyed_permutation(torch.arange(count), size, seed), size)
+    return ascending(ops.keyed_permutation(torch.arange(count), size, seed), size)
 
 
-def _ascending(numbers: Tensor, size: int) -> Tensor:
-    """Of numbers below ``size``. NumPy sorts in vectors, 10 times as fast as torch; of 32 bits twice as many."""
+def ascending(numbers: Tensor, size: int) -> Tensor:
+    """Sort numbers below ``size``. NumPy sorts in vectors, 10 times as fast as torch; of 32 bits twice as many."""
     dtype = np.int32 if size <= 2**31 else np.int64
     return torch.from_numpy(np.sort(numbers.numpy().astype(dtype, copy=False)).astype(np.int64, copy=False))

@@ -91,6 +91,22 @@ def _running() -> Iterator[nn.Module]:
 _GOT = "expects a whole graph (got a DistributedData, of which each rank holds a part)"
 
 
+_OURS = {
+    "NeighborLoader": "NeighborLoader for mini-batches",
+    "LinkNeighborLoader": "LinkNeighborLoader for mini-batches",
+    "ShaDowKHopSampler": "NeighborLoader(data, [num_neighbors] * depth, disjoint=True, subgraph_type='induced')",
+    **dict.fromkeys(
+        ("ClusterData", "ClusterLoader", "RandomNodeLoader"),
+        "UniformVertexLoader(data, batch_size, cover=True, rescale=False)",
+    ),
+    **dict.fromkeys(
+        ("GraphSAINTSampler", "GraphSAINTNodeSampler", "GraphSAINTEdgeSampler", "GraphSAINTRandomWalkSampler"),
+        "UniformVertexLoader(data, batch_size), whose sums are unbiased, too",
+    ),
+}
+"""What comes nearest to a loader of PyG's."""
+
+
 class EdgeHandle(OfThisRun):
     """Base of what stands for edges that lie on several ranks."""
 
@@ -112,8 +128,19 @@ def of_whole_graphs() -> str:
         if name == "__init__" and asker.__module__.startswith("torch_geometric.loader."):
             loader = asker.__name__  # the outermost one is what the script knows
         frame = frame.f_back
-    ours = loader if loader in ("NeighborLoader", "LinkNeighborLoader") else "UniformVertexLoader"
-    return f"{loader} {_GOT}: use pyg_dist.loader.{ours} for mini-batches" if loader else ""
+    ours = _OURS.get(loader, "UniformVertexLoader for mini-batches")
+    return f"{loader} {_GOT}: use pyg_dist.loader.{ours}" if loader else ""
+
+
+def how_to_draw_alike() -> str:
+    """What to do about ranks that draw other rows."""
+    seeded = "seed the generator that draws it, or draw it after pyg_dist.init()"
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "collate_fn" and type(frame.f_locals.get("self")).__name__ == "RandomNodeLoader":
+            return f"use pyg_dist.loader.{_OURS['RandomNodeLoader']}, or {seeded}"
+        frame = frame.f_back
+    return seeded
 
 
 def function_that_needs_all_edges(inner: FrameType | None) -> str:
@@ -125,6 +152,11 @@ def function_that_needs_all_edges(inner: FrameType | None) -> str:
         inner, outer = outer, outer.f_back
     if inner is None or not _is_of_pyg(inner, "utils."):
         return ""
+    if inner.f_globals["__name__"] == "torch_geometric.utils._trim_to_layer":
+        return (
+            "Expected whole batches on several ranks (got hops to trim): leave out num_sampled_nodes_per_hop and "
+            "num_sampled_edges_per_hop, or trim_to_layer; out[:batch.batch_size] is the same"
+        )
     if not any(issubclass(type(value), EdgeHandle) for value in inner.f_locals.values()):
         return ""
     return (

@@ -27,6 +27,7 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError
+from pyg_dist.tensor.calling_code import how_to_draw_alike
 
 # Caches that are filled under inference mode are used in training, too.
 lasting = torch.inference_mode(False)
@@ -277,5 +278,5 @@ def require_same(group: Group, mine: str, what: str) -> None:
     if len(set(digests)) > 1:
         raise AgreementError(
             f"Expected the same {what} on every rank (got another on {replicas.others(digests, group)}) at "
-            f"{line_in_words(*user_line()[:2])}: seed the generator that draws it, or draw it after pyg_dist.init()"
+            f"{line_in_words(*user_line()[:2])}: {how_to_draw_alike()}"
         )

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from batch_cases import laid_out
+from launching import run_script
 from random_graphs import random_graph, uneven_parts
 from scipy import stats
 from test_neighbor_loader import N, graph_of, loader_of, model, step, whole_of
@@ -169,7 +170,7 @@ def test_a_fan_out_over_every_degree_gives_the_k_hop_subgraph(num_hops: int) -> 
             assert torch.equal(batch.n_id[first : first + count].sort().values, new)
             first, before = first + count, nodes
         inner, *_ = k_hop_subgraph(seeds, num_hops - 1, graph.edge_index, num_nodes=60)
-        assert torch.equal(batch.e_id, torch.isin(graph.edge_index[1], inner).nonzero().view(-1))
+        assert torch.equal(batch.e_id.sort().values, torch.isin(graph.edge_index[1], inner).nonzero().view(-1))
         assert torch.equal(batch.n_id[batch.edge_index], graph.edge_index[:, batch.e_id])
 
 
@@ -343,3 +344,107 @@ def test_batches_of_a_store(world_size: int, workers: Pools, tmp_path: Path) -> 
     write_halo_store(open_source(str(tmp_path / "graph.safetensors")), tmp_path / "store", options)
     for found, _ in workers(world_size).run(continued, None, None, 3, str(tmp_path / "store")):
         assert_same(found, whole)
+
+
+# ---- As with PyG's loaders ----------------------------------------------------------------------
+
+
+def test_edges_are_ordered_by_hop() -> None:
+    """So that PyG's own trimming of hops changes nothing for the seeds."""
+    from torch_geometric.nn import GraphSAGE
+
+    from pyg_dist.loader import NeighborLoader
+
+    graph = random_graph(N, 150)
+    torch.manual_seed(0)
+    trimmed = GraphSAGE(5, 8, 3, 4).double()
+    for replace in (False, True):
+        for batch in NeighborLoader(graph, [3, 2, 2], batch_size=6, replace=replace):
+            nodes, edges = batch.num_sampled_nodes, batch.num_sampled_edges
+            hop = torch.repeat_interleave(torch.arange(3), torch.tensor(edges))
+            of_node = torch.repeat_interleave(torch.arange(4), torch.tensor(nodes))
+            assert torch.equal(of_node[batch.edge_index[1]], hop)
+            assert bool((of_node[batch.edge_index[0]] <= hop + 1).all())
+            whole = trimmed(batch.x, batch.edge_index)
+            some = trimmed(batch.x, batch.edge_index, num_sampled_nodes_per_hop=nodes, num_sampled_edges_per_hop=edges)
+            torch.testing.assert_close(some[: batch.batch_size], whole[: batch.batch_size], rtol=0, atol=1e-12)
+
+
+def inferred(mesh: dict[str, int] | None) -> None:
+    """Layer-wise inference over subgraph loaders, as PyG's examples do it, and `model(data)`: equal."""
+    from torch_geometric.nn import GraphSAGE
+
+    import pyg_dist
+    from pyg_dist.loader import NeighborLoader
+
+    graph = random_graph(N, 150)
+    torch.manual_seed(0)
+    twin = GraphSAGE(5, 8, 2, 4).double().eval()
+    model, data = pyg_dist.distribute(copy.deepcopy(twin)).eval(), laid_out(graph, mesh)
+    with torch.no_grad():
+        whole = twin(graph.x, graph.edge_index)
+        torch.testing.assert_close(model(data.x, data.edge_index).full_tensor(), whole, rtol=0, atol=1e-10)
+        x = graph.x
+        for k, conv in enumerate(model.convs):
+            data.h = x
+            found = []
+            for batch in NeighborLoader(data, [-1], batch_size=16):
+                h = conv(batch.h, batch.edge_index)[: batch.batch_size]
+                found.append((h.relu() if k == 0 else h).full_tensor())
+            x = torch.cat(found)
+        torch.testing.assert_close(x, whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), (2, {"x": 2})])
+def test_layer_wise_inference(world_size: int, mesh: dict[str, int] | None, workers: Pools) -> None:
+    workers(world_size).run(inferred, mesh)
+
+
+def trimmed_on_ranks() -> str:
+    from torch_geometric.nn import GraphSAGE
+
+    import pyg_dist
+    from pyg_dist.loader import NeighborLoader
+
+    model = pyg_dist.distribute(GraphSAGE(5, 8, 2, 4).double())
+    batch = next(iter(NeighborLoader(laid_out(random_graph(N, 150), None), [3, 2], batch_size=6)))
+    try:
+        model(
+            batch.x, batch.edge_index, num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+            num_sampled_edges_per_hop=batch.num_sampled_edges,
+        )  # fmt: skip
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_trimming_on_ranks(workers: Pools) -> None:
+    for message in workers(2).run(trimmed_on_ranks):
+        assert "leave out num_sampled" in message, message
+        assert "\n" not in message
+
+
+DIVERGING = """
+import pyg_dist
+from batch_cases import laid_out
+from launching import run_script
+from random_graphs import random_graph
+from pyg_dist.loader import NeighborLoader
+
+data = laid_out(random_graph(41, 150), None)
+batches = iter(NeighborLoader(data, [3, 2], batch_size=6))
+next(batches)
+if pyg_dist.rank():
+    next(batches)
+print(data.x.sum().item())
+"""
+
+
+def test_a_rank_that_draws_another_batch_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{Path(__file__).parents[1]}")
+    script = tmp_path / "diverging.py"
+    script.write_text(DIVERGING)
+    ended = run_script("ranks", 2, script)
+    assert all(ended.codes), ended.stdout + ended.stderr
+    assert "mini-batch" in ended.stderr
+    assert "Expected the same calls on every rank" in ended.stderr

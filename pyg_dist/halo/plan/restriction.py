@@ -124,11 +124,7 @@ class Restriction:
 
 
 def restricted(
-    share: HaloShare,
-    links: RemoteLinks,
-    subset: Subset,
-    stored: tuple[Tensor, Tensor] | None = None,
-    of_machine: MachineLinks | None = None,
+    share: HaloShare, links: RemoteLinks, subset: Subset, of_machine: MachineLinks | None = None
 ) -> Restriction:
     """The share of the batch with a subset's nodes and edges.
 
@@ -139,7 +135,6 @@ def restricted(
         share: the rank's share of the graph.
         links: its remote edges.
         subset: the nodes: the same on every rank, or with edges that are named, this rank's.
-        stored: the rank's edges by ascending id, and their places in edge storage; for a subset that names its edges.
         of_machine: the remote edges of its machine, in two levels. Edges that are named go in one.
     """
     node_id, kept = subset.node_id, subset.kept
@@ -164,7 +159,7 @@ def restricted(
         at_row = None
 
     def local_id(node: Tensor) -> Tensor:
-        return _at(own_row, torch.searchsorted(own_number, node, out_int32=True))
+        return _local_ids(own_number, own_row, subset.size if kept is not None else -1, node)
 
     share_of = partial(
         HaloShare,
@@ -182,10 +177,7 @@ def restricted(
 
     def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
         """Places in edge storage, given those or the places of kept edges, and the keys of these."""
-        if kept is None or stored is None:
-            return edge, None
-        ids, place = stored
-        return _at(place, torch.searchsorted(ids, _at(kept.edge_id, edge))), _at(kept.key, edge)
+        return (edge, None) if kept is None else (_at(kept.place, edge), _at(kept.key, edge))
 
     if remote is None or share.num_ranks == 1:
         none = torch.empty(0, dtype=torch.int64)
@@ -254,7 +246,7 @@ def _kept_edges(
     """
     inside, arriving = (kept.sender == rank).nonzero().view(-1), (kept.sender != rank).nonzero().view(-1)
     target, source = (
-        _at(own_row, torch.searchsorted(own_number, _at(end, inside))) for end in (kept.target, kept.source)
+        _local_ids(own_number, own_row, num_nodes, _at(end, inside)) for end in (kept.target, kept.source)
     )
     csr = CSR.from_edges(target, source, None, own_row.numel(), own_row.numel())
     local = CSR(csr.rowptr, csr.col, None, own_row.numel())
@@ -271,6 +263,12 @@ def _kept_edges(
         rank,
     )
     return local, number, remote
+
+
+def _local_ids(own_number: Tensor, own_row: Tensor, num_nodes: int, node: Tensor) -> Tensor:
+    """Local ids, int32, of the rank's nodes: without a search where it has all numbers below ``num_nodes``."""
+    has_all = own_number.numel() == num_nodes
+    return _at(own_row, node if has_all else torch.searchsorted(own_number, node, out_int32=True))
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
