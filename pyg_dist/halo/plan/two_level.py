@@ -270,8 +270,8 @@ def _agents(
     if pair.numel() == 0:
         return pair
     of_item, of_rank = (column.numpy() for column in options)
-    group, first = _groups(pair.numpy(), of_item, of_rank % ranks_per_machine, ranks_per_machine)
     start = np.searchsorted(of_item, np.arange(pair.numel() + 1))
+    group, first = _groups(pair.numpy(), start[:-1], of_rank % ranks_per_machine, ranks_per_machine)
     size, count = np.diff(start)[first], np.bincount(group)
     begin = np.concatenate([[0], np.cumsum(size)])
     # The options of each group: those of its first item.
@@ -304,12 +304,14 @@ def _agents(
     return torch.from_numpy(agent)
 
 
-def _groups(pair: Array, of_item: Array, local_rank: Array, ranks_per_machine: int) -> tuple[Array, Array]:
-    """The group of each item, by pair of machines and options, and the first item of each group."""
+def _groups(pair: Array, start: Array, local_rank: Array, ranks_per_machine: int) -> tuple[Array, Array]:
+    """The group of each item, by pair of machines and options, and the first item of each group.
+
+    The options of an item begin at its ``start``: ranks, numbered within their machine.
+    """
     if ranks_per_machine > _MASK_BITS:  # each item for itself
         return np.arange(len(pair)), np.arange(len(pair))
-    mask = np.zeros(len(pair), np.int64)
-    np.bitwise_or.at(mask, of_item, np.int64(1) << local_rank)
+    mask = np.bitwise_or.reduceat(np.int64(1) << local_rank, start)
     masks, number = np.unique(mask, return_inverse=True)
     _, first, group = np.unique(pair * len(masks) + number, return_index=True, return_inverse=True)
     return group, first
