@@ -2,12 +2,14 @@
 
 from pyg_dist.tensor.functions import (
     along,
+    attention,
     autograd,
     distributions,
     full_tensor,
     indexing,
     layers,
     losses,
+    moved_products,
     moved_rows,
     pointwise,
     products,
@@ -18,6 +20,6 @@ from pyg_dist.tensor.functions import (
 )
 
 __all__ = [
-    "along", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_rows", "pointwise",
-    "products", "random", "reductions", "scripts", "shapes",
+    "along", "attention", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_products",
+    "moved_rows", "pointwise", "products", "random", "reductions", "scripts", "shapes",
 ]  # fmt: skip

@@ -1,28 +1,29 @@
-"""``MovedRows``: a row tensor whose rows are in another dimension than the first, such as ``torch.stack(hops)``.
+"""``MovedRows``: a row tensor whose rows are in another dimension than the first: a batch ``[B, N, F]``, ``x.T`` ...
 
 What it does is done on the tensor with rows first, and no row leaves its rank. Reducing the other dimensions, picking
-from them, or moving the rows back gives a row tensor again. ``Transposed``, of a matrix, is an operand of products
-only: ``x.T @ y`` sums over rows and gives a plain matrix, ``x @ y.T`` has a row for each row of x.
+from them, or moving the rows back gives a row tensor again. Products are in
+:mod:`~pyg_dist.tensor.functions.moved_products`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.functions.pointwise import pointwise
-from pyg_dist.tensor.functions.shapes import dims_of, global_shape, refuse
+from pyg_dist.tensor.functions.pointwise import pointwise, pointwise_
+from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, global_shape, refuse
 from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, functions, implements, public_name
-from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows
+from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, local_tensors, on_rows
 
 
 class MovedRows(DerivedOperand):
-    """A tensor with its rows in dimension ``place``, which is not 0; of two dimensions it is :class:`Transposed`.
+    """A tensor with its rows in dimension ``place``, which is not 0.
 
     Attributes:
         of: the same with rows first, the other dimensions in their order.
@@ -34,15 +35,13 @@ class MovedRows(DerivedOperand):
 
     @staticmethod
     def make(of: RowTensor, place: int) -> Any:
-        """``of.movedim(0, place)``: a row tensor again for place 0, the transpose of a matrix for 1."""
+        """``of.movedim(0, place)``: a row tensor again for place 0."""
         if place == 0:
             return of
         whole = global_shape(of)
         shape = [*whole[1 : place + 1], whole[0], *whole[place + 1 :]]
         # On the meta device: functions that torch does not dispatch to __torch_function__ find no values to read.
-        result: Any = torch.empty(shape, dtype=of.dtype, device="meta").as_subclass(
-            Transposed if of.dim() == 2 else MovedRows
-        )
+        result: Any = torch.empty(shape, dtype=of.dtype, device="meta").as_subclass(MovedRows)
         result.of, result.place = of, place
         return result
 
@@ -66,24 +65,27 @@ class MovedRows(DerivedOperand):
         if func in _SHAPES:
             with local_tensors():
                 return func(*args, **kwargs)
-        handler = _HANDLERS.get(func)
-        if handler is None and TABLE.get(func) is pointwise:
-            handler = _pointwise
+        handler = HANDLERS.get(func)
+        if handler is None:
+            of_rows = TABLE.get(func)
+            handler = _pointwise if of_rows is pointwise else _pointwise_ if of_rows is pointwise_ else None
         if handler is None or any(issubclass(t, DerivedOperand) and t is not MovedRows for t in types):
-            raise _refuse(func, next(iter(_moved_in((args, tuple(kwargs.values()))))))
+            raise refuse_moved(func, next(iter(moved_in((args, tuple(kwargs.values()))))))
         return handler(func, args, kwargs)
 
 
-def _refuse(function: Function, x: MovedRows) -> MixedRowsError:
+def refuse_moved(function: Function, x: MovedRows) -> MixedRowsError:
+    """The error for a function that would mix rows, or is not known for rows in this dimension."""
     return MixedRowsError(
         f"{public_name(function)} has no distributed form for rows in dimension {x.place} (of shape {list(x.shape)}): "
         f"move them first, x.movedim({x.place}, 0), or stack along dim=1"
     )
 
 
-def _moved_in(values: Any) -> list[MovedRows]:
+def moved_in(values: Any) -> list[MovedRows]:
+    """Those among the arguments of a call, and in lists of them."""
     if isinstance(values, (tuple, list)):
-        return [x for value in values for x in _moved_in(value)]
+        return [x for value in values for x in moved_in(value)]
     return [values] if type(values) is MovedRows else []
 
 
@@ -124,27 +126,49 @@ def _dim(x: MovedRows, dim: int) -> int:
     return 0 if dim == x.place else dim + 1 if dim < x.place else dim
 
 
+def rows_first(operand: Any, like: MovedRows, function: Function) -> Any:
+    """An operand that aligns at the right with ``like``, as it meets ``like.of``."""
+    if not isinstance(operand, Tensor) or operand.dim() == 0:
+        return operand
+    if type(operand) is MovedRows:
+        if (operand.place, operand.dim()) != (like.place, like.dim()):
+            raise refuse_moved(function, operand)
+        return operand.of
+    if isinstance(operand, RowTensor):
+        if operand.dim() != like.dim() - like.place:
+            raise refuse_moved(function, like)
+        return operand.view(operand.shape[0], *[1] * like.place, *operand.shape[1:])
+    if operand.dim() > like.dim():
+        raise refuse_moved(function, like)
+    return operand.view(*[1] * (like.dim() - operand.dim()), *operand.shape).movedim(like.place, 0)
+
+
 def _pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Operands align at the right, as they are seen: each is brought to where rows are first."""
-    first = _moved_in((args, tuple(kwargs.values())))[0]
+    first = moved_in((args, tuple(kwargs.values())))[0]
+    args = tuple(rows_first(a, first, function) for a in args)
+    kwargs = {name: rows_first(value, first, function) for name, value in kwargs.items()}
+    return _each(function(*args, **kwargs), lambda t: MovedRows.make(t, first.place))
 
-    def turned(operand: Any) -> Any:
-        if not isinstance(operand, Tensor) or operand.dim() == 0:
-            return operand
-        if type(operand) is MovedRows:
-            if (operand.place, operand.dim()) != (first.place, first.dim()):
-                raise _refuse(function, operand)
-            return operand.of
-        if isinstance(operand, RowTensor):
-            if operand.dim() != first.dim() - first.place:
-                raise _refuse(function, first)
-            return operand.view(operand.shape[0], *[1] * first.place, *operand.shape[1:])
-        if operand.dim() > first.dim():
-            raise _refuse(function, first)
-        return operand.view(*[1] * (first.dim() - operand.dim()), *operand.shape).movedim(first.place, 0)
 
-    args, kwargs = tuple(map(turned, args)), {name: turned(value) for name, value in kwargs.items()}
-    return MovedRows.make(function(*args, **kwargs), first.place)
+def _pointwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """In place."""
+    if type(args[0]) is not MovedRows:
+        raise refuse_moved(function, moved_in((args, tuple(kwargs.values())))[0])
+    _pointwise(function, args, kwargs)
+    return args[0]
+
+
+def _loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Losses that are a value per element, and then its sum or mean (collective)."""
+    first = moved_in((args, tuple(kwargs.values())))[0]
+    if kwargs.get("reduction") == "batchmean":
+        raise refuse_moved(function, first)
+    out = function(
+        *(rows_first(a, first, function) for a in args),
+        **{name: rows_first(value, first, function) for name, value in kwargs.items()},
+    )
+    return MovedRows.make(out, first.place) if isinstance(out, RowTensor) else out
 
 
 def _reduce(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -177,33 +201,46 @@ def _each(out: Any, turn: Callable[[Any], Any]) -> Any:
     return tuple(turned) if type(out) in (tuple, list) else type(out)(turned)
 
 
+_ALONG = {"normalize": "x p dim eps", "chunk": "x chunks dim", "split": "x split_size dim", "glu": "x dim"}
+_DEFAULT_DIMS = {"normalize": 1, "chunk": 0, "split": 0, "glu": -1}
+
+
 def _along(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Functions along one dimension that keep the shape."""
-    x, bound = args[0], bind("x dim", args, kwargs)
-    if bound.get("dim") is None:
-        raise _refuse(function, x)
-    (dim,) = dims_of(bound["dim"], x.dim())
-    rest = {key: value for key, value in bound.items() if key not in ("x", "dim")}
-    return MovedRows.make(function(x.of, dim=_dim(x, dim), **rest), x.place)
+    """Functions along one dimension, of which the others keep their places."""
+    name = function.__name__
+    x, bound = args[0], bind(_ALONG.get(name, "x dim"), args, kwargs)
+    dim = bound.get("dim", _DEFAULT_DIMS.get(name))
+    if dim is None:
+        raise refuse_moved(function, x)
+    (dim,) = dims_of(dim, x.dim())
+    rest = {key: value for key, value in bound.items() if key not in ("x", "dim", "split_size")}
+    sizes = [bound["split_size"]] if "split_size" in bound else []
+    out = function(x.of, *sizes, dim=_dim(x, dim), **rest)
+    return _each(out, lambda t: MovedRows.make(t, x.place))
 
 
 def _index(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Positions, slices and a list in the other dimensions."""
+    """Positions, slices and a list in the other dimensions; whatever selects rows in theirs (collective at first)."""
     x, index = args
     index = index if isinstance(index, tuple) else (index,)
-    if any(i is None or isinstance(i, (RowTensor, bool)) for i in index):
-        raise _refuse(function, x)
+    if any(i is None or isinstance(i, bool) for i in index):
+        raise refuse_moved(function, x)
     for k, item in enumerate(index):
         if item is Ellipsis:
             index = (*index[:k], *[slice(None)] * (x.dim() - len(index) + 1), *index[k + 1 :])
             break
     index = (*index, *[slice(None)] * (x.dim() - len(index)))
+    of_rows, of_others = index[x.place], [i for d, i in enumerate(index) if d != x.place]
     dropped = [isinstance(i, int) for i in index]
     num_lists = sum(not isinstance(i, (int, slice)) for i in index)
-    if index[x.place] != slice(None) or num_lists > 1 or (num_lists and any(dropped)):
-        raise _refuse(function, x)
-    of_rows = (slice(None), *(i for d, i in enumerate(index) if d != x.place))
-    return MovedRows.make(x.of[of_rows], x.place - sum(dropped[: x.place]))
+    mixes = any(isinstance(i, RowTensor) or getattr(i, "dtype", None) == torch.bool for i in of_others)
+    if len(index) > x.dim() or dropped[x.place] or mixes or num_lists > 1 or (num_lists and any(dropped)):
+        raise refuse_moved(function, x)
+    if isinstance(of_rows, Tensor) and of_rows.dim() != 1:
+        raise refuse_moved(function, x)
+    rows = x.of if isinstance(of_rows, slice) and of_rows == slice(None) else x.of[of_rows]
+    picked = (slice(None), *of_others)
+    return MovedRows.make(rows[picked], x.place - sum(dropped[: x.place]))
 
 
 def _at(dim: int, position: Any) -> tuple[Any, ...]:
@@ -221,12 +258,20 @@ def _unbind(function: Function, args: Args, kwargs: Kwargs) -> Any:
     x = args[0]
     (dim,) = dims_of(bind("x dim", args, kwargs).get("dim", 0), x.dim())
     if dim == x.place:
-        raise _refuse(function, x)
+        raise refuse_moved(function, x)
     return tuple(x[_at(dim, k)] for k in range(x.shape[dim]))
 
 
 def _iterate(function: Function, args: Args, kwargs: Kwargs) -> object:
     return iter(_unbind(function, args, kwargs))
+
+
+def _unsqueeze(function: Function, args: Args, kwargs: Kwargs) -> object:
+    bound = bind("x dim", args, kwargs)
+    x = bound["x"]
+    (dim,) = dims_of(bound["dim"], x.dim() + 1)
+    of = x.of.unsqueeze(dim if dim > x.place else dim + 1)
+    return MovedRows.make(of, x.place + (dim <= x.place))
 
 
 def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -236,38 +281,66 @@ def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     return x[tuple(0 if d in dims else slice(None) for d in range(x.dim()))]
 
 
-def _on_last(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _reshape(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Dimensions before the rows', and those behind it, are reshaped apart: the rows' stays one."""
+    x, sizes = args[0], flat_sizes(args, kwargs)
+    known = prod(size for size in sizes if size != -1)
+    sizes = tuple(x.numel() // max(known, 1) if size == -1 else size for size in sizes)
+    before, behind = x.shape[: x.place], x.shape[x.place + 1 :]
+    for place, size in enumerate(sizes):
+        if (
+            size == x.shape[x.place]
+            and prod(sizes[:place]) == prod(before)
+            and prod(sizes[place + 1 :]) == prod(behind)
+        ):
+            return MovedRows.make(x.of.reshape(size, *sizes[:place], *sizes[place + 1 :]), place)
+    raise refuse_moved(function, x)
+
+
+def _flatten(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
+    start, end = dims_of((bound.get("start_dim", 0), bound.get("end_dim", -1)), x.dim())
+    return _reshape(function, (x, *x.shape[:start], prod(x.shape[start : end + 1]), *x.shape[end + 1 :]), {})
+
+
+def _expand(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Expand or repeat other dimensions; new ones come before all."""
+    x, sizes = args[0], flat_sizes(args, kwargs)
+    new, repeats = len(sizes) - x.dim(), function is Tensor.repeat
+    place, keeps = x.place + new, (1,) if repeats else (-1, x.shape[x.place])
+    if new < 0 or sizes[place] not in keeps:
+        raise refuse_moved(function, x)
+    of = x.of.reshape(x.of.shape[0], *[1] * new, *x.of.shape[1:])
+    sizes = (keeps[0], *sizes[:place], *sizes[place + 1 :])
+    return MovedRows.make(of.repeat(sizes) if repeats else of.expand(sizes), place)
+
+
+def on_last(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Layers of the last dimensions, and products with a plain matrix."""
     x, other = args[0], [*args[1:], *kwargs.values()]
     if type(x) is not MovedRows or any(isinstance(o, (RowTensor, MovedRows)) for o in other):
-        raise _refuse(function, _moved_in((args, tuple(kwargs.values())))[0])
-    shape = other[0] if function is F.layer_norm else ()
+        raise refuse_moved(function, moved_in((args, tuple(kwargs.values())))[0])
+    shape = other[0] if function in (F.layer_norm, F.rms_norm) else ()
     num_used = len(shape) if isinstance(shape, (tuple, list, torch.Size)) else 1
     if x.place >= x.dim() - max(num_used, 1):
-        raise _refuse(function, x)
+        raise refuse_moved(function, x)
     return MovedRows.make(function(x.of, *args[1:], **kwargs), x.place)
 
 
-def _product(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """With a plain matrix, or with one for each entry of the first dimension (``[H, N, C] @ [H, C, D]``)."""
-    x, other = (*args, *kwargs.values())
-    is_of_each = type(x) is MovedRows and x.dim() == 3 and x.place == 1 and isinstance(other, Tensor)
-    if is_of_each and other.dim() == 3 and type(other) in (Tensor, torch.nn.Parameter):
-        return MovedRows.make(cast(RowTensor, torch.einsum("nhc,hcd->nhd", x.of, other.expand(x.shape[0], -1, -1))), 1)
-    if isinstance(other, Tensor) and other.dim() == 2 and function is not torch.bmm:
-        return _on_last(function, args, kwargs)
-    raise _refuse(function, _moved_in((args, tuple(kwargs.values())))[0])
-
-
 def _join(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Concatenate along another dimension than that of the rows."""
+    """Concatenate along another dimension than that of the rows, or stack along a new one."""
     bound = bind("tensors dim", args, kwargs)
     tensors = list(bound["tensors"])
-    first = _moved_in(tensors)[0]
-    (dim,) = dims_of(bound.get("dim", 0), first.dim())
-    if dim == first.place or any(type(t) is not MovedRows or t.place != first.place for t in tensors):
-        raise _refuse(function, first)
-    return MovedRows.make(torch.cat([t.of for t in tensors], dim=_dim(first, dim)), first.place)  # type: ignore[arg-type]
+    first = moved_in(tensors)[0]
+    stacks = function is torch.stack
+    (dim,) = dims_of(bound.get("dim", 0), first.dim() + stacks)
+    if any(t.dim() != first.dim() for t in tensors) or (dim == first.place and not stacks):
+        raise refuse_moved(function, first)
+    given = [rows_first(t, first, function) for t in tensors]
+    if stacks:
+        place = first.place + (dim <= first.place)
+        return MovedRows.make(torch.stack(given, dim=dim if dim > first.place else dim + 1), place)  # type: ignore[arg-type]
+    return MovedRows.make(torch.cat(given, dim=_dim(first, dim)), first.place)  # type: ignore[arg-type]
 
 
 def _as_table(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -279,122 +352,47 @@ def _of_rows(function: Function, args: Args, kwargs: Kwargs) -> object:
     return function(args[0].of, *args[1:], **kwargs)
 
 
-def _attention(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """``nn.MultiheadAttention`` with a sequence for each row: ``batch_first=True`` of ``[N, L, F]``."""
-    names = (
-        "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
-        "dropout_p out_proj_weight out_proj_bias"
-    )
-    bound = {"training": True, **bind(names, args, kwargs)}
-    sequences = [bound[name] for name in ("query", "key", "value")]
-    if any(type(s) is not MovedRows or s.dim() != 3 or s.place != 1 for s in sequences):
-        raise MixedRowsError(
-            f"{public_name(function)} is row-wise only for one sequence per row: expected query, key and value "
-            f"[N, L, F] with batch_first=True"
-        )
-    if bound["dropout_p"] and bound["training"]:
-        raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
-    with local_tensors():
-        (query, key, value), rows = like_rows(function, *(s.of for s in sequences))
-        local = {
-            id(s): t.as_subclass(Tensor).transpose(0, 1) for s, t in zip(sequences, (query, key, value), strict=True)
-        }
-        for name, given in bound.items():
-            if type(given) is MovedRows:
-                bound[name] = local[id(given)]
-            elif isinstance(given, RowTensor):  # a padding mask
-                bound[name] = given.redistribute(rows).as_subclass(Tensor)
-            elif isinstance(given, Tensor):
-                bound[name] = rows.copy_to_ranks(given)
-        out, weights = function(**bound)
-        of = as_row_tensor_(out.transpose(0, 1).contiguous(), rows)
-        return MovedRows.make(of, 1), weights if weights is None else as_row_tensor_(weights, rows)
+def _set_grad(function: Function, args: Args, kwargs: Kwargs) -> object:
+    function(args[0].of, *args[1:], **kwargs)
+    return args[0]
 
 
-def _named(*names: str) -> set[Function]:
+def named(*names: str) -> set[Function]:
+    """Every function of torch with one of these names."""
     return {*functions(*names)}
 
 
-_SHAPES = _named(
+_SHAPES = named(
     "shape.__get__", "size", "dim", "ndim.__get__", "numel", "__len__", "__hash__", "dtype.__get__",
     "is_floating_point", "layout.__get__", "is_sparse.__get__", "is_nested.__get__", "is_complex",
 )  # fmt: skip
-_HANDLERS: dict[Function, Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]] = {
-    **dict.fromkeys(_named("device.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__"), _of_rows),
-    **dict.fromkeys(_named("transpose", "swapaxes", "swapdims", "mT.__get__"), permute),
-    **dict.fromkeys(_named("permute", "movedim", "moveaxis"), permute),
-    **dict.fromkeys(_named("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all"), _reduce),
-    **dict.fromkeys(_named("std", "var", "logsumexp", "norm", "nansum", "nanmean", "median"), _reduce),
-    **dict.fromkeys(_named("softmax", "log_softmax", "cumsum"), _along),
-    **dict.fromkeys(_named("__getitem__"), _index),
-    **dict.fromkeys(_named("select"), _select),
-    **dict.fromkeys(_named("unbind"), _unbind),
-    **dict.fromkeys(_named("__iter__"), _iterate),
-    **dict.fromkeys(_named("squeeze"), _squeeze),
-    **dict.fromkeys((F.linear, F.layer_norm), _on_last),
-    **dict.fromkeys(_named("matmul", "__matmul__", "bmm"), _product),
-    **dict.fromkeys(_named("cat", "concat", "concatenate"), _join),
-    **dict.fromkeys(_named("lstm", "gru"), _as_table),
-    **dict.fromkeys((*_named("relu", "to", "type_as", "contiguous", "clone"), F.dropout), _pointwise),
-    F.multi_head_attention_forward: _attention,
+_HANDLER = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
+HANDLERS: dict[Function, _HANDLER] = {
+    **dict.fromkeys(named("device.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__"), _of_rows),
+    **dict.fromkeys(named("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"), _of_rows),
+    **dict.fromkeys(named("requires_grad_", "retain_grad"), _set_grad),
+    **dict.fromkeys(named("transpose", "swapaxes", "swapdims", "mT.__get__", "T.__get__", "t"), permute),
+    **dict.fromkeys(named("permute", "movedim", "moveaxis"), permute),
+    **dict.fromkeys(named("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all"), _reduce),
+    **dict.fromkeys(named("std", "var", "logsumexp", "norm", "nansum", "nanmean", "median"), _reduce),
+    **dict.fromkeys(named("softmax", "log_softmax", "cumsum", "normalize", "chunk", "split", "glu"), _along),
+    **dict.fromkeys(named("__getitem__"), _index),
+    **dict.fromkeys(named("select"), _select),
+    **dict.fromkeys(named("unbind"), _unbind),
+    **dict.fromkeys(named("__iter__"), _iterate),
+    **dict.fromkeys(named("squeeze"), _squeeze),
+    **dict.fromkeys(named("unsqueeze"), _unsqueeze),
+    **dict.fromkeys(named("view", "reshape"), _reshape),
+    **dict.fromkeys(named("flatten"), _flatten),
+    **dict.fromkeys(named("expand", "repeat"), _expand),
+    **dict.fromkeys((F.linear, F.layer_norm, F.rms_norm), on_last),
+    **dict.fromkeys(named("cat", "concat", "concatenate", "stack"), _join),
+    **dict.fromkeys(named("lstm", "gru"), _as_table),
+    **dict.fromkeys(named("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"), _loss),
+    **dict.fromkeys(named("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"), _loss),
+    **dict.fromkeys(named("poisson_nll_loss", "gaussian_nll_loss"), _loss),
+    **dict.fromkeys((*named("relu", "to", "type_as", "contiguous", "clone", "detach"), F.dropout), _pointwise),
 }
-
-
-class Transposed(MovedRows):
-    """The ``[F, N]`` transpose of rows ``[N, F]``: takes part in products, and turns back; everything else raises."""
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if not args and "input" in kwargs:
-            args = (kwargs.pop("input"),)
-        first = args[0] if args else None
-        if func in _SHAPES:
-            with local_tensors():
-                return func(*args, **kwargs)
-        if func in _OF_ROWS and isinstance(first, Transposed):
-            return func(first.of, *args[1:], **kwargs)
-        if func in _TURNS and isinstance(first, Transposed):
-            return first.of if set(dims_of((*args[1:], *kwargs.values()), 2)) == {0, 1} else first
-        if func in _RESHAPES and isinstance(first, Transposed):
-            with local_tensors():
-                keeps_shape = func(*args, **kwargs).shape == first.shape
-            if keeps_shape:
-                return first
-        if func in _PRODUCTS:
-            x, other = (*args, *kwargs.values())
-            return _transposed_product(other, x) if func is Tensor.__rmatmul__ else _transposed_product(x, other)
-        raise MixedRowsError(
-            f"{public_name(func)} of transposed rows would mix rows, which take part in x.T @ y and x @ y.T only: call "
-            f"it before .T, or on .full_tensor() (all rows, collective)"
-        )
-
-
-def _transposed_product(x: Any, other: Any) -> Any:
-    """A product of two factors, one of which at least is transposed (collective)."""
-    if isinstance(x, Transposed):
-        if isinstance(other, Transposed) or other.dim() > 2:
-            raise MixedRowsError(
-                f"A product of transposed rows with a {type(other).__name__} of shape {list(other.shape)} would mix "
-                f"rows: expected x.T @ y or x @ y.T; use .full_tensor()"
-            )
-        return torch.einsum("nf,ng->fg" if other.dim() == 2 else "nf,n->f", x.of, other)
-    if isinstance(x, RowTensor):
-        return torch.matmul(x, other.of.full_tensor().t())
-    if x.dim() > 2:
-        raise MixedRowsError(
-            f"A product of shape {list(x.shape)} with transposed rows would mix rows: expected x.T @ y or x @ y.T"
-        )
-    product: Any = torch.matmul(other.of, x.t())  # of a vector, t() is the vector
-    return MovedRows.make(product, 1) if x.dim() == 2 else product
-
-
-_OF_ROWS = {*functions("device.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__")}
-_TURNS = {*functions("t", "T.__get__", "mT.__get__", "transpose", "swapaxes", "swapdims")}
-_RESHAPES = {*functions("reshape", "view", "contiguous")}
-_PRODUCTS = {*functions("matmul", "mm", "mv", "__matmul__", "__rmatmul__")}
 
 
 @implements("t", "T.__get__", "H.__get__", "mH.__get__")
@@ -419,5 +417,5 @@ def transpose(function: Function, args: Args, kwargs: Kwargs) -> object:
     first, second = dims_of(dims, x.dim())
     if 0 in (first, second) and first != second:
         order = [second if d == first else first if d == second else d for d in range(x.dim())]
-        return MovedRows.make(x, 1) if x.dim() == 2 else permuted(x, order)
+        return permuted(x, order)
     return on_rows(function, x, first, second)

@@ -12,7 +12,7 @@ from against_torch import LAYOUTS, WORLD_SIZES, Expression, Operands, Refusal, c
 from torch import Tensor, nn
 from workers import Workers
 
-from pyg_dist.errors import MixedRowsError
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 
 
 def hops(t: Operands) -> Any:
@@ -99,6 +99,45 @@ EXPRESSIONS: dict[str, Expression] = {
     "squeezed": lambda t: [hops(t)[:1].squeeze(0), hops(t)[:1].squeeze(), t.c[:, :1].transpose(0, 1).squeeze(0)],
     "in front": lambda t: [t.x[None].sum(0), t.x.unsqueeze(0)[0], t.x[None, t.mask][0], (t.x[None] * t.x[None, :])[0]],
     "in front of others": lambda t: [t.v[None] @ t.x, t.v.unsqueeze(0).t(), t.c[None, :, 1].mean(1), t.c[None].sum(1)],
+    "rows picked": lambda t: [hops(t)[:, t.mask].sum(0), hops(t)[1:, [2, 0, 2]][0], hops(t)[..., t.mask, :].mean(0)],
+    "reshaped": lambda t: [
+        hops(t).view(3, t.N, t.F, 1)[0], hops(t).reshape(-1, 1, t.N, t.F)[1, 0], hops(t).flatten(2).sum(0),
+        t.c.permute(1, 2, 0).flatten(0, 1).t(), hops(t).unsqueeze(1)[0, 0], hops(t).unsqueeze(-1)[1],
+        hops(t).unsqueeze(2).flatten(2).sum(0),
+    ],
+    "expanded": lambda t: [
+        t.x.unsqueeze(0).expand(4, -1, -1).sum(0), t.x[None].repeat(2, 1, 2)[1], t.x.T.expand(2, -1, t.N).sum(0).t(),
+    ],
+    "along": lambda t: [
+        F.normalize(hops(t), dim=-1)[0], F.normalize(hops(t), dim=1)[1], hops(t).chunk(3, -1)[1][0],
+        hops(t).split([1, 2], dim=0)[1].sum(0), F.glu(torch.cat([hops(t), hops(t)], -1), -1)[0],
+        F.glu(torch.cat([hops(t), hops(t)], -1))[1],
+    ],
+    "losses": lambda t: [
+        F.mse_loss(hops(t), hops(t).sin()), F.l1_loss(hops(t), hops(t).cos(), reduction="sum"),
+        F.huber_loss(hops(t), hops(t).sin(), reduction="none").sum(0),
+        F.smooth_l1_loss(hops(t)[:, t.mask], 0 * hops(t)[:, t.mask]),
+        F.binary_cross_entropy_with_logits(hops(t), hops(t).detach().sigmoid()),
+        F.mse_loss(hops(t), torch.stack([t.full] * 3)), nn.MSELoss()(hops(t), hops(t).cos()),
+    ],
+    "in place": lambda t: [(hops(t) * 1).add_(t.x).relu_().sum(0), (hops(t) + 0).mul_(2)[1]],
+    "stacked again": lambda t: [
+        torch.stack([hops(t), hops(t).sin()], 0)[1, 2], torch.stack([hops(t), hops(t).sin()], -1).sum((0, -1)),
+        torch.cat([hops(t), torch.stack([t.full] * 2)]).sum(0),
+    ],
+    "products": lambda t: [
+        t.x.T @ t.y, hops(t).mT @ hops(t), (hops(t) @ t.matrix.unsqueeze(0))[1], (hops(t) @ hops(t).mT)[1],
+        ((hops(t) @ hops(t).mT).softmax(-1) @ hops(t))[2], t.matrix.T.expand(2, -1, -1)[0] @ t.x.T @ t.y,
+        torch.stack([t.full] * 3).mT @ hops(t), (hops(t) @ t.matrix)[0], t.x.T.sum(0),
+        (t.x.T * 2)[1], (t.x.T + t.y.T).t(), t.x.T @ t.v,
+        hops(t).unsqueeze(0).mT @ hops(t)[:1],
+    ],
+    "einsum": lambda t: [
+        torch.einsum("bnf,fg->bng", hops(t), t.matrix)[1], torch.einsum("bnf,bng->bfg", hops(t), hops(t).sin()),
+        torch.einsum("...nf,...ng->...fg", hops(t), hops(t)), torch.einsum("bnf,bmf->bnm", hops(t), hops(t))[0],
+        torch.einsum("bnf->bf", hops(t)), torch.einsum("...L,...Ld->...Ld", hops(t)[..., 0], hops(t))[2],
+        torch.einsum("fn,ng->fg", t.x.T, t.y), torch.einsum("bnf,n->bnf", hops(t), t.v)[0],
+    ],
     "shapes": lambda t: [hops(t).shape, len(hops(t)), hops(t).dim(), hops(t).size(1), hops(t).numel()],
     "attention": lambda t: attended(t),
     "attention without weights": lambda t: attended(t, need_weights=False)[0],
@@ -135,7 +174,11 @@ REFUSED: list[Refusal] = [
     (lambda t: hops(t)[t.mask], MixedRowsError, f"__getitem__ {MOVE}"),
     (lambda t: hops(t).view(-1, 3), MixedRowsError, f"view {MOVE}"),
     (lambda t: hops(t).unbind(1), MixedRowsError, f"unbind {MOVE}"),
-    (lambda t: hops(t) @ hops(t).mT, MixedRowsError, "matmul has no distributed form for rows in dimension"),
+    (lambda t: hops(t) @ hops(t), LayoutMismatchError, "matmul got shapes that do not fit ([3, 7, 3] and [3, 7, 3])"),
+    (lambda t: F.cross_entropy(hops(t), t.label), MixedRowsError, f"cross_entropy {MOVE}"),
+    (lambda t: F.batch_norm(hops(t), None, None, training=True), MixedRowsError, f"batch_norm {MOVE}"),
+    (lambda t: F.kl_div(hops(t), hops(t), reduction="batchmean"), MixedRowsError, f"kl_div {MOVE}"),
+    (lambda t: hops(t).expand(3, 14, 3), MixedRowsError, f"expand {MOVE}"),
     (lambda t: hops(t) + t.v, MixedRowsError, f"add {MOVE}"),
     (lambda t: hops(t) + t.c.permute(1, 2, 0), MixedRowsError, "add has no distributed form for rows in dimension 2"),
     (lambda t: torch.cat([hops(t), t.c]), MixedRowsError, f"cat {MOVE}"),
