@@ -10,7 +10,6 @@ from torch_geometric.nn import (
     AttentiveFP,
     ClusterPooling,
     EdgePooling,
-    GPSConv,
     GraphNorm,
     GraphUNet,
     InstanceNorm,
@@ -36,7 +35,6 @@ _NORMS: dict[type, type] = {
 _POOLS = (ASAPooling, ClusterPooling, EdgePooling, GraphUNet, PANPooling, SAGPooling, TopKPooling)
 _REFUSED: dict[type, str] = {
     AttentiveFP: "adds nodes that stand for graphs, and edges to them",
-    GPSConv: "attends from each node to all nodes",
     WLConv: "sorts all edges",
     **dict.fromkeys(_POOLS, "chooses nodes among all, and makes another graph of them"),
 }

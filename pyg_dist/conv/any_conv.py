@@ -17,29 +17,29 @@ from traceback import walk_tb
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv import typed_attention  # noqa: F401  # registers
 from pyg_dist.conv.attention import attention_call
 from pyg_dist.conv.fast_paths import fast_path_of, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
-from pyg_dist.conv.gcn import DistributedGCNConv
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.inputs import (
     edge_handle,
     edge_values,
     edge_values_if_any,
+    in_batch,
     moved_values,
     node_rows,
     require_all_at,
     require_all_nodes,
+    rows_along,
 )
 from pyg_dist.conv.lazy_norm import NormWeight, made
 from pyg_dist.conv.local_aggregation import aggregate_messages
 from pyg_dist.conv.message_blocks import reduce_messages
 from pyg_dist.conv.one_rank import stock_result, stock_twin
-from pyg_dist.conv.sage import DistributedSAGEConv
 from pyg_dist.conv.special_sums import own_methods
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.graph.edge_blocks import BlockEdges
@@ -47,12 +47,33 @@ from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges, NodeIds, no_layer_within, nodes_to_edges, share_halo_within
 from pyg_dist.graph.protocol import EdgeView, End, have_same_edges, nodes_at
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 C = TypeVar("C", bound=MessagePassing)
 
-_OWN: dict[type, type] = {SAGEConv: DistributedSAGEConv, GCNConv: DistributedGCNConv}
+_OWN: dict[type, type] = {}
+"""Classes of PyG that have a distributed form of their own."""
 
-_STOCK = {ours: stock for stock, ours in _OWN.items()}
+O = TypeVar("O", bound=type)  # noqa: E741
+
+
+def own_form(ours: O) -> O:
+    """Register the decorated subclass of a stock conv as what the conv becomes."""
+    _OWN[ours.__mro__[1]] = ours
+    return ours
+
+
+def run_on_edges(conv: MessagePassing, *args: Any) -> Any:
+    """The forward of a conv that has a form of its own as any other conv's: the stock code on the global view.
+
+    For what its own form does not know: features with a batch dimension.
+    """
+    own: Any = type(conv)
+    conv.__class__ = _class_on_edges(own.__mro__[1])
+    try:
+        return conv.forward(*args)
+    finally:
+        conv.__class__ = own
 
 
 def DistributedConv(conv: C) -> C:
@@ -109,7 +130,9 @@ def convs_of(model: nn.Module) -> list[tuple[str, MessagePassing, bool]]:
 
 def distributed_class_of(conv: MessagePassing, is_inner: bool) -> Any:
     """What the class of ``conv`` becomes: itself where it is distributed already. See :func:`distributed_class`."""
-    stock = _STOCK.get(type(conv), type(conv)) if is_inner else type(conv)
+    stock: Any = type(conv)
+    if is_inner and stock in _OWN.values():
+        stock = stock.__mro__[1]
     return stock if getattr(stock, "is_distributed", False) else distributed_class(stock, is_inner)
 
 
@@ -164,13 +187,9 @@ class _Defaults(MessagePassing):  # type: ignore[misc]
         """By the conv's aggregation module."""
         if not isinstance(index, NodeIds):
             return MessagePassing.aggregate(self, inputs, index, ptr, dim_size)  # the stock one comes next
-        if self.node_dim % inputs.dim() != 0:
-            raise UnsupportedError(
-                f"{_name(self)} aggregates messages of shape {list(inputs.shape)} along dimension {self.node_dim}, and "
-                f"rows are in dimension 0: features are expected to be [N, F]"
-            )
+        messages, place = rows_along(_name(self), "messages", inputs, self.node_dim)
         require_all_at(_name(self), index.edges.graph, 1, dim_size)  # a hook may have changed it
-        return aggregate_messages(self.aggr_module, inputs, index.edges)
+        return MovedRows.make(aggregate_messages(self.aggr_module, messages, index.edges), place)
 
 
 def _name(conv: MessagePassing) -> str:
@@ -240,7 +259,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
     def _run(self, arguments: _Arguments, given: dict[str, Any], first: str) -> Any:
         """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
         try:
-            fused = fast_path_of(self, "forward")
+            fused = fast_path_of(self, "forward", given)
             out = None if fused is None else fused(self, given[first], _others(given, first))
             if out is not None:
                 return out
@@ -307,10 +326,15 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             return value
         if name in ("x", "h"):
             return node_rows(self, edges.graph, value, end)
+        at = (edges.graph.sources, edges.graph.targets) if end is None else (nodes_at(edges.graph, end),)
+        for rows in (edges.rows,) if name.startswith("edge_") else at:
+            value = in_batch(self, value, rows)
+        if type(value) is MovedRows:
+            return value
         if name.startswith("edge_"):
             return edge_values(self, name, value, edges.rows)
         if not isinstance(value, RowTensor):
-            for nodes in (edges.graph.sources, edges.graph.targets) if end is None else (nodes_at(edges.graph, end),):
+            for nodes in at:
                 if value.shape[0] == nodes.size:
                     return RowTensor.from_local(nodes.slice(value), nodes)
         if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # of edges, by a script's own name
@@ -324,7 +348,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             require_all_nodes(_name(self), edge_index.graph, size)
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
-            fused = fast_path_of(self, "propagate")
+            fused = fast_path_of(self, "propagate", kwargs)
             sums = None if fused is None else fused(self, edge_index, kwargs)
             if sums is not None:
                 return sums
@@ -342,7 +366,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)
-            fused = fast_path_of(self, "edge_updater")
+            fused = fast_path_of(self, "edge_updater", kwargs)
             weights = None if fused is None else fused(self, edge_index, kwargs)
             if weights is not None:
                 return weights
@@ -364,14 +388,10 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             return super()._lift(src, edge_index, dim)  # type: ignore[no-any-return]
         if isinstance(edge_index, BlockEdges):
             return edge_index.lift(src, dim)
-        if self.node_dim % src.dim() != 0:
-            raise UnsupportedError(
-                f"{_name(self)} got features of shape {list(src.shape)}, and rows are in dimension 0: features are "
-                f"expected to be [N, F]"
-            )
         if not isinstance(src, NodeTensor):
             src = node_rows(self, edge_index.graph, src, dim)  # type: ignore[arg-type]
-        return nodes_to_edges(src, edge_index.end(dim))  # type: ignore[arg-type]
+        rows, place = rows_along(_name(self), "features", src, self.node_dim)
+        return MovedRows.make(nodes_to_edges(rows, edge_index.end(dim)), place)  # type: ignore[no-any-return,arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         pass  # the stock class has its templates since its first conv was made
@@ -443,7 +463,8 @@ def _arguments(stock: Any) -> _Arguments:
 def _features(given: dict[str, Any]) -> Any:
     """The argument that says over which nodes plain edges are: the first one with rows of nodes, or else the first."""
     firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
-    return next((value for value, first in firsts if isinstance(first, NodeTensor)), next(iter(given.values())))
+    has_nodes = (NodeTensor, MovedRows)
+    return next((value for value, first in firsts if isinstance(first, has_nodes)), next(iter(given.values())))
 
 
 def _others(given: dict[str, Any], name: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from pyg_dist.graph.protocol import Norm
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 Step = Literal["forward", "propagate", "edge_updater"]
 Run = Callable[[Any, Any, dict[str, Any]], Any]
@@ -54,9 +55,12 @@ class FastPath(NamedTuple):
     sums: tuple[type, ...]
     when: Callable[[Any], bool] | None
     needs_edges: bool
+    takes_batches: bool
 
-    def fits(self, conv: Any) -> bool:
+    def fits(self, conv: Any, is_batch: bool = False) -> bool:
         """Whether it may run for ``conv`` as it is now."""
+        if is_batch and not self.takes_batches:
+            return False
         return type(conv.aggr_module) in self.sums and (self.when is None or self.when(conv))
 
 
@@ -78,6 +82,7 @@ def fast_path(
     of_class: Callable[[Any], object] | None = None,
     when: Callable[[Any], bool] | None = None,
     needs_edges: bool = False,
+    takes_batches: bool = False,
 ) -> Callable[[R], R]:
     """Register the decorated function in place of a step of ``convs`` and of subclasses with the same code.
 
@@ -90,10 +95,11 @@ def fast_path(
         when: what else must hold for a conv; asked in each call.
         needs_edges: whether edges have to be on the ranks of their targets; else operators and rows at the ends of
             edges, wherever these lie, are enough.
+        takes_batches: whether features may have dimensions before the nodes, ``[B, N, F]``.
     """
 
     def register(run: R) -> R:
-        path = FastPath(run, sums, when, needs_edges)
+        path = FastPath(run, sums, when, needs_edges, takes_batches)
         _TABLE[step] += [_Entry(conv, code, of_class, path) for conv in convs]
         return run
 
@@ -112,12 +118,17 @@ def _paths(stock: Any, step: Step) -> tuple[FastPath, ...]:
     )
 
 
-def fast_path_of(conv: Any, step: Step) -> Run | None:
-    """What takes the place of a step of ``conv`` as it is now; ``None``: nothing."""
+def fast_path_of(conv: Any, step: Step, given: dict[str, Any]) -> Run | None:
+    """What takes the place of a step of ``conv`` as it is now, called with ``given``; ``None``: nothing."""
     paths = _paths(conv.stock, step)
     if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:
         return None
-    return next((path.run for path in paths if path.fits(conv)), None)
+    is_batch = any(map(_is_batch, given.values()))
+    return next((path.run for path in paths if path.fits(conv, is_batch)), None)
+
+
+def _is_batch(value: Any) -> bool:
+    return any(map(_is_batch, value)) if type(value) in (tuple, list) else type(value) is MovedRows
 
 
 def needs_no_edges(conv: Any) -> bool:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
-from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_floats, snapshot
+from pyg_dist.conv.any_conv import own_form, run_on_edges
+from pyg_dist.conv.inputs import edge_handle, edge_rows, features, has_batch, require_floats, snapshot
 from pyg_dist.conv.one_rank import stock_result, stock_twin
 from pyg_dist.conv.weighted_sum import add_into_, can_project_last, commutes, project_first
 from pyg_dist.errors import DataError, UnsupportedError
@@ -27,6 +28,7 @@ class _CachedNorm(NamedTuple):
     operators: dict[torch.dtype, Operator]
 
 
+@own_form
 class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     r"""PyG's :class:`~torch_geometric.nn.GCNConv` on one process or many, with the same numbers (exact).
 
@@ -40,10 +42,11 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
     *is* the stock conv.
 
     Shapes:
-        - x: ``[N, F_in]`` node tensor (float32, float64, bfloat16 or float16)
+        - x: ``[N, F_in]`` node tensor (float32, float64, bfloat16 or float16); or a batch, ``[B, N, F_in]``, for which
+          rows are exchanged once
         - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`, or plain edges ``[2, E]``, equal on every rank
         - edge_weight: ``[E]`` edge tensor or ``None``
-        - output: ``[N, F_out]`` node tensor
+        - output: ``[N, F_out]`` node tensor, or ``[B, N, F_out]``
 
     Collective, forward and backward.
 
@@ -67,6 +70,8 @@ class DistributedGCNConv(GCNConv):  # type: ignore[misc]
         small = stock_result(self, GCNConv, (x, edge_index, edge_weight), {}, lambda: True) if is_sum else None
         if small is not None:
             return small
+        if has_batch(x):
+            return run_on_edges(self, x, edge_index, edge_weight)  # type: ignore[no-any-return]
         handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]

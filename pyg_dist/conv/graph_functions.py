@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.backend.autograd.linear_map import append
-from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats
+from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats, rows_along
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import Edges, NodeIds, edges_to_nodes
@@ -24,6 +24,7 @@ from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
 from pyg_dist.graph.protocol import Norm, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.row_tensor import local_values as _local
 
 SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -36,7 +37,7 @@ def _stands_for(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
     def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(stock)
         def either(*args: Any, **kwargs: Any) -> Any:
-            is_ours = any(isinstance(a, (Edges, RowTensor)) for a in (*args, *kwargs.values()))
+            is_ours = any(isinstance(a, (Edges, RowTensor, MovedRows)) for a in (*args, *kwargs.values()))
             return ours(*made(args), **made(kwargs)) if is_ours else stock(*args, **kwargs)
 
         SUBSTITUTES[stock] = either
@@ -54,11 +55,6 @@ def _require_ids(name: str, index: Any) -> NodeIds:
     )
 
 
-def _require_rows(name: str, src: Tensor, dim: int) -> None:
-    if dim % src.dim() != 0:
-        raise UnsupportedError(f"{name} of distributed edges expected dim=0 (got {dim}): edges are in dimension 0")
-
-
 def _require_no_values(name: str, edges: Edges) -> None:
     if edges.weight is not None:
         raise UnsupportedError(f"{name} of an adj_t with values: pass edge_index and edge_weight")
@@ -70,10 +66,11 @@ def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | No
     ids = _require_ids("softmax", index)
     if ptr is not None:
         raise UnsupportedError("softmax of distributed edges expected no 'ptr', which goes by all edges: leave it out")
-    _require_rows("softmax", src, dim)
+    values, place = rows_along("softmax", "values", src, dim)
     if ids.end != 1:
         raise UnsupportedError("softmax over the edges of a source, which lie on several ranks: flip edge_index")
-    return ids.edges.tensor(ids.edges.softmax_by_target(_local(src, ids.edges.rows)))
+    out = ids.edges.softmax_by_target(_local(values, ids.edges.rows))
+    return MovedRows.make(ids.edges.tensor(out), place)  # type: ignore[no-any-return]
 
 
 @_stands_for(pyg.scatter)
@@ -83,9 +80,9 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
         rows = index._sharding
         return rows.reduce_from_ranks(pyg.scatter(_local(src, rows), index.to_local(), dim, dim_size, reduce))
     ids = _require_ids("scatter", index)
-    _require_rows("scatter", src, dim)
+    values, place = rows_along("scatter", "values", src, dim)
     require_all_at("scatter", ids.edges.graph, ids.end, dim_size)
-    return edges_to_nodes(src, ids, reduce)  # type: ignore[arg-type]
+    return MovedRows.make(edges_to_nodes(values, ids, reduce), place)  # type: ignore[no-any-return]
 
 
 @_stands_for(pyg.degree)

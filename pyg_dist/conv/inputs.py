@@ -21,6 +21,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView, End, NodeSharding, nodes_at
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.row_tensor import described, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -45,6 +46,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
     """
     name = type(conv).__name__
     features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
+    features, at_targets = (x.of if type(x) is MovedRows else x for x in (features, at_targets))
     turns = conv.flow != "source_to_target"
     handle: DistributedEdgeIndex
     if isinstance(edge_index, DistributedEdgeIndex):
@@ -127,8 +129,46 @@ def _overridden(cls: type) -> str | None:
     return next((s for s in ("update", *STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
 
 
-def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End | None = None) -> NodeTensor:
-    """``x`` as a node tensor of ``graph``; a plain tensor with a row per node is sliced.
+def place_of_nodes(conv: MessagePassing, x: Tensor) -> int:
+    """The dimension of ``x`` along which the code of ``conv`` has its nodes or edges."""
+    return int(conv.node_dim) % x.dim() if -x.dim() <= conv.node_dim < x.dim() else 0
+
+
+def has_batch(x: Any) -> bool:
+    """Whether features, or the first of a pair, have more than two dimensions."""
+    x = x[0] if type(x) in (tuple, list) and x else x
+    with local_tensors():
+        return isinstance(x, Tensor) and x.dim() > 2
+
+
+def in_batch(conv: MessagePassing, value: Any, rows: RowSharding) -> Any:
+    """A plain ``[B, N, F]`` as a tensor with these rows, where the conv has nodes behind B; else the value itself."""
+    if not isinstance(value, Tensor) or isinstance(value, (RowTensor, MovedRows)) or value.dim() < 3:
+        return value
+    place = place_of_nodes(conv, value)
+    if place == 0 or value.shape[place] != rows.size:
+        return value
+    return MovedRows.make(RowTensor.from_local(rows.slice(value.movedim(place, 0)), rows), place)
+
+
+def rows_along(name: str, what: str, x: Any, dim: int) -> tuple[Any, int]:
+    """``x`` with rows first, and the dimension that they are in, which has to be ``dim``.
+
+    Raises:
+        UnsupportedError: They are in another one.
+    """
+    place = x.place if type(x) is MovedRows else 0
+    if dim % x.dim() != place:
+        remedy = "transpose(0, 1)" if place == 0 and dim % x.dim() == 1 else f"movedim({place}, {dim})"
+        raise UnsupportedError(
+            f"{name} reads {what} along dimension {dim} (got shape {list(x.shape)} with rows in dimension {place}): "
+            f"pass [N, F], or [B, N, F], as x.{remedy} is"
+        )
+    return (x.of if place else x), place
+
+
+def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End | None = None) -> Any:
+    """``x`` as a node tensor of ``graph``, or a batch of these, ``[B, N, F]``; a plain tensor is sliced along N.
 
     Args:
         conv: which takes it.
@@ -139,9 +179,26 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, 
     Raises:
         DataError: Neither.
         LayoutMismatchError: The node tensor belongs to another graph, or is on another device.
-        UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor.
+        UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor; or a
+            batch, for a conv that has nodes first.
     """
-    rows = _rows_like(x, graph) if end is None else graph.targets if end else graph.sources
+    name, rows = type(conv).__name__, _rows_like(conv, x, graph) if end is None else nodes_at(graph, end)
+    x = in_batch(conv, x, rows)
+    if type(x) is MovedRows:
+        if place_of_nodes(conv, x) != x.place:
+            raise UnsupportedError(
+                f"{name} has nodes in dimension {conv.node_dim} of its features (got {list(x.shape)} with nodes in "
+                f"dimension {x.place}): call it for each item of a batch, or move the nodes, x.movedim({x.place}, 0)"
+            )
+        return MovedRows.make(_whole_rows(conv, graph, x.of, rows), x.place)
+    is_pygs = getattr(conv, "stock", type(conv)).__module__.startswith("torch_geometric.")
+    if is_pygs and isinstance(x, NodeTensor) and x.dim() > 2:  # a script's own conv may reshape it
+        rows_along(name, "features", x, conv.node_dim)  # raises
+    return _whole_rows(conv, graph, x, rows)
+
+
+def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, rows: NodeSharding) -> NodeTensor:
+    """:func:`node_rows` of what has nodes first."""
     name = type(conv).__name__
     if isinstance(x, Tensor):
         with local_tensors():
@@ -182,13 +239,16 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, 
             f"{name} got local rows {shape} from a checkpoint inside of another one, or of saved_tensors_hooks, which "
             f"returns node tensors as plain ones: pass use_reentrant=True to checkpoint"
         )
-    raise DataError(f"{name} expected node features with {rows.size} rows (got {shape}): pass data.x")
+    where = f" in dimension {conv.node_dim}" if isinstance(x, Tensor) and x.dim() > 2 else ""
+    raise DataError(f"{name} expected node features with {rows.size} rows{where} (got {shape}): pass data.x")
 
 
-def _rows_like(x: Any, graph: DistributedGraph | EdgeView) -> NodeSharding:
+def _rows_like(conv: MessagePassing, x: Any, graph: DistributedGraph | EdgeView) -> NodeSharding:
     """The nodes of either end that ``x`` has rows of; those of the sources where it has neither."""
-    is_of_sources = graph.owns(x, 0) if isinstance(x, RowTensor) else x.shape[:1] == (graph.sources.size,)
-    is_of_targets = graph.owns(x, 1) if isinstance(x, RowTensor) else x.shape[:1] == (graph.targets.size,)
+    x = x.of if type(x) is MovedRows else x
+    size = None if isinstance(x, RowTensor) else x.shape[place_of_nodes(conv, x) if x.dim() > 2 else 0]
+    is_of_sources = graph.owns(x, 0) if isinstance(x, RowTensor) else size == graph.sources.size
+    is_of_targets = graph.owns(x, 1) if isinstance(x, RowTensor) else size == graph.targets.size
     return graph.targets if is_of_targets and not is_of_sources else graph.sources
 
 
@@ -198,7 +258,7 @@ def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, e
     Raises:
         DataError: Also for another number of dimensions, or another dtype.
     """
-    rows = node_rows(conv, graph, x, end)
+    rows: NodeTensor = node_rows(conv, graph, x, end)
     with local_tensors():
         fits = rows.dim() == 2 and rows.dtype in ops.FLOATS
     if not fits:
@@ -277,6 +337,8 @@ def moved_values(value: Any, before: Edges, after: Edges) -> Any:
         return value
     if isinstance(value, EdgeTensor) and value._sharding is before.rows:
         return value.redistribute(after.rows)
+    if type(value) is MovedRows:
+        return MovedRows.make(moved_values(value.of, before, after), value.place)
     if type(value) in (tuple, list):
         return type(value)(moved_values(item, before, after) for item in value)
     if isinstance(value, dict):

@@ -28,11 +28,12 @@ from pyg_dist.backend.session.generators import generator_states, set_generator_
 from pyg_dist.backend.session.settings import MESSAGE_MIB
 from pyg_dist.backend.sparse.csr import Block, Place
 from pyg_dist.conv.fast_paths import changed_step, is_hooked
-from pyg_dist.conv.inputs import node_rows
+from pyg_dist.conv.inputs import node_rows, place_of_nodes
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.graph.edge_blocks import BlockEdges
 from pyg_dist.graph.edges import Edges, known_neighbour_rows, neighbour_rows
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.row_tensor import local_tensors
 
 _TRIAL_EDGES, _TRIAL_TARGETS = 64, 2
@@ -102,12 +103,14 @@ class _Input:
         value: it, as the conv has given it.
         name: by which a step takes it as it is; ``None``: rows of nodes, which are brought to edges.
         stands: what the steps are given for rows of nodes.
+        dim: the dimension that rows are in where the steps see them; ``value`` has them first.
     """
 
     place: Place
     value: Tensor
     name: str | None = None
     stands: Tensor | None = None
+    dim: int = 0
 
 
 @dataclass
@@ -172,22 +175,25 @@ class _Call:
             for end, suffix in enumerate(("_j", "_i")):
                 x = ends[end] if len(ends) == 2 else None
                 if isinstance(x, Tensor):
-                    if conv.node_dim % x.dim() != 0:
+                    x = node_rows(conv, edges.graph, x, end)  # type: ignore[arg-type]
+                    dim = x.place if type(x) is MovedRows else 0
+                    if place_of_nodes(conv, x) != dim:
                         return None
-                    rows = node_rows(conv, edges.graph, x, end).to_rows()  # type: ignore[arg-type]
-                    stand_ins[end] = torch.empty(rows.shape, dtype=rows.dtype, device="meta")
+                    rows = x.of if dim else x.to_rows()
+                    stand_ins[end] = torch.empty(x.shape, dtype=rows.dtype, device="meta")
                     if base + suffix in names:
-                        inputs.append(_Input("target" if end else "source", rows, stands=stand_ins[end]))
+                        inputs.append(_Input("target" if end else "source", rows, None, stand_ins[end], dim))
             values[base] = tuple(stand_ins)
             if base in names:  # rows of all nodes
                 return None
         for name in sorted(names & given.keys() - values.keys()):
             value = values[name] = given[name]
-            if isinstance(value, EdgeTensor) and value._sharding is edges.rows:
-                inputs.append(_Input("edge", value, name))
-            elif isinstance(value, Tensor) and value.requires_grad and not isinstance(value, RowTensor):
+            own, dim = (value.of, value.place) if type(value) is MovedRows else (value, 0)
+            if isinstance(own, EdgeTensor) and own._sharding is edges.rows:
+                inputs.append(_Input("edge", own, name, dim=dim))
+            elif isinstance(value, Tensor) and value.requires_grad and not isinstance(own, RowTensor):
                 inputs.append(_Input("all", value, name))
-            elif isinstance(value, (RowTensor, tuple, list)):
+            elif isinstance(own, (RowTensor, tuple, list)):
                 return None
         if any(i.value.requires_grad and i.value.dtype not in ops.FLOATS for i in inputs):
             return None
@@ -199,10 +205,10 @@ class _Call:
     @property
     def signature(self) -> Any:
         """What the size of messages depends on."""
-        shapes = ((i.place, i.value.shape[1:], i.value.dtype, i.value.requires_grad) for i in self.inputs)
+        shapes = ((i.place, i.dim, i.value.shape[1:], i.value.dtype, i.value.requires_grad) for i in self.inputs)
         return self.conv.training, torch.is_grad_enabled(), *self.autocast.keywords.values(), *shapes
 
-    def run(self, used: set[int], max_edges: int) -> NodeTensor:
+    def run(self, used: set[int], max_edges: int) -> Any:
         """What the steps make of the messages to each node (collective).
 
         Args:
@@ -223,7 +229,9 @@ class _Call:
             return self._reduce(BlockEdges.of_block(edges, block, neighbour_id), pieces)
 
         out = edges.graph.reduce_by_blocks(edges, inputs, reduce, max_edges, self.conv)
-        return NodeTensor.from_local(out, edges.graph.targets)
+        rows = NodeTensor.from_local(out, edges.graph.targets)
+        is_batch = any(own.dim for own in self.inputs)
+        return MovedRows.make(rows, self.conv.node_dim % rows.dim() if is_batch else 0)
 
     def _local(self, given: _Input) -> tuple[Place, Tensor]:
         """A tensor as blocks take it (collective for what is no floating type)."""
@@ -250,7 +258,7 @@ class _Call:
             if own.place == "all":
                 given[own.name] = piece  # type: ignore[index]
                 continue
-            rows = EdgeTensor.from_local(piece, edges.rows)
+            rows = MovedRows.make(EdgeTensor.from_local(piece, edges.rows), own.dim)
             if own.stands is None:
                 given[own.name] = rows  # type: ignore[index]
             else:
@@ -259,6 +267,7 @@ class _Call:
             collected = conv._collect(_names(conv, "message", "aggregate"), edges, _sizes(self.size), given)
             messages = conv.message(**conv.inspector.collect_param_data("message", collected))
             out = conv.aggregate(messages, **conv.inspector.collect_param_data("aggregate", collected))
+        out = out.of if type(out) is MovedRows else out
         if not isinstance(out, NodeTensor) or out._sharding is not edges.graph.targets:
             raise MixedRowsError(f"Expected {conv.stock.__name__}.aggregate to give a row for each node (got others)")
         return out.to_local()

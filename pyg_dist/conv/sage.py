@@ -9,8 +9,9 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 from pyg_dist.backend.ops.library import sum_dtype
+from pyg_dist.conv.any_conv import own_form, run_on_edges
 from pyg_dist.conv.fast_paths import NORMS
-from pyg_dist.conv.inputs import edge_handle, edge_rows, features, require_all_nodes
+from pyg_dist.conv.inputs import edge_handle, edge_rows, features, has_batch, require_all_nodes
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.one_rank import stock_result, stock_twin
 from pyg_dist.conv.weighted_sum import add_into_, commutes, project_first
@@ -19,6 +20,7 @@ from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.row_tensor import local_tensors
 
 
+@own_form
 class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     r"""PyG's :class:`~torch_geometric.nn.SAGEConv` on one process or many, with the same numbers (exact).
 
@@ -34,9 +36,9 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
 
     Shapes:
         - x: ``[N, F_in]`` node tensor (float32, float64, bfloat16 or float16), or a pair of them (source, target or
-          ``None``)
+          ``None``); or a batch, ``[B, N, F_in]``, for which rows are exchanged once
         - edge_index: a :class:`~pyg_dist.tensor.DistributedEdgeIndex`, or plain edges ``[2, E]``, equal on every rank
-        - output: ``[N, F_out]`` node tensor
+        - output: ``[N, F_out]`` node tensor, or ``[B, N, F_out]``
 
     Collective, forward and backward.
 
@@ -53,6 +55,8 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
         out = stock_result(self, SAGEConv, (x, edge_index), {}, lambda: True) if size is None else None
         if out is not None:
             return out
+        if has_batch(x):
+            return run_on_edges(self, x, edge_index, size)  # type: ignore[no-any-return]
         handle = edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]

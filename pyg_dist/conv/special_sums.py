@@ -56,7 +56,7 @@ def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | No
     gate: Any = nodes_to_edges(by_source, source) + nodes_to_edges(by_target, target)
     conv._alpha = gate = gate.tanh().squeeze(-1)
     gate = F.dropout(gate, p=conv.dropout, training=conv.training)
-    return sum_by(conv, edges, given["x"], gate * weight, NORMS[type(conv.aggr_module)])
+    return sum_by(conv, edges, given["x"], gate * weight, NORMS[type(conv.aggr_module)])  # type: ignore[no-any-return]
 
 
 _BY_COLUMN = (*NORMS, MaxAggregation, MinAggregation, MulAggregation, VarAggregation, StdAggregation)

@@ -30,6 +30,7 @@ from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator
 from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
@@ -175,9 +176,9 @@ def _message(stock: Any, given: dict[str, Any]) -> Any:
         return None
 
 
-@fast_path(MessagePassing, step="propagate", code=("edge_update",), of_class=sum_form)
-@fast_path(MessagePassing, step="propagate", code=(), of_class=sum_form, needs_edges=True)
-def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
+@fast_path(MessagePassing, step="propagate", code=("edge_update",), of_class=sum_form, takes_batches=True)
+@fast_path(MessagePassing, step="propagate", code=(), of_class=sum_form, needs_edges=True, takes_batches=True)
+def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
     """The sum or mean of weighted rows (collective).
 
     Exact, but for a training ``conv`` with ``bits``.
@@ -190,11 +191,11 @@ def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | N
     if isinstance(x, (tuple, list)):
         x, target = x
         if isinstance(target, Tensor) and target is not x:  # which PyG asks for the number of targets
-            require_all_at(conv.stock.__name__, edges.graph, 1, target.size(0))
+            require_all_at(conv.stock.__name__, edges.graph, 1, target.size(conv.node_dim))
     return sum_by(conv, edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
 
 
-def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False) -> NodeTensor | None:
+def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False) -> Any:
     """Sum or mean of weighted rows; ``None`` where there is no operator for it (collective).
 
     Args:
@@ -204,7 +205,12 @@ def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: b
         weight: an edge tensor, or the norm's, or ``None`` for ones.
         norm: sum or mean.
         flattens: whether weights may be ``[E, 1]``.
+
+    Of a batch, ``[B, N, F]``, B is folded into the columns: there is one exchange.
     """
+    if type(x) is MovedRows:
+        out: Any = sum_by(conv, edges, x.of.flatten(1), weight, norm, flattens)
+        return None if out is None else MovedRows.make(out.to_rows().view(out.shape[0], *x.of.shape[1:]), x.place)
     operator, dtype = operator_of(edges, x, weight, norm, flattens)
     if operator is None:
         return None

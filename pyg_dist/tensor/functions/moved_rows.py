@@ -222,7 +222,13 @@ def _along(function: Function, args: Args, kwargs: Kwargs) -> object:
 def _index(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Positions, slices and a list in the other dimensions; whatever selects rows in theirs (collective at first)."""
     x, index = args
+    is_mask = type(index) is Tensor and index.dtype == torch.bool and index.dim() == 2
+    if is_mask and x.place == 1 and index.shape == (1, x.shape[1]):  # of a batch of one, as of PyG's to_dense_batch
+        rows = x.of[:, 0]
+        return rows if bool(index.all()) else rows[index[0]]
     index = index if isinstance(index, tuple) else (index,)
+    if index == (None,):
+        return _unsqueeze(function, (x, 0), {})
     if any(i is None or isinstance(i, bool) for i in index):
         raise refuse_moved(function, x)
     for k, item in enumerate(index):

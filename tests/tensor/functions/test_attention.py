@@ -1,0 +1,149 @@
+"""Attention over all nodes: torch's layers and kernel, PyG's GPSConv, and what linear transformers write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_stock import NUM_FEATURES, NUM_NODES, Results, assert_same, gradients, graph, parts
+from against_torch import LAYOUTS, WORLD_SIZES, Expression, Operands, Refusal, check, refuse_all
+from torch import Tensor, nn
+from torch_geometric import nn as gnn
+from workers import Workers
+
+from pyg_dist.errors import MixedRowsError
+
+Pools = Callable[[int], Workers]
+
+
+def layer(t: Operands, *args: Any, batch_first: bool = False, **options: Any) -> Any:
+    """``nn.MultiheadAttention`` with weights that learn, the same for both kinds of operands."""
+    module = nn.MultiheadAttention(t.F, 1, batch_first=batch_first).to(t.x.dtype)
+    rng = torch.Generator().manual_seed(5)
+    for name, parameter in module.named_parameters():
+        values = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
+        t._made.setdefault(name, values.to(t.x.dtype).requires_grad_())
+    weights = {name: t._made[name] for name, _ in module.named_parameters()}
+    return torch.func.functional_call(module, weights, args, options)
+
+
+def heads(x: Any) -> Any:
+    """``[2, N, F]``."""
+    return torch.stack([x, x.sin()], 1).transpose(0, 1)
+
+
+sdpa = F.scaled_dot_product_attention
+EXPRESSIONS: dict[str, Expression] = {
+    "matrix": lambda t: sdpa(t.x, t.y, t.x * t.y),
+    "heads": lambda t: sdpa(heads(t.x), heads(t.y), heads(t.x * t.y), scale=0.3).sum(0),
+    "batch and heads": lambda t: sdpa(heads(t.x)[None], heads(t.y)[None], heads(t.x)[None]).sum((0, 1)),
+    "plain keys": lambda t: sdpa(t.x, t.weight.repeat(2, 1), t.weight.repeat(2, 1).sin()),
+    "of selected nodes": lambda t: sdpa(t.x[t.mask], t.y, t.x),
+    "masked": lambda t: sdpa(t.x, t.y, t.x, attn_mask=torch.eye(t.N, dtype=torch.bool) | (torch.arange(t.N) > 2)),
+    "row by row": lambda t: sdpa(t.c, t.d, t.c * t.d),
+    "written out": lambda t: [
+        (heads(t.x) @ heads(t.y).transpose(-2, -1) / 2).softmax(dim=-1) @ heads(t.x * t.y),
+        (t.x @ t.y.T).softmax(-1) @ t.x,
+    ][1],
+    "layer": lambda t: layer(t, t.x, t.x, t.x, need_weights=False)[0],
+    "layer with weights": lambda t: [*layer(t, t.x, t.y, t.x)],
+    "layer of a batch": lambda t: layer(t, t.c, t.d, t.d, need_weights=False)[0],
+    "layer, batch first": lambda t: layer(t, heads(t.x), heads(t.y), heads(t.y), batch_first=True)[0].sum(0),
+    "layer, masked": lambda t: layer(t, t.x, t.x, t.x, attn_mask=torch.eye(t.N).to(t.x.dtype), need_weights=False)[0],
+    "layer with padding": lambda t: layer(t, t.x, t.x, t.x, key_padding_mask=torch.arange(t.N) > 3)[0],
+    "sums over nodes": lambda t: torch.einsum("nhm,hmd->nhd", t.c, torch.einsum("lhm,lhd->hmd", t.d, t.c)),
+    "norms over nodes": lambda t: torch.einsum(
+        "nhm,hm->nh", t.c, torch.einsum("lhm,l->hm", t.d, torch.ones(t.N, dtype=t.x.dtype))
+    ),
+    "linear attention": lambda t: (heads(t.x) @ (heads(t.y).transpose(-2, -1) @ heads(t.x * t.y))).sum(0),
+    "its norm": lambda t: torch.einsum(
+        "...L,...Ld->...Ld",
+        1 / (3 + heads(t.x.square()) @ heads(t.y.square()).sum(-2).unsqueeze(-1)).squeeze(-1),
+        heads(t.y),
+    ).sum(0),
+}  # fmt: skip
+
+
+def values_and_gradients(name: str) -> None:
+    for layout in LAYOUTS:
+        check(EXPRESSIONS[name], layout, name)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_attention(workers: Pools, name: str, world_size: int) -> None:
+    workers(world_size).run(values_and_gradients, name)
+
+
+REFUSED: list[Refusal] = [
+    (lambda t: sdpa(t.x, t.x, t.x, dropout_p=0.5), MixedRowsError, "draws dropout for all rows: pass dropout=0"),
+    (lambda t: sdpa(t.x, t.x, t.x, is_causal=True), MixedRowsError, "without is_causal"),
+    (lambda t: sdpa(t.x.T, t.x.T, t.x.T), MixedRowsError, "got rows in dimension 1 of 2): transpose them"),
+    (lambda t: sdpa(t.full, t.x, t.x), MixedRowsError, "expected a query with a row for each node (got a plain one)"),
+    (lambda t: sdpa(t.c, t.c, t.full), MixedRowsError, "row-wise only for query, key and value with rows alike"),
+    (lambda t: layer(t, t.full, t.x, t.x), MixedRowsError, "expected a query with a row for each node"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_refused(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(all_refused)
+
+
+def all_refused() -> None:
+    refuse_all(REFUSED)
+
+
+class Gps(nn.Module):
+    """GPSConv twice: local messages, attention over all nodes, batch norms."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        channels = 8
+        self.encode = nn.Linear(NUM_FEATURES, channels)
+        local = (gnn.GINConv(nn.Linear(channels, channels)), None)
+        self.convs = nn.ModuleList(gnn.GPSConv(channels, conv, heads=2, act="tanh", **options) for conv in local)
+        self.out = nn.Linear(channels, 3)
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        x = self.encode(x)
+        for conv in self.convs:
+            x = conv(x, edge_index)
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+def gps(layout: str) -> None:
+    from pyg_dist import DistributedData, distribute, world_size
+
+    data = graph()
+    options: Any = {"layout": "grid"} if layout == "grid" else {"partition": parts(data, world_size())}
+    for kind in ({}, {"norm": "layer_norm"}):
+        found: list[Results] = []
+        for given in (data, DistributedData(data, **options)):
+            torch.manual_seed(3)
+            model = Gps(**kind).double()
+            model = model if given is data else distribute(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+            mine: Results = {}
+            for step in range(5):
+                x = given.x.detach().clone().requires_grad_()
+                out = model(x, given.edge_index)
+                loss = F.cross_entropy(out[given.train_mask], given.y[given.train_mask] % 3)
+                optimizer.zero_grad()
+                loss.backward()
+                if step == 0:
+                    mine |= {"out": out.full_tensor() if given is not data else out, **gradients(model)}
+                    mine["x.grad"] = x.grad if given is data else x.grad.full_tensor()  # type: ignore[union-attr]
+                optimizer.step()
+                mine[f"loss {step}"] = loss.detach()
+            found.append(mine | {name: p.detach() for name, p in model.named_parameters()})
+        assert_same(found[1], found[0], str(kind))
+        assert found[0]["out"].shape == (NUM_NODES, 3)
+
+
+@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "halo"), (3, "halo"), (3, "grid")])
+def test_gps(workers: Pools, world_size: int, layout: str) -> None:
+    workers(world_size).run(gps, layout)
