@@ -182,7 +182,8 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, 
         UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor; or a
             batch, for a conv that has nodes first.
     """
-    name, rows = type(conv).__name__, _rows_like(conv, x, graph) if end is None else nodes_at(graph, end)
+    rows = _rows_like(conv, x, graph) if end is None else graph.targets if end else graph.sources
+    name = type(conv).__name__
     x = in_batch(conv, x, rows)
     if type(x) is MovedRows:
         if place_of_nodes(conv, x) != x.place:
