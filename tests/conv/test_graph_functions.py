@@ -100,7 +100,7 @@ def refusals() -> list[str]:
 def test_refusals(workers: Pools) -> None:
     expected = [
         "softmax over the edges of a source", "softmax expected edge_index[0] or edge_index[1] as its index",
-        "softmax of distributed edges expected dim=0 (got 1)",
+        "softmax reads values along dimension 1 (got shape [170, 3]",
         "scatter expected all 31 nodes as sources and as targets (got size=5)",
         "Expected a value for each of 170 edges", "negative_sampling draws from all edges",
     ]  # fmt: skip

@@ -40,15 +40,17 @@ def test_features_of_the_wrong_width_are_refused_on_every_rank(workers: Pools) -
 def no_features(layout: dict[str, object]) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-    from pyg_dist.errors import DataError
+    from pyg_dist.errors import DataError, UnsupportedError
 
     data = DistributedData(random_graph(23, 90), **layout)
     wrong = [data.x.to(dtype) for dtype in (torch.int64, torch.bool)]
-    wrong += [data.y.double(), data.x[:, 0], data.x.view(23, 5, 1)]
+    wrong += [data.y.double(), data.x[:, 0]]
     for conv in (DistributedGCNConv(5, 4).double(), DistributedSAGEConv(5, 4).double()):
         for x in wrong:
             with pytest.raises(DataError, match=r"expected features \[N, F\] in float32, .* or float16 \(got"):
                 conv(x, data.edge_index)
+        with pytest.raises(UnsupportedError, match=r"reads features along dimension -2 \(got shape \[23, 5, 1\]"):
+            conv(data.x.view(23, 5, 1), data.edge_index)
 
 
 @pytest.mark.parametrize("layout", [{}, {"layout": "grid", "mesh": {"x": 2}}], ids=str)

@@ -269,6 +269,9 @@ def edge_view(graph: Data, data: Any, how: Layout) -> None:
     assert view.sources is view.targets is view.node_sharding
     assert (view.num_local, view.num_sources, view.num_neighbours) == (len(here), len(here), len(ids))
     assert ids[: view.num_local].tolist() == here.tolist()
+    owner = torch.zeros(N, dtype=torch.int64)
+    owner[here] = view.group.rank
+    assert_same_bits(view.neighbour_rank, view.group.all_reduce_(owner)[ids])
     source, target = view.ends()
     mine = view.edge_sharding.global_id
     boundary = target[source >= view.num_local]
@@ -406,6 +409,7 @@ def subgraphs(graph: Data, data: Any, how: Layout) -> None:
     assert laid.data_group == (index, count)
     assert sorted(world.gather_counts(index)) == sorted([*range(count)] * (world.size // count))
     assert laid.group.size == world.size // count
+    assert laid.needs_whole_subsets == (how["layout"] == "grid"), "tiles are of other nodes than a rank's rows"
     laid.prepare_subgraphs()
     nodes = torch.arange(0, N, 2)
     expected, sampled = graph.subgraph(nodes), laid.induced(Subset(nodes))

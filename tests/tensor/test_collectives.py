@@ -73,6 +73,12 @@ UNCOMPARED: dict[str, Form] = {
     "_dirichlet_grad": lambda f, t: f(t.p.detach(), t.p.detach(), t.p.detach() + 1),
     "_convert_indices_from_coo_to_csr": lambda f, t: f(t.label.sort()[0], 9),
     "multinomial": lambda f, t: f(t.p.detach(), 2),
+    "scaled_dot_product_attention": lambda f, t: f(t.x, t.y, t.y),
+    "multi_head_attention_forward": lambda f, t: f(
+        *(t.x, t.y, t.y, t.F, 1, None, None, None, None, False, 0.0, torch.eye(t.F).to(t.x), None),
+        **{"need_weights": False, "use_separate_proj_weight": True},
+        **{f"{name}_proj_weight": torch.eye(t.F).to(t.x) for name in "qkv"},
+    ),
     "data.__get__": lambda f, t: f(t.x),
     "data.__set__": lambda f, t: f(t.x, t.y.detach()),
     "grad.__get__": lambda f, t: f(t.x),
@@ -154,6 +160,9 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
             normalize
         """),
         ("sum", "none", "index_add index_add_"),
+    ],
+    "attention": [
+        ("2 gather", "2 sum", "scaled_dot_product_attention multi_head_attention_forward"),
     ],
     "autograd": [
         ("none", "none", """

@@ -42,12 +42,13 @@ ELSEWHERE = {
     "test_shapes": "grad_fn _has_compatible_shallow_copy_type",
     "test_full_tensor": "__repr__ __format__ _convert_indices_from_coo_to_csr",
     "test_scatter": "index_add index_add_",
+    "test_attention_layers": "multi_head_attention_forward scaled_dot_product_attention",
     "test_assignment": "__setitem__",
 }
 SYNTAX = {
     "__deepcopy__": "deepcopy", "__reduce_ex__": "dumps", "__dlpack_device__": "from_dlpack", "__repr__": "repr",
     "__format__": "JoinedStr", "__delete__": "Delete", "__set__": "data",
-    "_standard_gamma": "Gamma", "_sample_dirichlet": "Dirichlet",
+    "multi_head_attention_forward": "MultiheadAttention", "_standard_gamma": "Gamma", "_sample_dirichlet": "Dirichlet",
     "_has_compatible_shallow_copy_type": "METADATA", "__setitem__": "__setitem__",
 }  # fmt: skip
 

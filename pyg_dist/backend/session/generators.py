@@ -126,7 +126,7 @@ def set_generator_states(states: list[Any]) -> None:
     if isinstance(states[3], int):
         module.manual_seed_all(states[3])
     else:
-        module.set_rng_state(torch.tensor(states[3], dtype=torch.uint8))
+        module.set_rng_state(torch.tensor(states[3], dtype=torch.uint8, device="cpu"))
 
 
 def _state_on_gpu() -> list[int] | int | None:

@@ -207,10 +207,7 @@ def test_make_says_in_one_line_why_the_installation_failed(clone: Path, log: lis
 
 
 def test_make_does_nothing_twice(clone: Path) -> None:
-    pretend_that_dependencies_are_there(clone, "echo installed >> calls")
-    pytest_script = clone / ".venv/bin/pytest"
-    pytest_script.write_text("#!/bin/sh\nexit 0\n")
-    pytest_script.chmod(0o755)
+    pretend_that_dependencies_are_there(clone, 'case "$*" in *pytest*) ;; *) echo installed >> calls;; esac')
     for _ in range(2):
         assert make(clone, "test").returncode == 0
     assert (clone / "calls").read_text().splitlines() == ["installed"]

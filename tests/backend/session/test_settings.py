@@ -33,6 +33,8 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             "auto",
             "none",
             float("inf"),
+            None,
+            (32, 32),
         ),
     ]
     for setting in settings.SETTINGS:
