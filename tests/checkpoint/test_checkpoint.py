@@ -115,10 +115,13 @@ def elsewhere(path: str, layout: dict[str, Any], optimizer: str, loader: str) ->
     return run.values(), [loss for _ in range(2) for loss in run.epoch()]
 
 
+FAST = ("SGD", "none"), ("Adam", "neighbors")
+
+
 @pytest.mark.parametrize(
     ("optimizer", "loader"),
     [
-        pytest.param(optimizer, loader, marks=[pytest.mark.slow] * (optimizer == "SGD" and loader != "none"))
+        pytest.param(optimizer, loader, marks=[pytest.mark.slow] * ((optimizer, loader) not in FAST))
         for optimizer in OPTIMIZERS
         for loader in LOADERS
     ],

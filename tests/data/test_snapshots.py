@@ -231,7 +231,10 @@ def test_graphs_over_the_same_nodes(workers: Pools, world_size: int, layout: str
 
 
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS[2:])
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [(3, "halo"), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, "grid"), (3, "grid")))],
+)
 def test_edge_sets(workers: Pools, world_size: int, layout: str, name: str) -> None:
     workers(world_size).run(as_edge_sets, layout, name, stock_results(name))
 

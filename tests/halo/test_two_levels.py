@@ -173,7 +173,10 @@ def batches(world_size: int, exchange: Any) -> None:
             torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(("world_size", "exchange"), [(4, "hybrid"), (6, "hybrid"), (4, "post"), (4, "pre")])
+@pytest.mark.parametrize(
+    ("world_size", "exchange"),
+    [(4, "hybrid"), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((6, "hybrid"), (4, "post"), (4, "pre")))],
+)
 def test_batches(workers: Pools, world_size: int, exchange: Any) -> None:
     workers(world_size).run(batches, world_size, exchange)
 

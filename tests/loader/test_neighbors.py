@@ -108,6 +108,7 @@ def test_edges_of_weight_zero_are_not_drawn() -> None:
     assert set(drawn_sets(graph, 5, num_neighbors=[-1], weight_attr="weight")) == {(0, 1, 2, 3)}
 
 
+@pytest.mark.slow
 def test_draws_of_nodes_and_hops_and_steps_are_independent() -> None:
     """Of two centres in one batch, of one centre in two trees, and of two steps."""
     from pyg_dist.loader import NeighborLoader

@@ -120,7 +120,10 @@ def drawn(name: str, mesh: dict[str, int] | None) -> list[tuple[list[int], list[
     return found
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+SLOW = ("neighbours, weighted, with replacement", "neighbours, induced, shuffled", "links, disjoint")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SAMPLERS])
 def test_subsets_and_batches(name: str, workers: Pools) -> None:
     """Pure functions of the step: alike on all ranks, world sizes and layouts, and after a restart."""
     runs = [found for size, mesh in LAYOUTS for found in workers(size).run(drawn, name, mesh)]
