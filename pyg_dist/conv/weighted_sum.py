@@ -125,14 +125,14 @@ class _Weights:
 
     def view(self, *shape: Any) -> _Column:
         if shape not in ((-1, 1), ((-1, 1),), ([-1, 1],)):
-            raise NotImplementedError
+            raise NotImplementedError  # another form than the one that is looked for
         return _Column(True)
 
     reshape = view
 
     def unsqueeze(self, dim: int) -> _Column:
         if dim not in (-1, 1):
-            raise NotImplementedError
+            raise NotImplementedError  # another form than the one that is looked for
         return _Column(False)
 
 

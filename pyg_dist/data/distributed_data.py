@@ -29,7 +29,6 @@ from pyg_dist.errors import (
     MixedRowsError,
     OptionError,
     PygDistError,
-    UnsupportedError,
 )
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
@@ -395,11 +394,7 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             >>> data.to("cpu").x.device
             device(type='cpu')
         """
-        if args:
-            raise UnsupportedError(
-                f"Expected no names of attributes, since all of them move (got {args}): leave them out"
-            )
-        there = usable_device(device, self.graph.device)
+        there = usable_device(device, self.graph.device, args)
         if there == self.graph.device:
             return self
         self.__dict__["graph"] = self.graph.to(there)

@@ -181,11 +181,7 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
         Raises:
             UnsupportedError: A device that is not usable here; or names of attributes: all of them move.
         """
-        if args:
-            raise UnsupportedError(
-                f"Expected no names of attributes, since all of them move (got {args}): leave them out"
-            )
-        there = usable_device(device, self.device)
+        there = usable_device(device, self.device, args)
         if there != self.device:
             self.__dict__["device"] = there
             for store in self.stores:

@@ -28,7 +28,7 @@ class RowStorage(BaseStorage):  # type: ignore[misc]
 
     def distributed(self, key: str, value: Any) -> Any:
         """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows."""
-        raise NotImplementedError
+        raise NotImplementedError  # by each kind of storage
 
 
 class DistributedStorage(RowStorage, GlobalStorage):  # type: ignore[misc]
@@ -158,12 +158,14 @@ def _same_nodes(key: str, value: Any, graph: DistributedGraph) -> DistributedEdg
     raise MixedRowsError(f"Assigning '{key}' would change a distributed graph: change it before DistributedData")
 
 
-def usable_device(device: Any, here: torch.device) -> torch.device:
-    """A device with its number.
+def usable_device(device: Any, here: torch.device, names: tuple[str, ...] = ()) -> torch.device:
+    """The device, with its number, that all attributes move to.
 
     Raises:
-        UnsupportedError: torch cannot use it here.
+        UnsupportedError: torch cannot use it here; or names of attributes: all of them move.
     """
+    if names:
+        raise UnsupportedError(f"Expected no names of attributes, since all of them move (got {names}): leave them out")
     try:
         return torch.empty(0, device=device).device
     except Exception as error:  # of any class, by device and build of torch

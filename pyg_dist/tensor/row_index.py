@@ -21,11 +21,11 @@ class RowIndex(EdgeTensor):
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
         """The row of ``x`` for each edge, ``[N, ...] -> [E, ...]``; differentiable (may be collective)."""
-        raise NotImplementedError(f"{type(self).__name__}.fetch")
+        raise NotImplementedError(f"{type(self).__name__}.fetch")  # by each kind of index
 
     def add_up(self, values: EdgeTensor) -> NodeTensor:
         """The sum of the values of each node's edges, ``[E, ...] -> [N, ...]``: the transpose of :meth:`fetch`."""
-        raise NotImplementedError(f"{type(self).__name__}.add_up")
+        raise NotImplementedError(f"{type(self).__name__}.add_up")  # likewise
 
 
 P = TypeVar("P", bound="PickedRows")
