@@ -269,8 +269,8 @@ TILES_ADD: list[tuple[str, str, str]] = [
 ]
 # Changes of layout beyond one for each operand: calls with an operand twice, and writes; index_add_ writes to no tile.
 MORE_MOVES = {
-    "allclose": (1, 0), "equal": (1, 0), "diag": (1, 1), "diagonal": (1, 1), "trace": (1, 1),
-    "__setitem__": (1, 0), "index_add_": (0, 0),
+    "allclose": (1, 0), "equal": (1, 0), "__setitem__": (1, 0), "index_add_": (0, 0),
+    "scaled_dot_product_attention": (1, 1), "multi_head_attention_forward": (1, 1),
 }  # fmt: skip
 
 # What else the functions above do: whether it needs messages depends on what they are given.
