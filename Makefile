@@ -76,12 +76,12 @@ format: .venv/.ready
 # The kernels know no torch, so a small program tries them all; tests/cross/kernels_trial.cpp says against what.
 CROSS := aarch64-linux-gnu-g++ -std=c++20 -O2 -Wall -Wextra -Werror -static -Icsrc -DPYG_DIST_SVE_LEVELS
 SVE := -march=armv8.2-a+sve -msve-vector-bits
-PLAIN_KERNELS := $(filter-out %.simd.cpp,$(wildcard csrc/kernels/cpu/*.cpp))
+PLAIN_KERNELS := $(filter-out %.simd.cpp,$(wildcard csrc/cpu/*.cpp))
 cross:
 	@command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64 > /dev/null || \
 	  { echo "make: expected a cross-compiler and an emulator; apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-	for source in csrc/kernels/cpu/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
+	for source in csrc/cpu/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
 	  $(CROSS) -DPYG_DIST_LEVEL=baseline -c $$source -o "$$scratch/$$name.baseline.o" && \
 	  $(CROSS) -DPYG_DIST_LEVEL=sve256 $(SVE)=256 -c $$source -o "$$scratch/$$name.sve256.o" && \
 	  $(CROSS) -DPYG_DIST_LEVEL=sve512 $(SVE)=512 -c $$source -o "$$scratch/$$name.sve512.o" || exit 1; done && \
@@ -101,7 +101,7 @@ FLAGS_avx2 := -mavx2 -mfma -mf16c
 FLAGS_avx512 := $(FLAGS_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl
 sanitize:
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
-	for source in csrc/kernels/cpu/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
+	for source in csrc/cpu/*.simd.cpp; do name=$$(basename $$source .simd.cpp); \
 	  $(foreach level,$(LEVELS),echo '$(SANITIZED) -Icsrc $(if $(X86),-DPYG_DIST_X86_LEVELS) -DPYG_DIST_LEVEL=$(level) $(FLAGS_$(level))' \
 	    -c $$source -o "$$scratch/$$name.$(level).o";) \
 	done | xargs -P $$(nproc) -I{} sh -c '{}' && \

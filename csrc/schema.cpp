@@ -12,11 +12,11 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("csr_from_edges(Tensor row, Tensor col, Tensor? edge, int num_rows, int num_cols) -> (Tensor, Tensor, Tensor)");
 
   // y[i] = row_scale[i] * sum_e weight[e] * col_scale[col[e]] * x[col[e]], e in [rowptr[i], rowptr[i + 1]); with
-  // `divide` both scales divide instead. form and prefetch_edges (kernels/spmm_csr.h) change no bits
+  // `divide` both scales divide instead. form and prefetch_edges (problems/spmm_csr.h) change no bits
   m.def(
       "spmm_csr(Tensor rowptr, Tensor col, Tensor x, Tensor? weight, Tensor? row_scale, Tensor? col_scale, "
       "bool divide, int form, int prefetch_edges) -> Tensor");
-  // 0 if the product has one form; else which one the processor's caches speak for, 1 or 2: kernels/spmm_csr.h
+  // 0 if the product has one form; else which one the processor's caches speak for, 1 or 2: problems/spmm_csr.h
   m.def("spmm_csr_guess(Tensor rowptr, Tensor col, Tensor x) -> int");
   // out = the first
   m.def(
@@ -30,7 +30,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("sddmm_csr(Tensor rowptr, Tensor col, Tensor a, Tensor b) -> Tensor");
 
   // y[i] = max (or min) of x[col[e]] over row i; s[i] = grad[i] / its ties; the last takes the transposed pattern and
-  // sums s over the rows whose extreme x[j] is: kernels/extreme_csr.h, formats/extreme.h
+  // sums s over the rows whose extreme x[j] is: problems/extreme_csr.h, formats/extreme.h
   m.def("extreme_csr(Tensor rowptr, Tensor col, Tensor x, bool largest) -> Tensor");
   m.def("extreme_csr_shares(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor grad) -> Tensor");
   m.def("extreme_csr_grad(Tensor rowptr, Tensor col, Tensor x, Tensor y, Tensor shares) -> Tensor");
@@ -38,7 +38,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // y[i] = sum over e of dropout(softmax of logits over row i)[e] * value[col[e]], each head for itself; and the same
   // sums of edge_attr[edge[e]], and the logarithm of the sum of the logits' exponentials; form: 0 additive, 1 dynamic,
   // 2 dot. The gradients compute all else again: by query, edge_weight, edge_attr, and by att and edge_weight of form 1
-  // in one; the last takes the transposed pattern and has those by value and key: kernels/attention.h
+  // in one; the last takes the transposed pattern and has those by value and key: problems/attention.h
   m.def(
       "attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, Tensor? "
       "edge_attr, Tensor? "
@@ -72,11 +72,11 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("keyed_permutation(Tensor place, int size, int seed) -> Tensor");
 
   // `count` entries of each row[i] of a pattern, drawn by (seed, key[i]): their rowptr, and where each stood:
-  // kernels/cpu/sample_rows.h
+  // cpu/sample_rows.h
   m.def("sample_rows(Tensor rowptr, Tensor row, Tensor key, int count, bool replace, int seed) -> (Tensor, Tensor)");
 
   // The rows and columns of a pattern that two lists name, the columns ascending, numbered by their places there:
-  // rowptr, col, where each entry stood; and the transpose with the places in these: kernels/patterns.h
+  // rowptr, col, where each entry stood; and the transpose with the places in these: problems/patterns.h
   m.def(
       "restrict_csr(Tensor rowptr, Tensor col, Tensor row, Tensor column, int num_cols) -> (Tensor, Tensor, Tensor, "
       "Tensor, Tensor, Tensor)");
@@ -91,7 +91,7 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
 
   // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; without a key
   // dropout drops nothing and only scales. The gradients by x, and by weight and bias in [:, 0] and [:, 1] of partial
-  // sums [groups, 3, columns], compute all else again: kernels/norm_relu_dropout.h
+  // sums [groups, 3, columns], compute all else again: problems/norm_relu_dropout.h
   m.def(
       "norm_relu_dropout(Tensor x, Tensor? weight, Tensor? bias, Tensor? key, int norm, float eps, bool relu, float p, "
       "int "

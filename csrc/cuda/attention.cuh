@@ -1,5 +1,5 @@
 // What the kernels of attention share: a group of lanes that has one head of a batch of edges, an edge a lane.
-// kernels/attention.h has the formulas.
+// problems/attention.h has the formulas.
 //
 // Numbers of an edge (its logit, its dropout, their gradients) are those of its lane: additive ones it computes alone,
 // dot products over columns the group computes together, edge after edge. Nothing of an edge is kept in memory.
@@ -13,7 +13,7 @@
 
 #include "cuda/row_reduction.cuh"
 #include "formats/philox.h"
-#include "kernels/attention.h"
+#include "problems/attention.h"
 
 namespace pyg_dist::gpu {
 

@@ -1,4 +1,4 @@
-// kernels/gather_rows.h on a GPU: a group of 1 to 32 lanes copies a row, four vectors in flight. A row of which the
+// problems/gather_rows.h on a GPU: a group of 1 to 32 lanes copies a row, four vectors in flight. A row of which the
 // index is out of range becomes NaN.
 #include "cuda/bad_index.cuh"
 #include "cuda/element.cuh"

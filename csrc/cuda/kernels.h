@@ -1,20 +1,20 @@
-// The kernels for GPUs: each has the problem of csrc/kernels/<op>.h and a queue to launch on, and waits for nothing
+// The kernels for GPUs: each has the problem of csrc/problems/<op>.h and a queue to launch on, and waits for nothing
 // (but restrict_csr).
 #pragma once
 
 #include "cuda/bad_index.h"
 #include "cuda/queue.h"
-#include "kernels/attention.h"
-#include "kernels/dequantize_csr.h"
-#include "kernels/extreme_csr.h"
-#include "kernels/gather_rows.h"
-#include "kernels/keyed.h"
-#include "kernels/norm_relu_dropout.h"
-#include "kernels/patterns.h"
-#include "kernels/quantize_csr.h"
-#include "kernels/scatter_add_rows.h"
-#include "kernels/sddmm_csr.h"
-#include "kernels/spmm_csr.h"
+#include "problems/attention.h"
+#include "problems/dequantize_csr.h"
+#include "problems/extreme_csr.h"
+#include "problems/gather_rows.h"
+#include "problems/keyed.h"
+#include "problems/norm_relu_dropout.h"
+#include "problems/patterns.h"
+#include "problems/quantize_csr.h"
+#include "problems/scatter_add_rows.h"
+#include "problems/sddmm_csr.h"
+#include "problems/spmm_csr.h"
 
 namespace pyg_dist::gpu {
 

@@ -3,7 +3,7 @@
 
 #include "cuda/element.cuh"
 #include "formats/keyed.h"
-#include "kernels/keyed.h"
+#include "problems/keyed.h"
 
 namespace pyg_dist::gpu {
 

@@ -1,7 +1,7 @@
 #include "cuda/kernels.h"
 #include "cuda/keyed.cuh"
 #include "cuda/warp.cuh"
-#include "kernels/norm_relu_dropout.h"
+#include "problems/norm_relu_dropout.h"
 
 namespace pyg_dist::gpu {
 namespace {

@@ -5,7 +5,7 @@
 #include "cuda/sort.h"
 #include "cuda/warp.cuh"
 #include "formats/permutation.h"
-#include "kernels/row_chunks.h"
+#include "problems/row_chunks.h"
 
 namespace pyg_dist::gpu {
 namespace {

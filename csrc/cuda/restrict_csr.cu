@@ -1,6 +1,6 @@
-// Some rows and columns of a pattern: kernels/patterns.h. The rows' entries, however many a row has, are cut into equal
-// shares; a warp counts those of its share that stay, and when it is known how many all have, writes its own behind
-// those of the shares before.
+// Some rows and columns of a pattern: problems/patterns.h. The rows' entries, however many a row has, are cut into
+// equal shares; a warp counts those of its share that stay, and when it is known how many all have, writes its own
+// behind those of the shares before.
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // One value for each row of a CSR pattern and each column, of that row's edges: sums, and what can be put together like
-// sums. Rows by equal shares of their edges (kernels/row_chunks.h), a hub piece by piece, without atomics: the same
+// sums. Rows by equal shares of their edges (problems/row_chunks.h), a hub piece by piece, without atomics: the same
 // bits in every run.
 //
 //   FindChunks    a thread for each chunk: the row that it begins with
@@ -26,7 +26,7 @@
 #include "cuda/element.cuh"
 #include "cuda/queue.h"
 #include "cuda/warp.cuh"
-#include "kernels/row_chunks.h"
+#include "problems/row_chunks.h"
 
 namespace pyg_dist::gpu {
 

@@ -1,7 +1,7 @@
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/warp.cuh"
-#include "kernels/row_chunks.h"
+#include "problems/row_chunks.h"
 
 namespace pyg_dist::gpu {
 namespace {

@@ -1,8 +1,8 @@
-// Edges of a row and the rows that they name, added up: kernels/spmm_csr.h.
+// Edges of a row and the rows that they name, added up: problems/spmm_csr.h.
 #pragma once
 
 #include "cuda/row_reduction.cuh"
-#include "kernels/spmm_csr.h"
+#include "problems/spmm_csr.h"
 
 namespace pyg_dist::gpu {
 

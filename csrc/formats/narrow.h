@@ -1,4 +1,4 @@
-// bfloat16 and float16 to float and back, rounding to nearest even; kernels/cpu/vec.h has the vector form for .simd.cpp
+// bfloat16 and float16 to float and back, rounding to nearest even; cpu/vec.h has the vector form for .simd.cpp
 // files.
 #pragma once
 

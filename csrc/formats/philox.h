@@ -1,5 +1,5 @@
 // Philox-4x32, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011);
-// keyed.h has which of its words belongs to which element. kernels/cpu/keyed_words.h has the vector form.
+// keyed.h has which of its words belongs to which element. cpu/keyed_words.h has the vector form.
 //
 //   key      = (seed mod 2^32, seed div 2^32)                      seed as an unsigned 64-bit number
 //   counter  = (row_key mod 2^32, row_key div 2^32, block, stream) row_key alike; for a node, its global id

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "kernels/cpu/attention.h"
+#include "cpu/attention.h"
 #include "ops/allocate.h"
 #include "ops/csr.h"
 #include "ops/rows.h"

@@ -1,7 +1,7 @@
 // What a device does for the ops.
 //
 // An op's own file, ops/<op>.cpp, checks, shapes and makes the outputs, whatever the device, and then makes one call of
-// the device's table with a problem of raw pointers (csrc/kernels/<op>.h). A device is such a table: ops/cpu/device.h,
+// the device's table with a problem of raw pointers (csrc/problems/<op>.h). A device is such a table: ops/cpu/device.h,
 // ops/cuda/device.cpp; it repeats no check.
 #pragma once
 
@@ -12,21 +12,21 @@
 #include <optional>
 #include <string>
 
-#include "kernels/attention.h"
-#include "kernels/bipartite_matching.h"
-#include "kernels/csr_from_edges.h"
-#include "kernels/dequantize_csr.h"
-#include "kernels/extreme_csr.h"
-#include "kernels/gather_rows.h"
-#include "kernels/keyed.h"
-#include "kernels/norm_relu_dropout.h"
-#include "kernels/patterns.h"
-#include "kernels/quantize_csr.h"
-#include "kernels/relu.h"
-#include "kernels/scatter_add_rows.h"
-#include "kernels/sddmm_csr.h"
-#include "kernels/spmm_csr.h"
 #include "ops/check.h"
+#include "problems/attention.h"
+#include "problems/bipartite_matching.h"
+#include "problems/csr_from_edges.h"
+#include "problems/dequantize_csr.h"
+#include "problems/extreme_csr.h"
+#include "problems/gather_rows.h"
+#include "problems/keyed.h"
+#include "problems/norm_relu_dropout.h"
+#include "problems/patterns.h"
+#include "problems/quantize_csr.h"
+#include "problems/relu.h"
+#include "problems/scatter_add_rows.h"
+#include "problems/sddmm_csr.h"
+#include "problems/spmm_csr.h"
 
 #define PYG_DIST_EXPORT __attribute__((visibility("default")))
 
@@ -42,6 +42,44 @@ struct RowptrScan {
   int64_t falls_at = -1;  // the first position with less than before it, or -1
   int64_t before = 0, after = 0;
 };
+
+// X(result, op, parameters...) for each op that kernels do; a device is a function of each.
+#define PYG_DIST_FOR_EACH_OP(X)                                                                \
+  X(EntriesScan, scan_entries, const CsrFromEdges& problem)                                    \
+  /* All entries are inside. */                                                                \
+  X(void, csr_from_edges, const CsrFromEdges& problem, bool is_sorted, const Tensor& like)     \
+  /* x: what copies are made like. */                                                          \
+  X(void, spmm_csr, const SpmmCsr& problem, const Tensor& x, SpmmForm form)                    \
+  /* any: there is one form. */                                                                \
+  X(SpmmForm, spmm_csr_guess, int64_t num_rows, int64_t num_edges, const Tensor& x)            \
+  X(void, sddmm_csr, const SddmmCsr& problem)                                                  \
+  X(void, extreme_csr, const ExtremeCsr& problem)                                              \
+  X(void, extreme_csr_shares, const ExtremeCsr& problem)                                       \
+  X(void, extreme_csr_grad, const ExtremeCsr& problem)                                         \
+  X(void, attention, const AttentionForward& problem)                                          \
+  X(void, attention_by_target, const AttentionGrad& problem)                                   \
+  X(void, attention_by_source, const AttentionGrad& problem)                                   \
+  /* In range or not, the other rows are written. */                                           \
+  X(BadIndex, gather_rows, const GatherRows& problem)                                          \
+  /* Where one is out of range nothing is added. */                                            \
+  X(BadIndex, scatter_add_rows, const ScatterAddRows& problem)                                 \
+  X(void, keyed_dropout, const KeyedDropout& problem)                                          \
+  X(void, keyed_uniform, const KeyedNumbers& problem)                                          \
+  X(void, keyed_normal, const KeyedNumbers& problem)                                           \
+  /* Where a place is out of range, not all is written. */                                     \
+  X(BadIndex, keyed_permutation, const KeyedPermutation& problem)                              \
+  X(BadRestriction, restrict_csr, const RestrictCsr& problem, const MakeEntries& make_entries) \
+  X(BadIndex, transpose_csr, const TransposeCsr& problem)                                      \
+  X(bool, equals_transpose_csr, const int64_t* rowptr, const int32_t* col, int64_t num_rows)   \
+  X(void, find_sorted, const FindSorted& problem)                                              \
+  X(BadIndex, bipartite_matching, const BipartiteMatching& problem)                            \
+  X(void, norm_relu_dropout, const NormReLUDropout& problem)                                   \
+  X(void, norm_relu_dropout_grad, const NormReLUDropoutGrad& problem)                          \
+  X(void, relu, const Relu& problem)                                                           \
+  X(void, relu_grad, const ReluGrad& problem)                                                  \
+  X(void, quantize_csr, const QuantizeCsr& problem)                                            \
+  X(void, dequantize_csr_add, const DequantizeCsr& problem)
+
 struct DeviceOps {
   const char* name;
   const char* (*isa)();  // the instruction set that its kernels use
@@ -49,34 +87,8 @@ struct DeviceOps {
   RowptrScan (*scan_rowptr)(const int64_t* rowptr, int64_t num_rows);  // null: a look would wait for the device
   // Throws what kernels have found since their ops returned; null: ops find all themselves.
   void (*raise_bad_index)();
-  EntriesScan (*scan_entries)(const CsrFromEdges& problem);
-  void (*csr_from_edges)(const CsrFromEdges& problem, bool is_sorted, const Tensor& like);  // all entries are inside
-  void (*spmm_csr)(const SpmmCsr& problem, const Tensor& x, SpmmForm form);          // x: what copies are made like
-  SpmmForm (*spmm_csr_guess)(int64_t num_rows, int64_t num_edges, const Tensor& x);  // any: there is one form
-  void (*sddmm_csr)(const SddmmCsr& problem);
-  void (*extreme_csr)(const ExtremeCsr& problem);
-  void (*extreme_csr_shares)(const ExtremeCsr& problem);
-  void (*extreme_csr_grad)(const ExtremeCsr& problem);
-  void (*attention)(const AttentionForward& problem);
-  void (*attention_by_target)(const AttentionGrad& problem);
-  void (*attention_by_source)(const AttentionGrad& problem);
-  BadIndex (*gather_rows)(const GatherRows& problem);           // in range or not, the other rows are written
-  BadIndex (*scatter_add_rows)(const ScatterAddRows& problem);  // where one is out of range nothing is added
-  void (*keyed_dropout)(const KeyedDropout& problem);
-  void (*keyed_uniform)(const KeyedNumbers& problem);
-  void (*keyed_normal)(const KeyedNumbers& problem);
-  BadIndex (*keyed_permutation)(const KeyedPermutation& problem);  // where a place is out of range, not all is written
-  BadRestriction (*restrict_csr)(const RestrictCsr& problem, const MakeEntries& make_entries);
-  BadIndex (*transpose_csr)(const TransposeCsr& problem);
-  bool (*equals_transpose_csr)(const int64_t* rowptr, const int32_t* col, int64_t num_rows);
-  void (*find_sorted)(const FindSorted& problem);
-  BadIndex (*bipartite_matching)(const BipartiteMatching& problem);
-  void (*norm_relu_dropout)(const NormReLUDropout& problem);
-  void (*norm_relu_dropout_grad)(const NormReLUDropoutGrad& problem);
-  void (*relu)(const Relu& problem);
-  void (*relu_grad)(const ReluGrad& problem);
-  void (*quantize_csr)(const QuantizeCsr& problem);
-  void (*dequantize_csr_add)(const DequantizeCsr& problem);
+#define PYG_DIST_POINTER_TO(result, op, ...) result (*op)(__VA_ARGS__);
+  PYG_DIST_FOR_EACH_OP(PYG_DIST_POINTER_TO)
 };
 
 // The table for tensors on `device`, or an error that says which devices this build has.

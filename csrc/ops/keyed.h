@@ -1,8 +1,8 @@
 // The checks that the ops with keyed random numbers share.
 #pragma once
 
-#include "kernels/keyed.h"
 #include "ops/check.h"
+#include "problems/keyed.h"
 
 namespace pyg_dist {
 

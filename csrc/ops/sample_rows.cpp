@@ -1,4 +1,4 @@
-#include "kernels/cpu/sample_rows.h"
+#include "cpu/sample_rows.h"
 
 #include <torch/csrc/stable/ops.h>
 

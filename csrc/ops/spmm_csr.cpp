@@ -13,7 +13,7 @@ struct Factors {
   bool divide;
 };
 
-// How to go about a product: see kernels/spmm_csr.h.
+// How to go about a product: see problems/spmm_csr.h.
 struct Way {
   SpmmForm form;
   int64_t prefetch_edges;

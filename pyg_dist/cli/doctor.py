@@ -21,7 +21,7 @@ from pyg_dist.backend.session.settings import SETTINGS, SPMM_FORM, WIRE
 from pyg_dist.cli.stored_plan import check_store
 from pyg_dist.pricing.base import fold
 
-# What csrc/kernels/cpu/table.cpp needs of a machine, by level, best first; names as in /proc/cpuinfo.
+# What csrc/cpu/table.cpp needs of a machine, by level, best first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avx2": ("avx2", "fma"),

@@ -9,10 +9,9 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/cpu/attention.h"
-#include "kernels/cpu/bipartite_matching.h"
-#include "kernels/cpu/patterns.h"
-#include "kernels/cpu/table.h"
+#include "cpu/attention.h"
+#include "cpu/patterns.h"
+#include "cpu/table.h"
 
 namespace pyg_dist {
 namespace {

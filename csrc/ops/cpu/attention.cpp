@@ -1,4 +1,4 @@
-#include "kernels/cpu/attention.h"
+#include "cpu/attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,11 +6,11 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/table.h"
 #include "formats/narrow.h"
-#include "kernels/cpu/table.h"
-#include "kernels/row_chunks.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/parallel.h"
+#include "problems/row_chunks.h"
 
 namespace pyg_dist::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // Entries grouped by row. Knows no torch but its threads, so that a trial under sanitizers can run it.
 #pragma once
 
-#include "kernels/csr_from_edges.h"
+#include "problems/csr_from_edges.h"
 
 namespace pyg_dist::cpu {
 

@@ -1,7 +1,7 @@
 // Ops whose rows or elements do not depend on each other: ranges of them, as threads come.
 #include <algorithm>
 
-#include "kernels/cpu/table.h"
+#include "cpu/table.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/parallel.h"
 

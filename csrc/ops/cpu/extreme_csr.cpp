@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu/table.h"
-#include "kernels/row_chunks.h"
+#include "cpu/table.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/parallel.h"
+#include "problems/row_chunks.h"
 
 namespace pyg_dist::cpu {
 namespace {

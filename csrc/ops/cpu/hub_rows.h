@@ -8,10 +8,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpu/table.h"
 #include "formats/narrow.h"
-#include "kernels/cpu/table.h"
-#include "kernels/row_chunks.h"
 #include "ops/cpu/parallel.h"
+#include "problems/row_chunks.h"
 
 namespace pyg_dist::cpu {
 

@@ -1,4 +1,4 @@
-#include "kernels/cpu/patterns.h"
+#include "cpu/patterns.h"
 
 #include <algorithm>
 #include <memory>
@@ -89,6 +89,8 @@ BadIndex transpose_csr(const TransposeCsr& p) {
 bool equals_transpose_csr(const int64_t* rowptr, const int32_t* col, int64_t num_rows) {
   return equals_transpose(rowptr, col, num_rows);
 }
+
+BadIndex bipartite_matching(const BipartiteMatching& problem) { return pyg_dist::bipartite_matching(problem); }
 
 void find_sorted(const FindSorted& problem) {
   for_each_range(problem.num_values, kValuesPerChunk,

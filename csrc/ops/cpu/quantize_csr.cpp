@@ -2,8 +2,8 @@
 #include <atomic>
 #include <memory>
 
+#include "cpu/table.h"
 #include "formats/packed_rows.h"
-#include "kernels/cpu/table.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/hub_rows.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cpu/table.h"
+#include "cpu/table.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/parallel.h"
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/cpu/table.h"
+#include "cpu/table.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/parallel.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/cpu/table.h"
+#include "cpu/table.h"
 #include "ops/allocate.h"
 #include "ops/cpu/device.h"
 #include "ops/cpu/hub_rows.h"

@@ -33,41 +33,13 @@ inline Tensor allocate(const Tensor& like, Sizes sizes, ScalarType dtype, size_t
 
 // The table before it gets its kernels: what a host does alone.
 inline DeviceOps table_without_kernels() {
-  return {
-      .name = "cuda",
-      .isa = nullptr,
-      .allocate = allocate,
-      .scan_rowptr = nullptr,
-      .raise_bad_index = nullptr,
-      .scan_entries = no_kernel(&DeviceOps::scan_entries),
-      .csr_from_edges = no_kernel(&DeviceOps::csr_from_edges),
-      .spmm_csr = no_kernel(&DeviceOps::spmm_csr),
-      .spmm_csr_guess = no_kernel(&DeviceOps::spmm_csr_guess),
-      .sddmm_csr = no_kernel(&DeviceOps::sddmm_csr),
-      .extreme_csr = no_kernel(&DeviceOps::extreme_csr),
-      .extreme_csr_shares = no_kernel(&DeviceOps::extreme_csr_shares),
-      .extreme_csr_grad = no_kernel(&DeviceOps::extreme_csr_grad),
-      .attention = no_kernel(&DeviceOps::attention),
-      .attention_by_target = no_kernel(&DeviceOps::attention_by_target),
-      .attention_by_source = no_kernel(&DeviceOps::attention_by_source),
-      .gather_rows = no_kernel(&DeviceOps::gather_rows),
-      .scatter_add_rows = no_kernel(&DeviceOps::scatter_add_rows),
-      .keyed_dropout = no_kernel(&DeviceOps::keyed_dropout),
-      .keyed_uniform = no_kernel(&DeviceOps::keyed_uniform),
-      .keyed_normal = no_kernel(&DeviceOps::keyed_normal),
-      .keyed_permutation = no_kernel(&DeviceOps::keyed_permutation),
-      .restrict_csr = no_kernel(&DeviceOps::restrict_csr),
-      .transpose_csr = no_kernel(&DeviceOps::transpose_csr),
-      .equals_transpose_csr = no_kernel(&DeviceOps::equals_transpose_csr),
-      .find_sorted = no_kernel(&DeviceOps::find_sorted),
-      .bipartite_matching = no_kernel(&DeviceOps::bipartite_matching),
-      .norm_relu_dropout = no_kernel(&DeviceOps::norm_relu_dropout),
-      .norm_relu_dropout_grad = no_kernel(&DeviceOps::norm_relu_dropout_grad),
-      .relu = no_kernel(&DeviceOps::relu),
-      .relu_grad = no_kernel(&DeviceOps::relu_grad),
-      .quantize_csr = no_kernel(&DeviceOps::quantize_csr),
-      .dequantize_csr_add = no_kernel(&DeviceOps::dequantize_csr_add),
-  };
+  return {.name = "cuda",
+          .isa = nullptr,
+          .allocate = allocate,
+          .scan_rowptr = nullptr,
+          .raise_bad_index = nullptr,
+#define PYG_DIST_NO_KERNEL(result, op, ...) .op = no_kernel(&DeviceOps::op),
+          PYG_DIST_FOR_EACH_OP(PYG_DIST_NO_KERNEL)};
 }
 
 }  // namespace pyg_dist::cuda

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_dist.backend.ops.library import as_rows, call, factor_of, meta_kernel, native, signed, sum_dtype
 
 MAX_HEADS = 2048
-"""Of the kernels: the dropout words of an edge lie in one batch (``csrc/kernels/cpu/attention.h``)."""
+"""Of the kernels: the dropout words of an edge lie in one batch (``csrc/cpu/attention.h``)."""
 
 _FORMS = ("additive", "dynamic", "dot")
 

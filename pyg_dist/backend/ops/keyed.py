@@ -81,7 +81,7 @@ def sample_rows(
 ) -> tuple[Tensor, Tensor]:
     """Some entries of rows of a pattern, drawn uniformly: a function of (seed, key of the row, its degree) alone.
 
-    Without replacement by Floyd's algorithm (``csrc/kernels/cpu/sample_rows.h``): O(count) time a row, whatever its
+    Without replacement by Floyd's algorithm (``csrc/cpu/sample_rows.h``): O(count) time a row, whatever its
     degree. Integers alone: equal on every machine.
 
     Shapes:

@@ -20,7 +20,7 @@ from pyg_dist.backend.ops.library import (
 )
 
 SpmmForm = Literal["plain", "blocks"]
-_FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/kernels/spmm_csr.h
+_FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/problems/spmm_csr.h
 
 PREFETCH_EDGES = 32
 """Default prefetch distance of :func:`spmm_csr`, in edges. Zen 4, one thread, graph B of benchmarks/power_law.py, at 32

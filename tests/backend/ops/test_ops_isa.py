@@ -62,7 +62,7 @@ def refusal() -> str:
 def test_every_flag_is_asked_for_before_a_level_is_chosen() -> None:
     """A level whose kernels use what the machine lacks would end in an illegal instruction."""
     root = Path(__file__).parents[3]
-    table = (root / "csrc/kernels/cpu/table.cpp").read_text()
+    table = (root / "csrc/cpu/table.cpp").read_text()
     flags = re.search(r"set\(FLAGS_avx2 (.*)\)", (root / "CMakeLists.txt").read_text())
     assert flags is not None
     asked = re.search(r"\{avx2::kTable,(.*?)\},", table, re.DOTALL)

@@ -1,0 +1,174 @@
+// Batches of a row's edges, whose logits attention computes before it adds their rows; only for .simd.cpp files.
+#pragma once
+
+#include "cpu/attention.h"
+#include "cpu/head_columns.h"
+#include "cpu/keyed_words.h"
+
+namespace pyg_dist::PYG_DIST_LEVEL {
+namespace {
+
+constexpr int64_t kPrefetchEdges = 32;  // as in spmm_csr
+
+template <class T, AttentionForm kForm>
+struct Edges {
+  using A = accumulator_t<T>;
+  static constexpr int L = kLanes<A>;
+  static constexpr int64_t B = kAttentionBatch;
+
+  const Attention& p;
+  const int64_t num_heads, num_columns, num_edge_columns, row;
+  const A slope, scale;
+  A *const logit, *const weight, *const keep, *const mean, *const slope_of, *const columns, *const sums;
+  int64_t words_of_edge;
+
+  explicit Edges(const Attention& attention)
+      : p(attention),
+        num_heads(p.num_heads),
+        num_columns(p.num_columns),
+        num_edge_columns(p.num_edge_columns),
+        row(num_heads * num_columns),
+        slope(static_cast<A>(p.slope)),
+        scale(static_cast<A>(p.scale)),
+        logit(static_cast<A*>(p.scratch)),
+        weight(logit + num_heads * B),
+        keep(weight + num_heads * B),
+        mean(keep + num_heads * B),
+        slope_of(mean + num_heads * B),
+        columns(slope_of + num_heads * B),
+        sums(columns + row),
+        words_of_edge((num_heads + 3) / 4) {
+    for (int64_t k = 0; k < num_heads * B; ++k) keep[k] = A{1};
+  }
+
+  // How many edges are looked at together: words of dropout for all of them lie in one batch of numbers.
+  int64_t batch() const {
+    const int64_t most = p.edge_key == nullptr ? B : kBatch / words_of_edge;
+    return most < B ? most : B;
+  }
+
+  PYG_DIST_INLINE const T* value(int64_t source) const {
+    return static_cast<const T*>(p.value) + source * p.value_stride;
+  }
+  PYG_DIST_INLINE const T* key(int64_t source) const { return static_cast<const T*>(p.key) + source * p.key_stride; }
+  PYG_DIST_INLINE const T* query(int64_t target) const {
+    return static_cast<const T*>(p.query) + target * p.query_stride;
+  }
+  PYG_DIST_INLINE const T* edge_attr(int64_t place) const {
+    return static_cast<const T*>(p.edge_attr) + place * p.edge_attr_stride;
+  }
+  PYG_DIST_INLINE const T* edge_weight(int64_t target) const {
+    return static_cast<const T*>(p.edge_weight) + target * p.edge_weight_stride;
+  }
+
+  // columns[h, c] = query + value (+ edge): what `dynamic` takes the leaky ReLU of.
+  PYG_DIST_INLINE void add_ends(int64_t target, int64_t source, int64_t place) const {
+    const T *x = value(source), *q = query(target);
+    const auto* w = static_cast<const A*>(p.edge_weight);
+    for_vectors<A>(row, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+      Vec<A, K> sum = load<K>(x + c) + load<K>(q + c);
+      if (num_edge_columns > 0) {
+        const T* attr = edge_attr(place);
+        for (int64_t d = 0; d < num_edge_columns; ++d) sum += load<K>(w + d * row + c) * load<1>(attr + d);
+      }
+      store<K>(columns + c, sum);
+    });
+  }
+
+  // logit[h, b] of one edge; of `additive` before the leaky ReLU, which whole vectors of edges take.
+  PYG_DIST_INLINE void set_logits(int64_t target, int64_t source, int64_t place, int64_t b) const {
+    if constexpr (kForm == AttentionForm::additive) {
+      const T* k = key(source);
+      for (int64_t h = 0; h < num_heads; ++h) {
+        A u = load<1>(k + h);
+        if (p.query != nullptr) u += load<1>(query(target) + h);
+        if (num_edge_columns > 0) {
+          u += dot<A>(edge_weight(target) + h * num_edge_columns, edge_attr(place), num_edge_columns);
+        }
+        logit[h * B + b] = u;
+      }
+    } else if constexpr (kForm == AttentionForm::dot) {
+      const T *k = key(source), *q = query(target);
+      for (int64_t h = 0; h < num_heads; ++h) {
+        A u = dot<A>(k + h * num_columns, q + h * num_columns, num_columns);
+        if (num_edge_columns > 0) {
+          u += dot<A>(edge_weight(target) + h * num_edge_columns, edge_attr(place), num_edge_columns);
+        }
+        logit[h * B + b] = u * scale;
+      }
+    } else {
+      add_ends(target, source, place);
+      const auto* att = static_cast<const A*>(p.att);
+      for (int64_t h = 0; h < num_heads; ++h) {
+        const A *u = columns + h * num_columns, *a = att + h * num_columns;
+        logit[h * B + b] = sum_columns<A>(num_columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+          return load<K>(a + c) * leaky<A, K>(load<K>(u + c), slope);
+        });
+      }
+    }
+  }
+
+  // keep[h, b] of the edges [begin, begin + count).
+  void set_dropout(int64_t begin, int64_t count) const {
+    if (p.edge_key == nullptr) return;
+    Batch words;
+    for (int64_t b = 0; b < count; ++b) {
+      for (int64_t k = 0; k < words_of_edge; ++k) {
+        words.key[b * words_of_edge + k] = static_cast<uint64_t>(p.edge_key[p.edge[begin + b]]);
+        words.block[b * words_of_edge + k] = static_cast<uint64_t>(k);
+      }
+    }
+    for (int64_t l = count * words_of_edge; l % Batch::L != 0; ++l) words.key[l] = words.block[l] = 0;
+    words.template draw<Philox::kRounds>(count * words_of_edge, p.seed, Stream::dropout);
+    const A factor = static_cast<A>(p.dropout_scale);
+    for (int64_t b = 0; b < count; ++b) {
+      for (int64_t h = 0; h < num_heads; ++h) {
+        keep[h * B + b] = words.words[4 * b * words_of_edge + h] >= p.threshold ? factor : A{0};
+      }
+    }
+  }
+
+  // Asks for rows of an edge some way ahead.
+  template <class U>
+  PYG_DIST_INLINE void prefetch_row(const U* rows, int64_t stride, int64_t width, int64_t e) const {
+    const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
+    prefetch(rows + p.col[ahead] * stride, width * static_cast<int64_t>(sizeof(U)));
+  }
+};
+
+template <class T, class A>
+PYG_DIST_INLINE void write_row(void* out, bool wide, int64_t row, const A* sums, int64_t width) {
+  if (wide) {
+    A* to = static_cast<A*>(out) + row * width;
+    for_vectors<A>(width,
+                   [&]<int K>(int64_t c) __attribute__((always_inline)) { store<K>(to + c, load<K>(sums + c)); });
+  } else {
+    T* to = static_cast<T*>(out) + row * width;
+    for_vectors<A>(width,
+                   [&]<int K>(int64_t c) __attribute__((always_inline)) { store<K>(to + c, load<K>(sums + c)); });
+  }
+}
+
+template <class A>
+PYG_DIST_INLINE void clear(A* numbers, int64_t count) {
+  for (int64_t k = 0; k < count; ++k) numbers[k] = 0;
+}
+
+// Calls f.operator()<T, form>().
+template <class F>
+PYG_DIST_INLINE void for_form(const Attention& p, const F& f) {
+  const auto of_type = [&]<class T>() {
+    switch (p.form) {
+      case AttentionForm::additive:
+        return f.template operator()<T, AttentionForm::additive>();
+      case AttentionForm::dynamic:
+        return f.template operator()<T, AttentionForm::dynamic>();
+      case AttentionForm::dot:
+        return f.template operator()<T, AttentionForm::dot>();
+    }
+  };
+  return for_element(p.element, of_type);
+}
+
+}  // namespace
+}  // namespace pyg_dist::PYG_DIST_LEVEL
