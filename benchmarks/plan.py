@@ -41,7 +41,7 @@ def r_mat(num_nodes_log2: int, num_edges: int, seed: int = 0) -> torch.Tensor:
 
 def measure(num_edges: int, num_ranks: int, path: Path | None = None) -> dict[str, Any]:
     """Plan once; the peak is of the whole process, the graph included."""
-    from pyg_dist.cli.planned_graph import read_planned_graph
+    from pyg_dist.cli.inputs import read_planned_graph
     from pyg_dist.halo.plan.plan import Plan
     from pyg_dist.partition import partition
 

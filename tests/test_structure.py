@@ -105,7 +105,7 @@ LOADED_LATER = (
     "pymetis",
     "safetensors",
     "scipy",
-    "pyg_dist.cli.commands",
+    "pyg_dist.cli.inputs",
     "pyg_dist.data.stored_graph",
     "pyg_dist.grid",
     "pyg_dist.plan.auto",

@@ -1,10 +1,65 @@
-"""The commands of ``python -m pyg_dist``, and :func:`~pyg_dist.cli.profile.profile`."""
+"""The command line, ``python -m pyg_dist COMMAND``, and :func:`~pyg_dist.cli.profile.profile`.
 
-from collections.abc import Sequence
+``partition GRAPH OUT --parts P`` writes a store, of which each rank reads its part; ``plan GRAPH --ranks P`` prints
+what training on P ranks would send, multiply, hold and cost; ``simulate`` what a graph would cost, by its statistics;
+``bench`` measures this machine for both; ``doctor`` prints what is used on it. Each command is a module here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+from tqdm import tqdm
+
+from pyg_dist.errors import PygDistError
+
+_PIPE_CLOSED = 128 + signal.SIGPIPE
+"""What a shell says of a program that wrote to a closed pipe."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default that of the command line; return the exit status."""
-    from pyg_dist.cli.commands import run  # which loads planning and stores: a script that trains needs neither
+    # Imported here, since a script that trains needs neither planning nor stores.
+    from pyg_dist import __version__
+    from pyg_dist.cli import bench, doctor, partitioning, planning, simulation
 
-    return run(arguments)
+    parser = argparse.ArgumentParser(prog="python -m pyg_dist", description="The command line of pyg_dist.")
+    parser.add_argument("--version", action="version", version=f"pyg_dist {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in (partitioning, planning, simulation, bench, doctor):
+        command.add_command(commands)
+    args = parser.parse_args(arguments)
+    try:
+        with _warnings_as_lines(args.command):
+            args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has what it wanted. What Python would still flush at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    except (PygDistError, OSError) as error:
+        print(f"pyg_dist {args.command}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@contextmanager
+def _warnings_as_lines(command: str) -> Iterator[None]:
+    """Warnings of the package are lines on stderr, above progress bars, as its errors are."""
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        tqdm.write(f"pyg_dist {command}: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

@@ -13,7 +13,6 @@ import sys
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.wires import carrier
 from pyg_dist.backend.session import session
-from pyg_dist.cli.options import DEVICES
+from pyg_dist.cli.inputs import DEVICES, Commands
 from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.pricing.machine import Machine, machine_file
 
@@ -30,7 +29,7 @@ LOOPBACK_RANKS = 4
 """With fewer ranks there is only one size of group, which cannot separate the cost of a call from that of a partner."""
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: Commands) -> None:
     """Add ``bench`` to the command line."""
     parser = commands.add_parser("bench", help="measure this machine's constants for plan, simulate and layout='auto'")
     parser.set_defaults(run=run)
@@ -72,10 +71,9 @@ def run(args: argparse.Namespace) -> None:
         remarks.append("messages: not measured, there is one GPU; the constants are assumed")
     elif args.what != "rates":
         machine = measure_network(machine, remarks)
-    day = datetime.now(timezone.utc).date().isoformat()
-    machine = replace(
-        machine, source=f"measured {day}, {args.what}, {_hardware(machine)}, {world_group().size} ranks by {carrier()}"
-    )
+    day, kind = datetime.now(timezone.utc).date(), "cores" if args.device == "cpu" else torch.cuda.get_device_name()
+    source = f"measured {day}, {args.what}, {machine.cores} {kind}, {world_group().size} ranks by {carrier()}"
+    machine = replace(machine, source=source)
     if session.is_main():
         machine.save(path)
         if args.json:
@@ -131,23 +129,14 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
 
 def _num_workers(machine: Machine) -> int:
     """Cores or GPUs of a machine, that really run at a time (collective)."""
-    if machine.device == "cuda":
-        return torch.cuda.device_count()
-    world = world_group()
-    return calibration.num_cores(world, machines())
-
-
-def _hardware(machine: Machine) -> str:
-    return f"{machine.cores} cores" if machine.device == "cpu" else f"{machine.cores} {torch.cuda.get_device_name()}"
+    return torch.cuda.device_count() if machine.device == "cuda" else calibration.num_cores(world_group(), machines())
 
 
 def _start_loopback_ranks(args: argparse.Namespace, num_ranks: int) -> None:
-    again = [args.what, "--device", args.device]
-    again += [*(["--output", str(args.output)] if args.output else []), *(["--json"] if args.json else [])]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    ended = subprocess.run(
-        [*launcher, "-m", "pyg_dist", "bench", *again], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command += ["-m", "pyg_dist", "bench", args.what, "--device", args.device]
+    command += [*(["--output", str(args.output)] if args.output else []), *(["--json"] if args.json else [])]
+    ended = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     if ended.returncode:
         raise LaunchError(f"Expected {num_ranks} loopback ranks to measure the network (they ended with status "
                           f"{ended.returncode}): their message stands above")  # fmt: skip

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.plan.budget import solve_within
 from pyg_dist.plan.parts import PartsOptions, Report, solve
+from pyg_dist.pricing.base import columns
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.pricing.plot import new_figure
@@ -33,6 +33,8 @@ class Measured:
     largest_post_sender: int  # the same of a post exchange
     epoch: float  # predicted seconds of a training step
     seconds: float  # to partition
+    volume_over_random: float | None = None  # the volume over that of random parts, where these were measured
+    hybrid_over_random: float | None = None  # the same of the hybrid exchange
 
 
 def found_parts(
@@ -57,57 +59,62 @@ def measured(
     edge_index: Tensor, parts: Tensor, num_parts: int, method: str, seconds: float, model: Model, machine: Machine
 ) -> Measured:
     """What these parts send and cost."""
-    plan = Plan.of(edge_index, parts, num_parts, "hybrid", method, machine.ranks_per_node)
-    post = Plan.of(edge_index, parts, num_parts, "post", method, machine.ranks_per_node)
+    plan, post = (
+        Plan.of(edge_index, parts, num_parts, exchange, method, machine.ranks_per_node)
+        for exchange in ("hybrid", "post")
+    )
     messages = [s.messages for s in plan.sizes]
     return Measured(
         method, num_parts, plan.rows["post"], plan.rows["hybrid"], sum(messages) / num_parts, max(messages),
         plan.imbalance([s.work for s in plan.sizes]), max(s.rows_sent for s in plan.sizes),
-        max(s.rows_sent for s in post.sizes),
-        plan.price(model, machine).seconds, seconds,
+        max(s.rows_sent for s in post.sizes), plan.price(model, machine).seconds, seconds,
     )  # fmt: skip
 
 
-def beside_random(lines: Sequence[Measured]) -> list[tuple[Measured, float | None, float | None]]:
-    """Each line with its volume and hybrid volume over those of random parts, where these were measured."""
-    random = {line.parts: line for line in lines if line.method == "random"}
+def beside_random(found: Sequence[Measured]) -> list[Measured]:
+    """The same, with what they send over what random parts send, where these were measured."""
+    random = {one.parts: one for one in found if one.method == "random"}
 
-    def share(line: Measured, name: str) -> float | None:
-        base = getattr(random[line.parts], name) if line.parts in random else 0
-        return getattr(line, name) / base if base else None
+    def share(one: Measured, base: Measured) -> Measured:
+        volume, hybrid = (sent / most if most else None
+                          for sent, most in ((one.volume, base.volume), (one.hybrid, base.hybrid)))  # fmt: skip
+        return replace(one, volume_over_random=volume, hybrid_over_random=hybrid)
 
-    return [(line, share(line, "volume"), share(line, "hybrid")) for line in lines]
-
-
-def to_dict(lines: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Plain values for programs."""
-    return [
-        vars(line) | {"volume_over_random": volume, "hybrid_over_random": hybrid}
-        for line, volume, hybrid in beside_random(lines)
-    ]
+    return [share(one, random[one.parts]) if one.parts in random else one for one in found]
 
 
-def table(lines: Sequence[Measured]) -> str:
+def table(found: Sequence[Measured]) -> str:
     """A line for each method and number of parts, for people."""
-    header = f"{'parts':>6} {'method':<11}{'volume':>12}{'/random':>8}{'hybrid':>12}{'/random':>8}{'messages':>10}"
-    text = [f"{header}{'most':>6}{'work':>7}{'sender':>10}{'epoch, s':>11}{'seconds':>9}"]
-    for line, volume, hybrid in beside_random(lines):
-        shares = ["-" if share is None else f"{share:.3f}" for share in (volume, hybrid)]
-        text.append(
-            f"{line.parts:>6} {line.method:<11}{line.volume:>12,}{shares[0]:>8}{line.hybrid:>12,}{shares[1]:>8}"
-            f"{line.messages:>10.1f}{line.most_messages:>6}{line.imbalance:>7.2f}{line.largest_sender:>10,}"
-            f"{line.epoch:>11.4g}{line.seconds:>9.1f}"
-        )
-    return "\n".join(text)
+
+    def share(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    return "\n".join(columns(
+        found,
+        ("parts", lambda one: f"{one.parts}"),
+        ("method", lambda one: one.method),
+        ("volume", lambda one: f"{one.volume:,}"),
+        ("/random", lambda one: share(one.volume_over_random)),
+        ("hybrid", lambda one: f"{one.hybrid:,}"),
+        ("/random", lambda one: share(one.hybrid_over_random)),
+        ("messages", lambda one: f"{one.messages:.1f}"),
+        ("most", lambda one: f"{one.most_messages}"),
+        ("work", lambda one: f"{one.imbalance:.2f}"),
+        ("sender", lambda one: f"{one.largest_sender:,}"),
+        ("epoch, s", lambda one: f"{one.epoch:.4g}"),
+        ("seconds", lambda one: f"{one.seconds:.1f}"),
+        left=(1,),
+    ))  # fmt: skip
 
 
-def plot(path: Path, lines: Sequence[Measured]) -> None:
+def plot(path: Path, found: Sequence[Measured]) -> None:
     """Draw volume and hybrid volume by parts, a line a method (needs matplotlib)."""
     figure = new_figure(9, 4)
-    panels: Iterable[Any] = figure.subplots(1, 2)
-    for axes, name, title in zip(panels, ("volume", "hybrid"), ("post exchange", "hybrid exchange"), strict=True):
-        for method in dict.fromkeys(line.method for line in lines):
-            points = [(line.parts, getattr(line, name)) for line in lines if line.method == method]
+    for axes, name, title in zip(
+        figure.subplots(1, 2), ("volume", "hybrid"), ("post exchange", "hybrid exchange"), strict=True
+    ):
+        for method in dict.fromkeys(one.method for one in found):
+            points = [(one.parts, getattr(one, name)) for one in found if one.method == method]
             axes.plot(*zip(*points, strict=True), label=method, marker="o")
         axes.set(xscale="log", yscale="log", xlabel="parts", ylabel="rows sent in an aggregation", title=title)
     axes.legend()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.cli.planned_graph import model_columns, read_parts, say_what_was_read, train_mask_of
-from pyg_dist.errors import DataError, OptionError
+from pyg_dist.cli.inputs import model_columns, read_parts, require, require_parts, say_what_was_read, train_mask_of
+from pyg_dist.errors import DataError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.mesh_shape import MeshShape
 from pyg_dist.grid.plan.plan import GridPlan
@@ -32,7 +32,7 @@ from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import Manifest, Shard
-from pyg_dist.store.source import NodeAttribute, SourceInfo
+from pyg_dist.store.source import Attribute
 from pyg_dist.store.sources import Source
 from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
 
@@ -68,14 +68,12 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
         OptionError: More parts than nodes, or too little memory for what was asked for.
         StoreError: Something is in the way in ``out``, or the disk is full.
     """
-    if options.parts < 1:
-        raise OptionError(f"Expected one part or more (got {options.parts})")
-    info = source.info()
-    if info.num_nodes is not None:
-        _require_nodes(options.parts, info.num_nodes)
+    require(options.parts >= 1, f"one part or more (got {options.parts})")
+    if source.num_nodes is not None:
+        require_parts("part", options.parts, source.num_nodes)
 
     def write(work: _Work) -> tuple[dict[str, Shard], dict[str, Any]]:
-        _require_nodes(options.parts, work.edges.num_nodes)
+        require_parts("part", options.parts, work.edges.num_nodes)
         parts = _parts(work)
         nodes = NodeParts.of(parts, options.parts)
         shards = write_nodes(work.folder, nodes, work.attributes, options.memory, again=not work.knows_nan)
@@ -92,7 +90,7 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
             "parts": digest(torch.from_numpy(parts.astype(np.int32, copy=False))),
         }
 
-    return _write("halo", source, info, out, options, write, progress)
+    return _write("halo", source, out, options, write, progress)
 
 
 def write_grid_store(
@@ -108,16 +106,13 @@ def write_grid_store(
 
     Node orders are balanced for ``mesh``; None: the cheapest of ``options.parts`` ranks for a model of ``layers``.
     """
-    if min(tiles) < 1:
-        raise OptionError(f"Expected --tiles of one or more (got {tiles[0]} {tiles[1]})")
-    if options.parts < 1:
-        raise OptionError(f"Expected one rank or more (got {options.parts})")
+    require(min(tiles) >= 1, f"--tiles of one or more (got {tiles[0]} {tiles[1]})")
+    require(options.parts >= 1, f"one rank or more (got {options.parts})")
     wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
-    info = source.info()
 
     def write(work: _Work) -> tuple[dict[str, Shard], dict[str, Any]]:
         edges, edge_digest = work.edges, work.edges.digest()
-        model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(info), layers)
+        model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(source), layers)
         machine = Machine.load()
         best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
         plan, orders = GridPlan.of(
@@ -135,7 +130,7 @@ def write_grid_store(
             "tries": tries, "tiles": list(tiles), "edge_digest": edge_digest, "seed": options.seed
         }  # fmt: skip
 
-    return _write("grid", source, info, out, options, write, progress, repr(("grid", tiles, mesh, layers)))
+    return _write("grid", source, out, options, write, progress, repr(("grid", tiles, mesh, layers)))
 
 
 @dataclass(frozen=True)
@@ -144,16 +139,16 @@ class _Work:
 
     folder: StoreFolder  # of the store
     edges: Spool  # read, on disk
-    info: SourceInfo  # of the input
+    source: Source  # the input
     options: StoreOptions  # of the store
     tell: Progress  # of progress
     nan: dict[str, tuple[int, ...]]  # what is NaN in each attribute, known once its rows were written
     knows_nan: bool  # whether an interrupted writer has counted it
 
     @property
-    def attributes(self) -> tuple[NodeAttribute, ...]:
+    def attributes(self) -> tuple[Attribute, ...]:
         """Of nodes; their NaN entries are counted on the way."""
-        return tuple(_watched(attribute, self.nan) for attribute in self.info.nodes)
+        return tuple(_watched(attribute, self.nan) for attribute in self.source.nodes)
 
     def note_nan(self) -> None:
         """All rows of nodes were written."""
@@ -161,56 +156,51 @@ class _Work:
 
 
 def _write(
-    layout: Literal["halo", "grid"], source: Source, info: SourceInfo, out: Path, options: StoreOptions,
+    layout: Literal["halo", "grid"], source: Source, out: Path, options: StoreOptions,
     write: Callable[[_Work], tuple[dict[str, Shard], dict[str, Any]]], progress: Progress | None, mesh: str = "",
 ) -> Manifest:  # fmt: skip
     """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
     tell = progress or (lambda step, count: None)
-    require_space(out, _space_needed(info))
-    identity = _identity(source, info, options, mesh)
+    require_space(out, _space_needed(source))
+    identity = _identity(source, options, mesh)
     with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:
-        edges, known = _read_edges(source, info, folder, options, tell), folder.known("nan")
+        edges, known = _read_edges(source, folder, options, tell), folder.known("nan")
         nan: dict[str, tuple[int, ...]] = {} if known is None else known["counts"]
-        work = _Work(folder, edges, info, options, tell, nan, known is not None)
-        others = _write_others(folder, info)
+        work = _Work(folder, edges, source, options, tell, nan, known is not None)
+        others = _write_others(folder, source)
         shards, plan = write(work)
         counts = {name: found for name, found in nan.items() if found[0]}
         counts |= {name: astuple(found) for name, found in edges.nan.items()}
         manifest = Manifest(
-            layout, edges.num_nodes, edges.num_edges, options.parts, info.graph,
-            {a.name: (a.dtype, a.shape) for a in info.nodes}, {a.name: (a.dtype, a.shape) for a in info.edges},
-            info.other, plan | {"nan": counts}, others | shards,
+            layout, edges.num_nodes, edges.num_edges, options.parts, dict(source.graph),
+            {a.name: (a.dtype, a.shape) for a in source.nodes}, {a.name: (a.dtype, a.shape) for a in source.edges},
+            dict(source.other), plan | {"nan": counts}, others | shards,
         )  # fmt: skip
         folder.commit(manifest)
     return manifest
 
 
-def _require_nodes(parts: int, nodes: int) -> None:
-    if parts > nodes:
-        raise OptionError(f"Expected at most a part for each of {nodes:,} nodes (got {parts:,} parts)")
-
-
-def _identity(source: Source, info: SourceInfo, options: StoreOptions, mesh: str) -> str:
+def _identity(source: Source, options: StoreOptions, mesh: str) -> str:
     """Digest of input and options, but for how the work is done."""
     wanted = {k: v for k, v in asdict(options).items() if k not in ("memory", "resume", "force")}
-    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in info.files]
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in source.files]
     return digest(repr((source.name, source.reading, files, wanted, mesh)))
 
 
-def _space_needed(info: SourceInfo) -> int:
+def _space_needed(source: Source) -> int:
     """Bytes on the disk, about; where an input does not count its edges, they are guessed from its size."""
-    num_edges = info.num_edges
+    num_edges = source.num_edges
     if num_edges is None:
-        num_edges = sum(path.stat().st_size for path in info.files) // 8
-    rows = sum(TensorSpec(a.dtype, (info.num_nodes or 0, *a.shape)).num_bytes for a in info.nodes)
-    of_edges = sum(TensorSpec(a.dtype, (num_edges, *a.shape)).num_bytes for a in info.edges)
+        num_edges = sum(path.stat().st_size for path in source.files) // 8
+    rows = sum(TensorSpec(a.dtype, (source.num_nodes or 0, *a.shape)).num_bytes for a in source.nodes)
+    of_edges = sum(TensorSpec(a.dtype, (num_edges, *a.shape)).num_bytes for a in source.edges)
     return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
 
 
-def _read_edges(source: Source, info: SourceInfo, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
+def _read_edges(source: Source, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
     """The edges on disk, of an interrupted run where they are whole."""
     known, path = folder.known("spool"), folder.work / "spool"
-    found = None if known is None else load_spool(path, known, info.edges)
+    found = None if known is None else load_spool(path, known, source.edges)
     if found is None:
         found = spool(source, path, options.undirected, options.memory, lambda n: tell("reading", n))
         folder.note("spool", save_spool(found))
@@ -224,14 +214,14 @@ def _parts(work: _Work) -> Array:
     path, known = folder.work / "parts", folder.known("parts")
     if known is not None and path.exists() and digest(np.fromfile(path, np.int32)) == known["digest"]:
         return np.fromfile(path, np.int32)
-    parts = _node_parts(work.edges, work.info, work.options).numpy()
+    parts = _node_parts(work.edges, work.source, work.options).numpy()
     parts.tofile(path)
     sync(path)
     folder.note("parts", {"digest": digest(parts)})
     return parts
 
 
-def _node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor:
+def _node_parts(edges: Spool, source: Source, options: StoreOptions) -> Tensor:
     """The part of each node, int32 ``[N]``."""
     if options.method.endswith(".npy"):
         return check_given(read_parts(options.method), edges.num_nodes, options.parts)
@@ -241,7 +231,7 @@ def _node_parts(edges: Spool, info: SourceInfo, options: StoreOptions) -> Tensor
     if options.method == "random" or options.parts == 1:
         none = torch.empty(2, 0, dtype=torch.int64)
         return partition(none, edges.num_nodes, options.parts, "random", seed=options.seed)
-    mask = train_mask_of(info)
+    mask = train_mask_of(source)
     mask = None if mask is None or mask.dim() > 1 else mask
     if options.method == "stream":
         require_memory("stream", edges.num_nodes, edges.num_edges, options.parts, options.memory)
@@ -266,22 +256,22 @@ def _cover(load: Array) -> Choose:
     return choose
 
 
-def _write_others(folder: StoreFolder, info: SourceInfo) -> dict[str, Shard]:
+def _write_others(folder: StoreFolder, source: Source) -> dict[str, Shard]:
     """The tensors without rows, if there are any."""
-    if not info.other_tensors:
+    if not source.other_tensors:
         return {}
     if kept := folder.kept("other"):
         return kept
-    writer = ShardWriter(folder.work / "other", {name: spec for name, (spec, _) in info.other_tensors.items()})
-    for name, (_, read) in info.other_tensors.items():
+    writer = ShardWriter(folder.work / "other", {name: spec for name, (spec, _) in source.other_tensors.items()})
+    for name, (_, read) in source.other_tensors.items():
         writer.write_whole(name, read())
     return {"other": folder.keep("other", writer)}
 
 
-def _watched(attribute: NodeAttribute, nan: dict[str, tuple[int, ...]]) -> NodeAttribute:
+def _watched(attribute: Attribute, nan: dict[str, tuple[int, ...]]) -> Attribute:
     """The attribute, whose NaN entries are counted on the way; training nodes are looked for."""
 
-    def rows(num_bytes: int) -> Any:
+    def rows(num_bytes: int) -> Iterator[Array]:
         found, row, trained = NanCount(), 0, 0
         for piece in attribute.rows(num_bytes):
             if attribute.name == "train_mask":
@@ -294,4 +284,4 @@ def _watched(attribute: NodeAttribute, nan: dict[str, tuple[int, ...]]) -> NodeA
         if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not trained:
             raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 
-    return NodeAttribute(attribute.name, attribute.dtype, attribute.shape, rows)
+    return replace(attribute, rows=rows)

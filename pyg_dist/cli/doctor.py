@@ -18,6 +18,7 @@ from pyg_dist.backend.comm.wires import mpi
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
 from pyg_dist.backend.session.settings import SETTINGS, SPMM_FORM, WIRE
+from pyg_dist.cli.inputs import Commands
 from pyg_dist.cli.stored_plan import check_store
 from pyg_dist.pricing.base import fold
 
@@ -137,26 +138,41 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
 
 def describe(facts: Mapping[str, Any]) -> str:
     """The facts for people."""
-    built = ", ".join(facts["instruction_sets_built"])
+    mpi, wire, cache, form = facts["mpi"], facts["wire"], facts["last_cache_mib"], facts["product_form"]
+    gpus = f"none: {facts['no_gpus']}"
+    if facts["gpus"]:
+        nccl = f"nccl {facts['nccl']}" if facts["nccl"] else "no nccl"
+        gpus = f"{', '.join(facts['gpus'])}; driver {facts['gpu_driver'] or 'unknown'}, {nccl}"
+    messages = f"by gloo; under mpirun by MPI ({mpi})" if mpi else "by gloo: no mpi4py, or no MPI library"
+    if wire != "auto":
+        messages = f"by {wire}, because PYG_DIST_WIRE says so ({mpi or 'no mpi4py'})"
+    products = (
+        "the first large sparse ones are timed in each form; PYG_DIST_LOG=debug and profile() say which was faster"
+    )
+    if form is not None:
+        products = f"large sparse ones go {form}, because PYG_DIST_SPMM_FORM says so"
+    units = "bf16 matrix units (AMX)" if facts["bf16_matrix_units"] else "no bf16 matrix units"
     versions = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["versions"].items())
-    lines = [
-        f"kernels      {facts['instruction_set']} (built: {built}; {facts['compiler']})",
-        f"gpu kernels  {facts['gpu_kernels'] or 'none: ' + facts['no_gpu_kernels']}",
-        f"gpus         {_describe_gpus(facts)}",
-        f"messages     {_messages(facts)}",
-        f"threads      {facts['threads']} on {facts['cores']} cores, {facts['system']}",
-        f"cache        {_cache(facts)}",
-        f"products     {_products(facts)}",
-        f"dense        {_precision(facts)}",
-        f"huge pages   {facts['huge_pages']}",
-        f"versions     Python {facts['python']}, {versions}, built with torch {facts['built_for_torch']}",
-        f"environment  {' '.join(f'{k}={v}' for k, v in facts['environment'].items()) or 'nothing set'}",
-    ]
+    lines = {
+        "kernels": f"{facts['instruction_set']} (built: {', '.join(facts['instruction_sets_built'])}; "
+                   f"{facts['compiler']})",
+        "gpu kernels": facts["gpu_kernels"] or f"none: {facts['no_gpu_kernels']}",
+        "gpus": gpus,
+        "messages": messages,
+        "threads": f"{facts['threads']} on {facts['cores']} cores, {facts['system']}",
+        "cache": f"{f'{cache} MiB' if cache else 'of unknown size'} at the third level",
+        "products": products,
+        "dense": f"{units}, torch.backends.mkldnn.matmul.fp32_precision is {facts['matmul_precision']!r}",
+        "huge pages": facts["huge_pages"],
+        "versions": f"Python {facts['python']}, {versions}, built with torch {facts['built_for_torch']}",
+        "environment": " ".join(f"{k}={v}" for k, v in facts["environment"].items()) or "nothing set",
+    }  # fmt: skip
     notes = [f"slower than it could be: {remark}" for remark in facts["remarks"]]
-    return fold("\n".join([*lines, *(notes or ["nothing is slower than it could be"])]))
+    told = [f"{name:<12} {value}" for name, value in lines.items()]
+    return fold("\n".join([*told, *(notes or ["nothing is slower than it could be"])]))
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: Commands) -> None:
     """Add ``doctor`` to the subcommands of an :mod:`argparse` parser."""
     parser = commands.add_parser("doctor", help="what is used on this machine, and why a slower path was taken")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -174,35 +190,6 @@ def _run(args: argparse.Namespace) -> None:
         return
     facts = examine()
     print(json.dumps(facts) if args.json else describe(facts))
-
-
-def _messages(facts: Mapping[str, Any]) -> str:
-    if facts["wire"] != "auto":
-        return f"by {facts['wire']}, because PYG_DIST_WIRE says so ({facts['mpi'] or 'no mpi4py'})"
-    return f"by gloo; under mpirun by MPI ({facts['mpi']})" if facts["mpi"] else "by gloo: no mpi4py, or no MPI library"
-
-
-def _cache(facts: Mapping[str, Any]) -> str:
-    size = facts["last_cache_mib"]
-    return f"{size} MiB at the third level" if size else "of unknown size at the third level"
-
-
-def _products(facts: Mapping[str, Any]) -> str:
-    if facts["product_form"] is not None:
-        return f"large sparse ones go {facts['product_form']}, because PYG_DIST_SPMM_FORM says so"
-    return "the first large sparse ones are timed in each form; PYG_DIST_LOG=debug and profile() say which was faster"
-
-
-def _precision(facts: Mapping[str, Any]) -> str:
-    units = "bf16 matrix units (AMX)" if facts["bf16_matrix_units"] else "no bf16 matrix units"
-    return f"{units}, torch.backends.mkldnn.matmul.fp32_precision is {facts['matmul_precision']!r}"
-
-
-def _describe_gpus(facts: Mapping[str, Any]) -> str:
-    if not facts["gpus"]:
-        return f"none: {facts['no_gpus']}"
-    nccl = f"nccl {facts['nccl']}" if facts["nccl"] else "no nccl"
-    return f"{', '.join(facts['gpus'])}; driver {facts['gpu_driver'] or 'unknown'}, {nccl}"
 
 
 def _gpus() -> tuple[list[str], str | None]:

@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from pyg_dist.cli.comparison import Measured, found_parts, measured, options_for, plot, table, to_dict
+from pyg_dist.cli import inputs
+from pyg_dist.cli.comparison import Measured, beside_random, found_parts, measured, options_for, plot, table
 from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
-from pyg_dist.cli.options import (
-    add_graph_options,
-    add_machine_options,
-    machine_of,
-    reading_of,
-    require_drawable,
-    require_folder,
-)
-from pyg_dist.cli.planned_graph import read_planned_graph
+from pyg_dist.cli.inputs import Commands, require
+from pyg_dist.cli.profile import peak_bytes
 from pyg_dist.cli.stored_plan import plan_of_store
-from pyg_dist.errors import OptionError
 from pyg_dist.partition import Batches
 from pyg_dist.partition.memory import parse_bytes, require_memory
 from pyg_dist.partition.solver import PRESETS, SOLVERS
@@ -40,7 +31,7 @@ from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import KINDS, open_source
 
 
-def add_command(commands: Any) -> None:
+def add_command(commands: Commands) -> None:
     """Add ``partition`` to the command line."""
     parser = commands.add_parser("partition", help="compare partitions, write one, or write a store")
     parser.set_defaults(run=run)
@@ -60,14 +51,13 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--batch-size", type=int, help="nodes of a stochastic mini-batch; default: a tenth")
     parser.add_argument("--theta", type=float, default=0.1, help="error of a stochastic net's connectivity")
     parser.add_argument("--delta", type=float, default=0.5, help="probability of a larger one")
-    add_machine_options(parser)
+    inputs.add_machine_options(parser)
     parser.add_argument("--memory", help="to use, such as 4GiB, which is a store's default")
     parser.add_argument("--layout", choices=["halo", "grid"], default="halo", help="of a store")
     parser.add_argument("--tiles", type=int, nargs=2, metavar=("R", "C"), help="of a grid store; default: 16 16")
-    parser.add_argument(
-        "--mesh", type=int, nargs=3, metavar=("X", "Y", "Z"), help="of a grid store; default: the planner's choice"
-    )
-    add_graph_options(parser)
+    parser.add_argument("--mesh", type=int, nargs=3, metavar=("X", "Y", "Z"),
+                        help="of a grid store; default: the planner's choice")  # fmt: skip
+    inputs.add_graph_options(parser)
     parser.add_argument("--resume", action="store_true", help="go on with a store that an interrupted run has left")
     parser.add_argument("--force", action="store_true", help="replace a store, or an interrupted run's work")
     parser.add_argument("--json", action="store_true", help="print numbers instead of tables")
@@ -88,30 +78,29 @@ def run(args: argparse.Namespace) -> None:
         return
     memory = None if args.memory is None else parse_bytes(args.memory)
     options = PartsOptions("random", args.epsilon, args.seed, args.solver, args.preset, memory, batches)
-    machine = machine_of(args)
+    machine = inputs.machine_of(args)
     lines: list[Measured] = []
     with tqdm(total=len(parts) * len(methods), desc="reading", leave=False, disable=None) as bar:
-        graph = read_planned_graph(args.graph, args.undirected, reading_of(args))
+        graph = inputs.read_planned_graph(args.graph, args.undirected, inputs.reading_of(args))
         edge_index, num_nodes = graph.edge_index, graph.num_nodes
-        if max(parts) > num_nodes:
-            raise OptionError(f"Expected at most a part for each of {num_nodes:,} nodes (got {max(parts):,} parts)")
+        inputs.require_parts("part", max(parts), num_nodes)
         model = Model.of_layers(num_nodes, edge_index.shape[1], graph.num_features, graph.num_classes)
-        for count in parts:
-            for method in methods:  # before the first begins
-                require_memory(method, num_nodes, edge_index.shape[1], count, memory)
-        for count in parts:
-            for method in methods:
-                bar.set_description(f"{method}, {count} parts")
-                found, seconds = found_parts(
-                    edge_index, num_nodes, count, options_for(options, method), graph.train_mask, args.time_budget,
-                    lambda step, _: bar.set_postfix_str(step),
-                )  # fmt: skip
-                lines.append(measured(edge_index, found, count, method, seconds, model, machine))
-                bar.set_postfix_str("")
-                bar.update()
+        runs = [(count, method) for count in parts for method in methods]
+        for count, method in runs:  # before the first begins
+            require_memory(method, num_nodes, edge_index.shape[1], count, memory)
+        for count, method in runs:
+            bar.set_description(f"{method}, {count} parts")
+            found, seconds = found_parts(
+                edge_index, num_nodes, count, options_for(options, method), graph.train_mask, args.time_budget,
+                lambda step, _: bar.set_postfix_str(step),
+            )  # fmt: skip
+            lines.append(measured(edge_index, found, count, method, seconds, model, machine))
+            bar.set_postfix_str("")
+            bar.update()
     if args.out is not None:
         np.save(args.out, found.numpy())
-    print(json.dumps(to_dict(lines)) if args.json else table(lines))
+    lines = beside_random(lines)
+    print(json.dumps([asdict(line) for line in lines]) if args.json else table(lines))
     if args.plot:
         plot(args.plot, lines)
 
@@ -123,40 +112,41 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
         args.out = last
     else:
         numbers = args.parts
-    if not all(isinstance(number, int) and number >= 1 for number in numbers):
-        raise OptionError(f"Expected --parts with numbers from 1 (got {' '.join(map(str, args.parts))})")
-    if args.compare and args.model:
-        raise OptionError("Expected --compare or --model (got both): one takes every method")
+    are_counts = all(isinstance(number, int) and number >= 1 for number in numbers)
+    require(are_counts, f"--parts with numbers from 1 (got {' '.join(map(str, args.parts))})")
+    require(not (args.compare and args.model), "--compare or --model (got both): one takes every method")
     methods = ["random", *(m for m in METHODS if m != "random")] if args.compare else args.model or ["metis"]
-    if args.out is not None and (len(numbers) > 1 or len(methods) > 1):
-        raise OptionError(
-            f"Expected one number of parts and one method to write {args.out} (got {len(numbers)} and {len(methods)}): "
-            f"leave the output out to compare"
-        )
-    is_store = _is_store(args)
-    if args.layout == "grid" and args.model:
-        raise OptionError(f"Expected no --model with --layout grid, which has no parts (got {' '.join(args.model)})")
-    if args.layout == "halo" and (args.tiles or args.mesh):
-        raise OptionError("Expected --tiles and --mesh with --layout grid (got --layout halo): leave them out")
-    if is_store and args.time_budget is not None:
-        raise OptionError("Expected --time-budget without a store: write OUT.npy, then --model OUT.npy")
-    if not is_store:
+    require(
+        args.out is None or len(numbers) == len(methods) == 1,
+        f"one number of parts and one method to write {args.out} (got {len(numbers)} and {len(methods)}): leave the "
+        f"output out to compare",
+    )
+    is_grid, is_store = args.layout == "grid", _is_store(args)
+    require(
+        not (is_grid and args.model),
+        f"no --model with --layout grid, which has no parts (got {' '.join(args.model or [])})",
+    )
+    require(
+        is_grid or not (args.tiles or args.mesh),
+        "--tiles and --mesh with --layout grid (got --layout halo): leave them out",
+    )
+    if is_store:
+        require(args.time_budget is None, "--time-budget without a store: write OUT.npy, then --model OUT.npy")
+        require(not (args.resume and args.force), "--resume or --force (got both): one goes on, the other starts anew")
+    else:
         for method in methods:
-            if method not in METHODS:
-                raise OptionError(
-                    f"Expected --model of {', '.join(METHODS)} (got {method!r}): a .npy file goes with a store"
-                )
-        if args.resume or args.force:
-            raise OptionError("Expected --resume and --force with the folder of a store (got none)")
-        if args.layout != "halo":
-            raise OptionError("Expected --layout grid with the folder of a store (got none): a grid has no parts")
+            require(
+                method in METHODS,
+                f"--model of {', '.join(METHODS)} (got {method!r}): a .npy file goes with a store",
+            )
+        require(not (args.resume or args.force), "--resume and --force with the folder of a store (got none)")
+        require(not is_grid, "--layout grid with the folder of a store (got none): a grid has no parts")
     if args.solver != "mt-kahypar" and "cover" in methods and not args.compare:
         PartsOptions("cover", solver=args.solver)  # raises
-    if not -(2**63) <= args.seed < 2**63:
-        raise OptionError(f"Expected --seed to be an integer of 64 bits (got {args.seed})")
+    inputs.require_seed(args.seed)
     if args.out is not None and not is_store:
-        require_folder("OUT.npy", Path(args.out))
-    require_drawable(args.plot)
+        inputs.require_folder("OUT.npy", Path(args.out))
+    inputs.require_drawable(args.plot)
     return numbers, methods
 
 
@@ -172,10 +162,7 @@ _TILES = (16, 16)
 def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Batches | None) -> None:
     """Convert, and say what came out."""
     memory = parse_bytes(args.memory or "4GiB")
-    if memory < _LEAST_MEMORY:
-        raise OptionError(f"Expected --memory of {_LEAST_MEMORY >> 20} MiB or more (got {args.memory})")
-    if args.resume and args.force:
-        raise OptionError("Expected --resume or --force (got both): one goes on, the other starts anew")
+    require(memory >= _LEAST_MEMORY, f"--memory of {_LEAST_MEMORY >> 20} MiB or more (got {args.memory})")
     began = time.perf_counter()
     options = StoreOptions(
         parts, method, args.epsilon, args.seed, memory, args.solver, args.preset, args.undirected,
@@ -188,16 +175,14 @@ def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Bat
             bar.set_description(step, refresh=False)
             bar.update(count)
 
-        source = open_source(args.graph, reading_of(args))
+        source = open_source(args.graph, inputs.reading_of(args))
         if args.layout == "grid":
             mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
             rows, columns = args.tiles or _TILES
             manifest = write_grid_store(source, out, options, (rows, columns), mesh, progress=progress)
         else:
             manifest = write_halo_store(source, out, options, progress)
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    _print_store(args, out, manifest, seconds, peak)
+    _print_store(args, out, manifest, time.perf_counter() - began, peak_bytes())
 
 
 def _print_store(args: argparse.Namespace, out: Path, manifest: Manifest, seconds: float, peak: int) -> None:

@@ -11,21 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.steps import set_up, step
-from pyg_dist.cli.options import (
-    add_graph_options,
-    add_machine_options,
-    machine_of,
-    reading_of,
-    require_drawable,
-    require_folder,
-)
-from pyg_dist.cli.planned_graph import PlannedGraph, read_parts, read_planned_graph
+from pyg_dist.cli import inputs
+from pyg_dist.cli.inputs import Commands, require
 from pyg_dist.cli.stored_plan import is_store, plan_of_store
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import Candidate, grid_plans, grid_table
@@ -36,28 +29,22 @@ from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
 from pyg_dist.halo.plan.plan import HIERARCHIES, Plan
 from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
-from pyg_dist.pricing.base import DistributionPlan, fold
+from pyg_dist.pricing.base import DistributionPlan, columns, fold
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.pricing.plot import new_figure, number_ranks, write_page
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import KINDS
 
-_LAYOUTS_OF = {
-    "--save": ("halo", "auto"), "parts of a .npy file": ("halo", "auto"),
-    "--batch-size": ("halo",), "--bits": ("halo",),
-}  # fmt: skip
-"""What goes with some layouts only."""
 
-
-def add_command(commands: Any) -> None:
+def add_command(commands: Commands) -> None:
     """Add ``plan`` to the command line."""
     parser = commands.add_parser(
         "plan", help="what training on some number of ranks would send, multiply, hold and cost"
     )
     parser.set_defaults(run=run)
     parser.add_argument("graph", help=f"{KINDS}; a store of the command partition")
-    add_graph_options(parser)
+    inputs.add_graph_options(parser)
     parser.add_argument("--ranks", type=int, nargs="+", required=True, metavar="P",
                         help="of several numbers, a line each says what they gain")  # fmt: skip
     parser.add_argument(
@@ -76,7 +63,7 @@ def add_command(commands: Any) -> None:
         "--model", type=int, nargs=2, metavar=("LAYERS", "WIDTH"), help="the convs to price; default: 3 128"
     )
     parser.add_argument("--conv", choices=["gcn", "sage"], default="gcn", help="their kind")
-    add_machine_options(parser)
+    inputs.add_machine_options(parser)
     parser.add_argument("--ranks-per-node", type=int, help="ranks on one machine; parts with much traffic are put "
                         "on one; default: as the constants say")  # fmt: skip
     parser.add_argument("--batch-size", type=int, metavar="B", help="nodes of uniform mini-batches; what a step on one "
@@ -91,25 +78,22 @@ def add_command(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read, partition if the layout needs it, price, count and print."""
-    _require_layout_of_store(args)
-    args.layout = args.layout or "halo"
     _check(args)
-    machine = machine_of(args)
+    machine = inputs.machine_of(args)
     if args.ranks_per_node is not None:
         machine = machine.with_ranks_per_node(args.ranks_per_node)
     if is_store(args.graph):
         stored = plan_of_store(Path(args.graph), args.ranks[0], args.exchange, args.ranks_per_node, machine)
-        print(json.dumps(stored.to_dict(args.widths, machine)) if args.json else stored.describe(args.widths, machine))
-        _draw(args, stored, stored.describe(args.widths, machine))
+        text = stored.describe(args.widths, machine)
+        print(json.dumps(stored.to_dict(args.widths, machine)) if args.json else text)
+        _draw(args, stored, text)
         return
-    with set_up(
-        f"plan {Path(args.graph).name}", num_steps=1 + 2 * len({1, *args.ranks} if len(args.ranks) > 1 else args.ranks)
-    ):
+    num_counts = len({1, *args.ranks}) if len(args.ranks) > 1 else 1
+    with set_up(f"plan {Path(args.graph).name}", num_steps=1 + 2 * num_counts):
         with step("read"):
-            graph = read_planned_graph(args.graph, args.undirected, reading_of(args))
-        most = max(args.ranks)
-        if args.layout != "grid" and most > graph.num_nodes:  # the grid pads
-            raise OptionError(f"Expected at most a rank for each of {graph.num_nodes:,} nodes (got {most:,} ranks)")
+            graph = inputs.read_planned_graph(args.graph, args.undirected, inputs.reading_of(args))
+        if args.layout != "grid":  # which pads
+            inputs.require_parts("rank", max(args.ranks), graph.num_nodes)
         layers = None if args.model is None else tuple(args.model)
         num_edges = graph.edge_index.shape[1]
         model = Model.of_layers(graph.num_nodes, num_edges, graph.num_features, graph.num_classes, layers, args.conv)
@@ -117,19 +101,21 @@ def run(args: argparse.Namespace) -> None:
             _compare(args, graph, model, machine)
             return
         planned = _plan(args, graph, args.ranks[0] // args.data_groups, model, machine)
-        sampled = _mini_batches(args, graph, planned.plan)
-    plan = planned.plan
+        plan, sampled = planned.plan, None
+        if args.batch_size is not None and isinstance(plan, Plan):
+            sampled = MiniBatchPlan.of(graph.edge_index, plan, args.batch_size, args.data_groups, args.seed)
     text = plan.describe(args.widths, machine, model)
+    if sampled is not None:
+        text += "\n\n" + sampled.describe(args.widths, machine, model)
+    text = fold("\n".join([*_notes(planned, model, machine), text]))
     if args.json:
-        candidates = [c.to_dict() for c in planned.halo] + [c.to_dict() for c in planned.grid]
         numbers = plan.to_dict(args.widths, machine, model)
         if sampled is not None:
             numbers["mini_batches"] = sampled.to_dict(args.widths, machine, model)
-        print(json.dumps(numbers | ({"candidates": candidates} if candidates else {})))
+        if candidates := [c.to_dict() for c in planned.halo] + [c.to_dict() for c in planned.grid]:
+            numbers["candidates"] = candidates
+        print(json.dumps(numbers))
     else:
-        if sampled is not None:
-            text += "\n\n" + sampled.describe(args.widths, machine, model)
-        text = fold("\n".join([*_notes(planned, model, machine), text]))
         print(text)
     _draw(args, plan, text)
     if args.save:
@@ -140,14 +126,6 @@ def run(args: argparse.Namespace) -> None:
         plan.save(args.save)
 
 
-def _mini_batches(args: argparse.Namespace, graph: PlannedGraph, whole: DistributionPlan) -> MiniBatchPlan | None:
-    """Plans of sampled batches, if requested."""
-    if args.batch_size is None:
-        return None
-    assert isinstance(whole, Plan)
-    return MiniBatchPlan.of(graph.edge_index, whole, args.batch_size, args.data_groups, args.seed)
-
-
 class Planned(NamedTuple):
     """A plan, and what it was chosen from."""
 
@@ -156,7 +134,7 @@ class Planned(NamedTuple):
     grid: list[Candidate]  # every mesh, unless the layout is halo
 
 
-def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:
+def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:
     """Partition if the layout needs it, price and count."""
     with step(f"partition into {ranks}"):
         parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, machine.ranks_per_node)
@@ -180,76 +158,8 @@ def _plan(args: argparse.Namespace, graph: PlannedGraph, ranks: int, model: Mode
         return Planned(replace(counted, bits=(args.bits[0], args.bits[-1])), halo, grid)
 
 
-def _compare(args: argparse.Namespace, graph: PlannedGraph, model: Model, machine: Machine) -> None:
-    """A line for each number of ranks."""
-    width = max(args.widths, default=max(model.widths))
-    found = compared_counts(
-        args.ranks, lambda ranks: _plan(args, graph, ranks, model, machine).plan, width, model, machine
-    )
-    text = counts_table(found, width, model, machine)
-    print(json.dumps(counts_dict(found, width, model, machine)) if args.json else text)
-    if args.plot:
-        plot_counts(args.plot, found)
-    if args.html:
-        write_page(args.html, f"plans of {Path(args.graph).name}", text, [partial(plot_counts, found=found)])
-
-
-def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
-    """The picture and the page of one plan, if requested."""
-    width = max(args.widths, default=256)
-    if args.plot:
-        plan.plot(args.plot, width)
-    if args.html:
-        write_page(args.html, f"plan of {Path(args.graph).name}", text, [partial(plan.plot, width=width)])
-
-
-def _require_layout_of_store(args: argparse.Namespace) -> None:
-    """A store has the layout that it was written for."""
-    if args.layout is None or not is_store(args.graph):
-        return
-    layout = Manifest.load(Path(args.graph)).layout
-    if args.layout != layout:
-        raise OptionError(
-            f"Expected --layout {layout}, for which the store {args.graph} was written (got {args.layout}): leave it "
-            f"out, or write another store"
-        )
-
-
-def _check(args: argparse.Namespace) -> None:
-    """What can be known before the work begins."""
-    if min(args.ranks) < 1:
-        raise OptionError(f"Expected --ranks of one rank or more, at least one part each (got {min(args.ranks)})")
-    given = {
-        "--save": args.save is not None, "parts of a .npy file": args.partition.endswith(".npy"),
-        "--batch-size": args.batch_size is not None, "--bits": args.bits != [32], "a store": is_store(args.graph),
-    }  # fmt: skip
-    for option in (name for name, is_given in given.items() if is_given):
-        if args.layout not in _LAYOUTS_OF.get(option, (args.layout,)):
-            layouts = " or ".join(_LAYOUTS_OF[option])
-            raise OptionError(f"Expected {option} with --layout {layouts} (got {args.layout}): leave it out")
-        if len(args.ranks) > 1 and option != "--bits":
-            raise OptionError(f"Expected {option} with one number of ranks (got {len(args.ranks)}): name one")
-    if given["--batch-size"] and given["a store"]:
-        raise OptionError("Expected --batch-size with a graph (got a store): leave it out")
-    if args.data_groups != 1 and args.batch_size is None:
-        raise OptionError(f"Expected --data-groups with --batch-size (got {args.data_groups}): groups draw batches")
-    if args.data_groups < 1 or args.ranks[0] % args.data_groups:
-        raise OptionError(
-            f"Expected --data-groups to divide --ranks (got {args.data_groups} groups of {args.ranks[0]} ranks)"
-        )
-    if len(args.bits) > 2:
-        raise OptionError(f"Expected --bits with one number or two, forward and backward (got {len(args.bits)})")
-    if min(args.widths, default=1) < 1:
-        raise OptionError(f"Expected --widths of one column or more (got {min(args.widths)})")
-    if not -(2**63) <= args.seed < 2**63:
-        raise OptionError(f"Expected --seed to be an integer of 64 bits (got {args.seed})")
-    require_folder("--save", args.save)
-    require_folder("--html", args.html)
-    require_drawable(args.plot)
-
-
-def _parts_of(graph: PlannedGraph, args: argparse.Namespace, ranks: int, ranks_per_node: int) -> Tensor:
-    method = read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
+def _parts_of(graph: inputs.PlannedGraph, args: argparse.Namespace, ranks: int, ranks_per_node: int) -> Tensor:
+    method = inputs.read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
     options = PartsOptions(
         method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=ranks_per_node,
         two_levels=args.hierarchy != "off",
@@ -262,6 +172,61 @@ def _notes(planned: Planned, model: Model, machine: Machine) -> list[str]:
     notes = [grid_table(planned.grid, planned.plan.ranks)] if planned.grid else []
     notes += [f"{candidate}: {candidate.price} a step" for candidate in planned.halo]
     return [*notes, reasons(planned.halo, planned.grid, model, machine)] if planned.halo else notes
+
+
+def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
+    """The picture and the page of one plan, if requested."""
+    width = max(args.widths, default=256)
+    if args.plot:
+        plan.plot(args.plot, width)
+    if args.html:
+        write_page(args.html, f"plan of {Path(args.graph).name}", text, [partial(plan.plot, width=width)])
+
+
+_LAYOUTS_OF = {
+    "--save": ("halo", "auto"), "parts of a .npy file": ("halo", "auto"),
+    "--batch-size": ("halo",), "--bits": ("halo",),
+}  # fmt: skip
+"""What goes with some layouts only."""
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be known before the work begins; a store has the layout that it was written for."""
+    if args.layout is not None and is_store(args.graph):
+        layout = Manifest.load(Path(args.graph)).layout
+        require(
+            args.layout == layout,
+            f"--layout {layout}, for which the store {args.graph} was written (got {args.layout}): leave it out, or "
+            f"write another store",
+        )
+    args.layout = args.layout or "halo"
+    require(min(args.ranks) >= 1, f"--ranks of one rank or more, at least one part each (got {min(args.ranks)})")
+    given = {
+        "--save": args.save is not None, "parts of a .npy file": args.partition.endswith(".npy"),
+        "--batch-size": args.batch_size is not None, "--bits": args.bits != [32], "a store": is_store(args.graph),
+    }  # fmt: skip
+    for option in (name for name, is_given in given.items() if is_given):
+        layouts = _LAYOUTS_OF.get(option, (args.layout,))
+        require(
+            args.layout in layouts, f"{option} with --layout {' or '.join(layouts)} (got {args.layout}): leave it out"
+        )
+        require(
+            len(args.ranks) == 1 or option == "--bits",
+            f"{option} with one number of ranks (got {len(args.ranks)}): name one",
+        )
+    has_batches, groups = args.batch_size is not None, args.data_groups
+    require(not (has_batches and given["a store"]), "--batch-size with a graph (got a store): leave it out")
+    require(groups == 1 or has_batches, f"--data-groups with --batch-size (got {groups}): groups draw batches")
+    require(
+        groups >= 1 and args.ranks[0] % groups == 0,
+        f"--data-groups to divide --ranks (got {groups} groups of {args.ranks[0]} ranks)",
+    )
+    require(len(args.bits) <= 2, f"--bits with one number or two, forward and backward (got {len(args.bits)})")
+    require(min(args.widths, default=1) >= 1, f"--widths of one column or more (got {min(args.widths, default=1)})")
+    inputs.require_seed(args.seed)
+    inputs.require_folder("--save", args.save)
+    inputs.require_folder("--html", args.html)
+    inputs.require_drawable(args.plot)
 
 
 _MIB = 2**20
@@ -280,59 +245,60 @@ class RankCount:
     imbalance: float  # the most loaded rank over the mean, of nodes
 
 
+def _compare(args: argparse.Namespace, graph: inputs.PlannedGraph, model: Model, machine: Machine) -> None:
+    """A line for each number of ranks, and which is worth it."""
+    width = max(args.widths, default=max(model.widths))
+    found = compared_counts(
+        args.ranks, lambda ranks: _plan(args, graph, ranks, model, machine).plan, width, model, machine
+    )
+    table = columns(
+        found,
+        ("ranks", lambda one: f"{one.ranks}"),
+        ("layout", lambda one: one.layout),
+        ("s a step", lambda one: f"{one.seconds:.4g}"),
+        ("speed-up", lambda one: f"{one.speedup:.2f}x"),
+        ("MiB a rank", lambda one: f"{one.memory_bytes / _MIB:,.1f}"),
+        ("MiB sent", lambda one: f"{one.sent_bytes / _MIB:,.2f}"),
+        ("max/mean nodes", lambda one: f"{one.imbalance:.2f}"),
+        left=(1,),
+    )
+    about = f"predicted for a {model}; MiB sent are of one aggregation of {width} columns"
+    text = fold("\n".join([about, f"constants: {machine.source}", *table, advice(found)]))
+    plans = [asdict(one) for one in found]
+    numbers = {"model": str(model), "machine": machine.source, "width": width, "plans": plans}
+    print(json.dumps(numbers) if args.json else text)
+    if args.plot:
+        plot_counts(args.plot, found)
+    if args.html:
+        write_page(args.html, f"plans of {Path(args.graph).name}", text, [partial(plot_counts, found=found)])
+
+
 def compared_counts(
     counts: Sequence[int], plan_of: Callable[[int], DistributionPlan], width: int, model: Model, machine: Machine
 ) -> list[RankCount]:
     """Plan for one rank and for each of ``counts``, in ascending order."""
     plans = {count: plan_of(count) for count in sorted({1, *counts})}
     seconds_of = {count: plan.price(model, machine).seconds for count, plan in plans.items()}
-    found = []
-    for count in sorted(set(counts)):
+
+    def one(count: int) -> RankCount:
         plan, seconds = plans[count], seconds_of[count]
-        nodes = plan.nodes
-        imbalance = max(nodes) * len(nodes) / max(sum(nodes), 1)
         memory, sent = max(plan.memory_bytes(model)), plan.halo_bytes(width)
-        found.append(RankCount(count, plan.layout, seconds, seconds_of[1] / seconds, memory, sent, imbalance))
-    return found
+        return RankCount(count, plan.layout, seconds, seconds_of[1] / seconds, memory, sent, Plan.imbalance(plan.nodes))
 
-
-def counts_table(found: Sequence[RankCount], width: int, model: Model, machine: Machine) -> str:
-    """The lines for people, and which number is worth it."""
-    lines = [
-        f"predicted for a {model}; MiB sent are of one aggregation of {width} columns",
-        f"constants: {machine.source}",
-        f"{'ranks':>6}  {'layout':<6}  {'s a step':>10}  {'speed-up':>8}  {'MiB a rank':>10}  {'MiB sent':>10}  "
-        "max/mean nodes",
-    ]
-    for one in found:
-        lines.append(
-            f"{one.ranks:>6}  {one.layout:<6}  {one.seconds:>10.4g}  {one.speedup:>7.2f}x  "
-            f"{one.memory_bytes / _MIB:>10,.1f}  {one.sent_bytes / _MIB:>10,.2f}  {one.imbalance:>14.2f}"
-        )
-    return fold("\n".join([*lines, advice(found)]))
+    return [one(count) for count in sorted(set(counts))]
 
 
 def advice(found: Sequence[RankCount]) -> str:
     """The fastest number, and the largest that uses its ranks at least half."""
     fastest = min(found, key=lambda one: one.seconds)
-    busy = [one for one in found if one.speedup >= 0.5 * one.ranks]
+    busy = [one.ranks for one in found if one.speedup >= 0.5 * one.ranks]
     text = f"fastest: {fastest.ranks} rank{'s' * (fastest.ranks > 1)} ({fastest.speedup:.1f} times as fast as one)"
-    if busy:
-        text += f"; the most that are used at least half: {max(busy, key=lambda one: one.ranks).ranks}"
-    return text
-
-
-def counts_dict(found: Sequence[RankCount], width: int, model: Model, machine: Machine) -> dict[str, Any]:
-    """The same numbers, for programs."""
-    return {
-        "model": str(model), "machine": machine.source, "width": width, "plans": [asdict(one) for one in found]
-    }  # fmt: skip
+    return f"{text}; the most that are used at least half: {max(busy)}" if busy else text
 
 
 def plot_counts(path: str | Path, found: Sequence[RankCount]) -> None:
     """Draw seconds, and memory and bytes, by ranks."""
-    if len(found) < 2:
-        raise OptionError(f"Expected two numbers of ranks or more to draw (got {len(found)}): --ranks 1 2 4 8")
+    require(len(found) > 1, f"two numbers of ranks or more to draw (got {len(found)}): --ranks 1 2 4 8")
     figure = new_figure(10, 4)
     time, size = figure.subplots(1, 2)
     ranks = [one.ranks for one in found]

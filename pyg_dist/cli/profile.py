@@ -22,7 +22,7 @@ from pyg_dist.backend.sparse.csr import timed_forms
 from pyg_dist.backend.timing import OUTSIDE, PHASES, Recorder, Span, phase
 from pyg_dist.errors import OptionError
 from pyg_dist.pricing.base import aligned
-from pyg_dist.pricing.plot import Bars, draw
+from pyg_dist.pricing.plot import Bars, draw, write_page
 
 _aten = torch.ops.aten
 _DENSE = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.linear}
@@ -96,20 +96,13 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for programs, in seconds."""
-        return {
-            "ranks": [
-                {
-                    "seconds": seconds,
-                    "sent_bytes": self.sent_bytes[rank],
-                    "id_bytes": self.id_bytes[rank],
-                    "hidden_seconds": self.hidden_seconds[rank],
-                    "peak_bytes": self.peak_bytes[rank],
-                    "product_forms": self.product_forms[rank],
-                    "layers": dict(zip(self.layers, self.table(rank), strict=True)),
-                }
-                for rank, seconds in enumerate(self.seconds)
-            ]
-        }
+        names = ("seconds", "sent_bytes", "id_bytes", "hidden_seconds", "peak_bytes", "product_forms")
+
+        def of(rank: int) -> dict[str, Any]:
+            layers = dict(zip(self.layers, self.table(rank), strict=True))
+            return {name: getattr(self, name)[rank] for name in names} | {"layers": layers}
+
+        return {"ranks": [of(rank) for rank in range(len(self.seconds))]}
 
     def describe(self) -> str:
         """A table for people, in milliseconds: a line per rank and layer; phases that never came are left out."""
@@ -163,8 +156,6 @@ class Profile:
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        from pyg_dist.pricing.plot import write_page
-
         write_page(path, "profile", f"{self}\n\n{self.describe()}", [self.plot])
 
 
@@ -210,7 +201,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     counts = world.gather_counts(mine.shape[0])
     gathered = torch.split(world.gather_rows(mine, counts), counts)
     numbers = torch.tensor(
-        [[seconds, recorder.sent_bytes, _peak_bytes(), recorder.hidden_seconds, recorder.id_bytes]],
+        [[seconds, recorder.sent_bytes, peak_bytes(), recorder.hidden_seconds, recorder.id_bytes]],
         dtype=torch.float64,
     )
     of_ranks = world.gather_rows(numbers, [1] * world.size)
@@ -220,7 +211,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """The largest resident memory of this process so far."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -81,6 +81,7 @@ class Epoch(NamedTuple):
     grid: Price  # on the cheapest mesh
     shape: MeshShape  # that mesh
     sums: Sums  # its form
+    speedups: dict[int, tuple[float, float]]  # :func:`speedup` of the widest layer by bits below 32; empty for one rank
 
 
 def model_of(graph: GraphStatistics, layers: int, width: int, conv: Conv = "sage") -> Model:
@@ -96,7 +97,9 @@ def epoch(graph: GraphStatistics, model: Model, num_ranks: int, machine: Machine
     priced = [(price_of(model, shape, sums, machine), shape, sums) for shape in meshes(num_ranks) for sums in FORMS]
     cube = nearest_cube(num_ranks)
     grid, shape, sums = min(priced, key=lambda p: (p[0].seconds, p[1] != cube))
-    return Epoch(num_ranks, graph.num_nodes + graph.rows(num_ranks), halo, grid, shape, sums)
+    width, narrow = max(model.widths[1:]), [b for b in bits if b != 32 and num_ranks > 1]
+    speedups = {b: speedup(load, width, machine, num_ranks, b) for b in narrow}
+    return Epoch(num_ranks, graph.num_nodes + graph.rows(num_ranks), halo, grid, shape, sums, speedups)
 
 
 def crossover(epochs: Sequence[Epoch]) -> int | None:

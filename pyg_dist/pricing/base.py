@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -124,6 +124,7 @@ class DistributionPlan(ABC):
         return f"{self.halo_bytes(width):,} bytes per aggregation"
 
 
+T = TypeVar("T")
 WIDTH = 120
 
 
@@ -133,6 +134,12 @@ def fold(text: str) -> str:
         line if len(line) <= WIDTH else textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False)
         for line in text.split("\n")
     )
+
+
+def columns(rows: Sequence[T], *columns: tuple[str, Callable[[T], str]], left: Sequence[int] = ()) -> list[str]:
+    """A table with a line for each of ``rows``; a column is a header, and what stands below it for a row."""
+    cells = [[cell(row) for _, cell in columns] for row in rows]
+    return aligned([[header for header, _ in columns], *cells], left)
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Sequence[int] = (), elastic: int | None = None) -> list[str]:

@@ -39,8 +39,6 @@ _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {  # the second has t
     "BOOL": (torch.bool, np.bool_),
 }
 _ALIGNMENT = 8
-MAX_HEADER_BYTES = 100_000_000
-"""The longest header that safetensors reads."""
 
 
 def storage_dtype(dtype: str) -> np.dtype[Any]:
@@ -133,11 +131,7 @@ class FileLayout:
         for name in order:
             spec, offsets[name] = tensors[name], offset
             offset += spec.num_bytes
-            entries[name] = {
-                "dtype": spec.dtype,
-                "shape": list(spec.shape),
-                "data_offsets": [offsets[name], offset],
-            }
+            entries[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offsets[name], offset]}
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
         header = len(text).to_bytes(8, "little") + text
@@ -164,36 +158,6 @@ class FileLayout:
                 break
             found = name
         return found
-
-
-def parse_header(text: bytes, file_bytes: int) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
-    """Read a header of any writer: specs, first bytes and metadata. Everything is checked against the file's size.
-
-    Args:
-        text: the JSON, without its length.
-        file_bytes: size of the file.
-    """
-    content = json.loads(text)
-    if not isinstance(content, dict):
-        raise ValueError("no JSON object")
-    metadata = content.pop("__metadata__", {})
-    tensors, start, spans, first = {}, {}, [], 8 + len(text)
-    for name, entry in content.items():
-        shape, (low, high) = entry["shape"], entry["data_offsets"]
-        if not all(type(size) is int and size >= 0 for size in (*shape, low, high)):
-            raise ValueError(f"tensor {name!r} has no valid shape and offsets")
-        tensors[name], start[name] = TensorSpec(entry["dtype"], tuple(shape)), first + low
-        if tensors[name].num_bytes != high - low:
-            raise ValueError(f"tensor {name!r} of {high - low} bytes should have {tensors[name].num_bytes}")
-        spans.append((low, high))
-    end = 0
-    for low, high in sorted(spans):
-        if low != end:
-            raise ValueError("tensors overlap or leave gaps")
-        end = high
-    if first + end != file_bytes:
-        raise ValueError(f"{file_bytes} bytes, its header speaks of {first + end}")
-    return tensors, start, dict(metadata)
 
 
 class ShardWriter:

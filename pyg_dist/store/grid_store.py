@@ -21,7 +21,7 @@ from pyg_dist.store.format import ShardWriter, as_torch, of_rows, storage_dtype
 from pyg_dist.store.manifest import Manifest, Shard, bounds, order_specs
 from pyg_dist.store.reader import Column, ShardReader, TensorFile
 from pyg_dist.store.records import Buckets, read_records, stable_order
-from pyg_dist.store.source import NodeAttribute
+from pyg_dist.store.source import Attribute
 from pyg_dist.store.spool import Spool, Tick
 
 Span = tuple[int, int]
@@ -33,7 +33,7 @@ _TILE = np.dtype([("edge_id", np.int64), ("row", np.int32), ("column", np.int32)
 def write_grid(
     folder: StoreFolder,
     edges: Spool,
-    attributes: tuple[NodeAttribute, ...],
+    attributes: tuple[Attribute, ...],
     orders: list[Array],
     tiles: tuple[int, int],
     memory: int,
@@ -63,7 +63,7 @@ def write_grid(
 
 
 def _write_rows(
-    folder: StoreFolder, attributes: tuple[NodeAttribute, ...], position: Array, count: int, memory: int
+    folder: StoreFolder, attributes: tuple[Attribute, ...], position: Array, count: int, memory: int
 ) -> dict[str, Shard]:
     keys = [f"rows-{number:05d}" for number in range(count)]
     kept = folder.kept(*keys)

@@ -21,7 +21,7 @@ from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import ShardWriter, of_rows, storage_dtype
 from pyg_dist.store.manifest import Shard
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records, stable_order
-from pyg_dist.store.source import NodeAttribute
+from pyg_dist.store.source import Attribute
 from pyg_dist.store.spool import Spool, Tick
 
 BLOCK_COLUMNS = ("edge_id", "source", "target", "is_post", "row_id", "sum_id")
@@ -79,7 +79,7 @@ class NodeParts:
 
 
 def write_nodes(
-    folder: StoreFolder, nodes: NodeParts, attributes: tuple[NodeAttribute, ...], memory: int, again: bool = False
+    folder: StoreFolder, nodes: NodeParts, attributes: tuple[Attribute, ...], memory: int, again: bool = False
 ) -> dict[str, Shard]:
     """Scatter the rows of every attribute to their parts' files, which grow side by side."""
     keys = [f"nodes-{part:05d}" for part in range(nodes.num_parts)]

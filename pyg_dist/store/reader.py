@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_dist.errors import StoreError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import MAX_HEADER_BYTES, FileLayout, TensorSpec, as_torch, parse_header, storage_dtype
+from pyg_dist.store.format import FileLayout, TensorSpec, as_torch, storage_dtype
 from pyg_dist.store.manifest import Shard
 
 PIECE_BYTES = 1 << 20
@@ -21,69 +21,44 @@ PIECE_BYTES = 1 << 20
 
 
 class TensorFile:
-    """A safetensors file, mapped read-only.
+    """A safetensors file of a known layout, mapped read-only: nothing else of its header is believed.
 
     Attributes:
         path: the file.
         tensors: type and shape by name.
-        metadata: of the header.
-        header: the bytes before the first tensor.
     """
 
-    def __init__(self, path: Path, layout: FileLayout | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path, layout: FileLayout) -> None:
+        self.path, self.tensors, self._start = path, layout.tensors, layout.start
         try:
             with path.open("rb") as file:
-                size = path.stat().st_size
-                if layout is not None:
-                    self._take(layout, file.read(len(layout.header)), size)
-                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                    return
-                length = int.from_bytes(file.read(8), "little")
-                if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
-                    raise ValueError(f"{size} bytes are no safetensors file")
-                text = file.read(length)
-                self.header = length.to_bytes(8, "little") + text
-                self.tensors, self._start, self.metadata = parse_header(text, size)
+                header, size = file.read(len(layout.header)), path.stat().st_size
+                if header != layout.header:
+                    raise ValueError(f"other tensors than the manifest says, from '{layout.first_other(header)}' on")
+                if size != layout.num_bytes:
+                    cut = next((name for name in layout.tensors if layout.end(name) > size), "")
+                    missing = f", without the end of {cut!r}" if cut else ""
+                    raise ValueError(f"{size} bytes for {layout.num_bytes}{missing}")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except FileNotFoundError as error:
             raise StoreError(f"Expected the file {path} (it is missing): restore it, or write it again") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except ValueError as error:
             raise StoreError(
                 f"Expected a safetensors file in {path} (got {type(error).__name__}: {error}): restore it, or write "
                 f"it again"
             ) from error
 
-    def _take(self, layout: FileLayout, header: bytes, size: int) -> None:
-        """Take the layout that the file must have, without reading anything else of it."""
-        if header != layout.header:
-            raise ValueError(f"other tensors than the manifest says, from '{layout.first_other(header)}' on")
-        if size != layout.num_bytes:
-            cut = next((name for name in layout.tensors if layout.end(name) > size), "")
-            raise ValueError(f"{size} bytes for {layout.num_bytes}{f', without the end of {cut!r}' * bool(cut)}")
-        self.header, self.tensors, self._start, self.metadata = header, layout.tensors, layout.start, {}
-
     def rows(self, name: str, low: int = 0, high: int | None = None) -> Array:
-        """Rows ``low`` to ``high`` of a tensor: a read-only view of the file, in :func:`storage_dtype`."""
+        """Rows ``low`` to ``high`` of a tensor (a scalar has one), a view of the file in :func:`storage_dtype`."""
         spec = self.spec(name)
         high = spec.num_rows if high is None else high
         if not 0 <= low <= high <= spec.num_rows:
             raise StoreError(
                 f"Expected rows of '{name}' within {spec.num_rows} in {self.path} (got {low} to {high}): write it again"
             )
-        count = (high - low) * spec.row_bytes
-        return self._view(name, low * spec.row_bytes, count).reshape(high - low, *spec.shape[1:])
-
-    def whole(self, name: str) -> Array:
-        """All of a tensor of any shape, a scalar too: a read-only view of the file."""
-        spec = self.spec(name)
-        return self._view(name, 0, spec.num_bytes).reshape(spec.shape)
-
-    def _view(self, name: str, offset: int, count: int) -> Array:
-        """Some bytes of a tensor, as its numbers."""
-        dtype, first = storage_dtype(self.spec(name).dtype), self._start[name] + offset
+        count, first = (high - low) * spec.row_bytes, self._start[name] + low * spec.row_bytes
         flat = np.frombuffer(self._map, np.uint8, count, first) if count else np.empty(0, np.uint8)
-        return (flat.copy() if first % dtype.itemsize else flat).view(dtype)  # a foreign writer may not align
+        return flat.view(storage_dtype(spec.dtype)).reshape(high - low, *spec.shape[1:])
 
     def pieces(self, name: str, low: int = 0, high: int | None = None, num_bytes: int = PIECE_BYTES) -> Iterator[Array]:
         """The same rows in pieces; the pages of one are released when the next is read."""
@@ -113,7 +88,7 @@ class TensorFile:
     def digest(self, name: str, take: Callable[[int, Array], None] | None = None) -> str:
         """The XXH3-128 digest of a tensor's bytes; ``take`` is given each piece, and the number of its first row."""
         hasher, low = xxhash.xxh3_128(), 0
-        for piece in self.pieces(name) if self.spec(name).shape else [self.whole(name).reshape(1)]:
+        for piece in self.pieces(name):
             hasher.update(piece.reshape(-1).view(np.uint8).data)
             if take is not None:
                 take(low, piece)

@@ -1,4 +1,4 @@
-"""The interface of an input: chunks of edges in the input's order, and rows of attributes."""
+"""The interface of an input graph: what is known before its edges are read, and its edges in chunks."""
 
 from __future__ import annotations
 
@@ -6,45 +6,39 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import TensorSpec, is_storable
 
+ReadRows = Callable[[int], Iterator[Array]]
+"""Pieces of consecutive rows, from the first to the last, of at most so many bytes; each call begins anew."""
+_BLOCK = 1 << 22
 
-@dataclass(frozen=True)
-class NodeAttribute:
-    """An attribute with a row per node.
 
-    Attributes:
-        name: in the ``Data``.
-        dtype: as safetensors calls it.
-        shape: of a row.
-        rows: pieces of consecutive rows, from the first to the last, of at most so many bytes; each call begins anew.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    rows: Callable[[int], Iterator[Array]]
+def no_rows(num_bytes: int) -> Iterator[Array]:
+    """Nothing: of attributes that come with the edges."""
+    return iter(())
 
 
 @dataclass(frozen=True)
-class EdgeAttribute:
-    """An attribute with a row per edge, which comes with the edges."""
+class Attribute:
+    """An attribute with a row per node, or per edge."""
 
     name: str  # in the ``Data``
     dtype: str  # as safetensors calls it
     shape: tuple[int, ...] = ()  # of a row
+    rows: ReadRows = no_rows
 
 
-EDGE_WEIGHT = EdgeAttribute("edge_weight", "F32")
+EDGE_WEIGHT = Attribute("edge_weight", "F32")
 
 
 @dataclass(frozen=True)
@@ -71,41 +65,14 @@ class EdgeChunk:
 
 
 @dataclass(frozen=True)
-class SourceInfo:
-    """What is known of an input before its edges are read.
-
-    Attributes:
-        files: what it is read from.
-        num_nodes: N; None: the largest id plus one.
-        num_edges: E, where the input says so.
-        nodes: attributes with a row per node.
-        edges: attributes with a row per edge.
-        other: attributes that are neither and that JSON has.
-        other_tensors: tensors that are neither: type and shape, and how to read them.
-        stands_once: whether each edge stands for both directions.
-        graph: how a script sees the edges, see :class:`~pyg_dist.store.manifest.Manifest`.
-    """
-
-    files: tuple[Path, ...]
-    num_nodes: int | None
-    num_edges: int | None
-    nodes: tuple[NodeAttribute, ...] = ()
-    edges: tuple[EdgeAttribute, ...] = ()
-    other: dict[str, Any] = field(default_factory=dict)
-    other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = field(default_factory=dict)
-    stands_once: bool = False
-    graph: dict[str, Any] = field(default_factory=lambda: {"key": "edge_index", "loop_rule": "remaining"})
-
-
-@dataclass(frozen=True)
 class Reading:
-    """How to read an input.
+    """How an input is read, where its format leaves it open.
 
     Attributes:
-        columns: what the columns of a table are: source, target, weight, or anything else for one that is left out;
-            None: as the file says.
-        first_id: of nodes; None: as the format has it, 0 in most.
-        is_strict: raise where an attribute does not fit the graph; else it is left out, with a warning.
+        columns: what the columns of a table of edges are, in its order: ``"source"``, ``"target"``, ``"weight"``, or
+            any other word for one that is left out; None: as the file says.
+        first_id: the number of the first node in a table of edges; None: 0, but in KONECT's files 1.
+        is_strict: whether what is wrong with an attribute is an error. Else it is left out, with a warning.
     """
 
     columns: tuple[str, ...] | None = None
@@ -120,52 +87,94 @@ class Source(ABC):
         path: the file or folder.
         name: for people.
         reading: how it is read.
+        files: what it is read from.
         understood: what the file was taken for, in words, where it does not say so itself.
-        num_nodes, num_edges, is_weighted, stands_once: of :meth:`info`, for files of edges and weights alone.
+        num_nodes: N; None: the largest id plus one.
+        num_edges: E, where the input says so.
+        stands_once: whether each edge stands for both directions.
+        nodes: attributes with a row per node.
+        edges: attributes with a row per edge.
+        other: attributes that are neither and that JSON has.
+        other_tensors: tensors that are neither: type and shape, and how to read them.
+        graph: how a script sees the edges, see :class:`~pyg_dist.store.manifest.Manifest`.
     """
 
     understood: str = ""
     num_nodes: int | None = None
     num_edges: int | None = None
-    is_weighted = False
     stands_once = False
+    nodes: tuple[Attribute, ...] = ()
+    edges: tuple[Attribute, ...] = ()
+    other: Mapping[str, Any] = {}
+    other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = {}
+    graph: Mapping[str, str] = {"key": "edge_index", "loop_rule": "remaining"}
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self.path, self.name, self.reading = path, path.name, reading
+        self.files: tuple[Path, ...] = (path,)
         self.open()
 
     @abstractmethod
     def open(self) -> None:
-        """Read how the input begins."""
-
-    def info(self) -> SourceInfo:
-        """What is known before the edges are read."""
-        edges = (EDGE_WEIGHT,) if self.is_weighted else ()
-        return SourceInfo((self.path,), self.num_nodes, self.num_edges, edges=edges, stands_once=self.stands_once)
+        """Read how the input begins, and set what is known of it."""
 
     @abstractmethod
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The edges in their order, about ``size`` at a time; each call begins anew."""
 
 
-def tensors_info(
-    path: Path, num_nodes: int, num_edges: int | None, nodes: Mapping[str, TensorSpec], edges: Mapping[str, TensorSpec],
-    rows: Callable[[str], Callable[[int], Iterator[Array]]], **more: Any,
-) -> SourceInfo:  # fmt: skip
-    """The info of a file of tensors, from those of nodes and of edges, and what reads the rows of one of nodes."""
-    of_nodes = tuple(NodeAttribute(name, spec.dtype, spec.shape[1:], rows(name)) for name, spec in nodes.items())
-    of_edges = tuple(EdgeAttribute(name, spec.dtype, spec.shape[1:]) for name, spec in edges.items())
-    return SourceInfo((path,), num_nodes, num_edges, of_nodes, of_edges, **more)
+class TensorSource(Source):
+    """A source whose attributes of edges are tensors beside those of their ends."""
+
+    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+        """The ends of edges, and as many rows of each attribute."""
+        rows = {attribute.name: _Stream(attribute.rows(_BLOCK)) for attribute in self.edges}
+        for chunk in self.ends(size):
+            count = len(chunk.source)
+            yield replace(chunk, attributes={name: stream.next(count) for name, stream in rows.items()})
+
+    @abstractmethod
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
+        """The edges without their attributes."""
+
+    def ends_of(self, pieces: Iterator[Array], path: Path) -> Iterator[EdgeChunk]:
+        """Chunks of the ends in a file without lines, ``[2, k]`` at a time."""
+        low = 0
+        for source, target in pieces:
+            yield EdgeChunk(source, target, {}, edge_place(path, low))
+            low += len(source)
 
 
-def fixed_rows(array: Array) -> Callable[[int], Iterator[Array]]:
-    """The rows of an array in memory, for :attr:`NodeAttribute.rows`."""
+class _Stream:
+    """Rows in pieces of other lengths than they are wanted in."""
+
+    def __init__(self, pieces: Iterator[Array]) -> None:
+        self._pieces = pieces
+        self._rest: list[Array] = []
+
+    def next(self, count: int) -> Array:
+        """The next ``count`` rows; fewer at the end."""
+        parts, have = self._rest, sum(map(len, self._rest))
+        while (have < count or not parts) and (piece := next(self._pieces, None)) is not None:
+            parts.append(piece)
+            have += len(piece)
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0)
+        self._rest = [whole[count:]]
+        return whole[:count]
+
+
+def attributes_of(specs: Mapping[str, TensorSpec], rows: Callable[[str], ReadRows]) -> tuple[Attribute, ...]:
+    """Attributes by their tensors, and by what reads the rows of each."""
+    return tuple(Attribute(name, spec.dtype, spec.shape[1:], rows(name)) for name, spec in specs.items())
+
+
+def fixed_rows(array: Array) -> ReadRows:
+    """The rows of an array in memory."""
+    row_bytes = max(array.itemsize * int(np.prod(array.shape[1:])), 1)
 
     def rows(num_bytes: int) -> Iterator[Array]:
-        row_bytes = max(array.itemsize * int(np.prod(array.shape[1:])), 1)
         step = max(1, num_bytes // row_bytes)
-        for low in range(0, len(array), step):
-            yield array[low : low + step]
+        return (array[low : low + step] for low in range(0, len(array), step))
 
     return rows
 
@@ -178,9 +187,8 @@ def storable(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         if is_kept or isinstance(value, SparseTensor):
             kept[name] = value
             continue
-        what = (
-            value.dtype if isinstance(value, Tensor) else value if isinstance(value, np.dtype) else type(value).__name__
-        )
+        dtype = value.dtype if isinstance(value, Tensor) else value
+        what = dtype if isinstance(dtype, (torch.dtype, np.dtype)) else type(value).__name__
         warnings.warn(f"'{name}' of {path} is left out: a store has no {what}", stacklevel=2)
     return kept
 

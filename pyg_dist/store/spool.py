@@ -18,7 +18,7 @@ from pyg_dist.partition.memory import shortage
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.format import as_torch, storage_dtype, sync
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
-from pyg_dist.store.source import EdgeAttribute, EdgeChunk, Source
+from pyg_dist.store.source import Attribute, EdgeChunk, Source
 
 Tick = Callable[[int], object]
 """Called with the number of further edges that are done."""
@@ -36,7 +36,7 @@ class Spool:
     folder: Path  # of the columns
     num_nodes: int  # N
     num_edges: int  # E
-    attributes: tuple[EdgeAttribute, ...]  # that come with each edge
+    attributes: tuple[Attribute, ...]  # that come with each edge
     in_degree: Array  # edges by target, int64 ``[N]``
     least_id: int = 0  # the smallest one with an edge
     num_isolated: int = 0  # nodes without an edge, where the ids alone say how many nodes there are
@@ -89,28 +89,27 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         path.unlink()
-    info = source.info()
-    both = undirected or info.stands_once
-    if both and info.edges:
+    both = undirected or source.stands_once
+    if both and source.edges:
         raise OptionError(
             f"Expected no attributes of edges in a graph whose edges stand for both directions (got "
-            f"{info.edges[0].name}): give both directions, or drop it"
+            f"{source.edges[0].name}): give both directions, or drop it"
         )
-    if info.num_nodes is not None:
-        _require_memory(info.num_nodes, memory)
-    degree = np.zeros(info.num_nodes or 0, np.int64)
-    has_edge, nan = np.zeros(0, bool), {a.name: NanCount() for a in info.edges}
+    if source.num_nodes is not None:
+        _require_memory(source.num_nodes, memory)
+    degree = np.zeros(source.num_nodes or 0, np.int64)
+    has_edge, nan = np.zeros(0, bool), {a.name: NanCount() for a in source.edges}
     num_edges, last, least = 0, -1, np.iinfo(np.int64).max
     size = max(1 << 14, min(1 << 20, memory // 512))
     files = {name: (folder / name).open("wb") for name in ("source", "target")}
-    files |= {a.name: (folder / f"attribute.{a.name}").open("wb") for a in info.edges}
+    files |= {a.name: (folder / f"attribute.{a.name}").open("wb") for a in source.edges}
     try:
         for chunk in source.chunks(size):
             if len(chunk.source) == 0:
                 continue
-            low, high = _check(chunk, info.num_nodes)
+            low, high = _check(chunk, source.num_nodes)
             least, last = min(least, low), max(last, high)
-            if info.num_nodes is None and last >= len(degree):
+            if source.num_nodes is None and last >= len(degree):
                 largest = int(np.maximum(chunk.source, chunk.target).argmax())
                 _require_memory(last + 1, memory, f"; the largest id is in {chunk.place(largest)}")
                 more = max(last + 1 - len(degree), len(degree))
@@ -119,11 +118,11 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
             ends = chunk.source.astype(np.int64, copy=False), chunk.target.astype(np.int64, copy=False)
             np.ascontiguousarray(ends[0]).tofile(files["source"])
             np.ascontiguousarray(ends[1]).tofile(files["target"])
-            for a in info.edges:
+            for a in source.edges:
                 rows = np.require(chunk.attributes[a.name], storage_dtype(a.dtype), ["C", "W"])
                 rows.tofile(files[a.name])
                 nan[a.name] += NanCount.of(as_torch(rows, a.dtype), num_edges)
-            if info.num_nodes is None:
+            if source.num_nodes is None:
                 has_edge[ends[0]] = has_edge[ends[1]] = True
             np.add.at(degree, ends[1], 1)  # bincount takes O(N) for each chunk
             num_edges += len(ends[0])
@@ -131,12 +130,12 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
     finally:
         for file in files.values():
             file.close()
-    if num_edges == 0 and info.num_nodes is None:
+    if num_edges == 0 and source.num_nodes is None:
         raise DataError(f"Expected edges in {source.name} (got none): give one for each edge")
-    num_nodes = last + 1 if info.num_nodes is None else info.num_nodes
+    num_nodes = last + 1 if source.num_nodes is None else source.num_nodes
     num_isolated = int((~has_edge[:num_nodes]).sum())
     nan = {name: count for name, count in nan.items() if count.rows}
-    found = Spool(folder, num_nodes, num_edges, info.edges, degree[:num_nodes], int(least), num_isolated, nan)
+    found = Spool(folder, num_nodes, num_edges, source.edges, degree[:num_nodes], int(least), num_isolated, nan)
     return _symmetric(found, memory) if both else found
 
 
@@ -203,7 +202,7 @@ def _pair_key(num_nodes: int) -> Callable[[Array], Array]:
     return lambda records: records["source"] * num_nodes + records["target"]
 
 
-def _row_dtype(attribute: EdgeAttribute) -> np.dtype[Any]:
+def _row_dtype(attribute: Attribute) -> np.dtype[Any]:
     return np.dtype([("row", storage_dtype(attribute.dtype), attribute.shape)])
 
 
@@ -218,7 +217,7 @@ def save_spool(edges: Spool) -> dict[str, Any]:
     return facts | {"nan": {name: asdict(count) for name, count in edges.nan.items()}, "sizes": sizes}
 
 
-def load_spool(folder: Path, known: dict[str, Any], attributes: tuple[EdgeAttribute, ...]) -> Spool | None:
+def load_spool(folder: Path, known: dict[str, Any], attributes: tuple[Attribute, ...]) -> Spool | None:
     """The columns that :func:`save_spool` has left; None where they are incomplete."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()} if folder.is_dir() else {}
     if sizes != known["sizes"]:

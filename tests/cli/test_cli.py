@@ -245,7 +245,7 @@ def test_simulate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert [line["owned_and_halo_nodes"] for line in epochs] == [1_500_000, 2_000_000]
     assert all(line["exchange_speedup"]["2"]["model"] > 1 for line in epochs)
     assert main([*graph, "--ranks", "1", "16", *options[3:]]) == 0
-    table = capsys.readouterr().out.split(" ranks ")[1].splitlines()
+    table = capsys.readouterr().out.split("\nranks ")[1].splitlines()
     ends = [[match.end() for match in re.finditer(r"\S+", line)][:8] for line in table[1:3]]
     assert ends[0] == ends[1]  # one rank has no exchange, but the columns
     for wrong, message in (

@@ -30,7 +30,7 @@ def read(source: Source, size: int = 100) -> dict[str, np.ndarray[Any, Any]]:
     }
     for name in chunks[0].attributes:
         found[name] = np.concatenate([c.attributes[name] for c in chunks])
-    for attribute in source.info().nodes:
+    for attribute in source.nodes:
         found[attribute.name] = np.concatenate(list(attribute.rows(1000)))
         assert found[attribute.name].shape[1:] == attribute.shape
     return found
@@ -45,7 +45,7 @@ def test_npz_as_pyg_has_it(shared_data: Path, tmp_path: Path, name: str) -> None
     data, source = load_npz(shared_data / f"{name}.npz"), open_source(str(shared_data / f"{name}.npz"))
     edges = spool(source, tmp_path / "spool", False, 64 << 20, lambda count: None)
     assert torch.equal(edges.edge_index(), data.edge_index)
-    rows = {a.name: np.concatenate(list(a.rows(1 << 16))) for a in source.info().nodes}
+    rows = {a.name: np.concatenate(list(a.rows(1 << 16))) for a in source.nodes}
     assert np.array_equal(rows["x"], data.x.numpy())
     assert np.array_equal(rows["y"], data.y.numpy())
     if "train_mask" in rows:
@@ -109,7 +109,7 @@ def test_matrix_market(tmp_path: Path, field: str, symmetry: str) -> None:
     values = found.get("edge_weight", np.ones(found["edge_index"].shape[1]))
     np.add.at(dense, tuple(found["edge_index"]), values)
     assert np.allclose(dense, (matrix != 0).toarray() if field == "pattern" else matrix.toarray())
-    assert source.info().num_nodes == 40
+    assert source.num_nodes == 40
 
 
 def test_rmat_is_the_same_whatever_the_chunk() -> None:
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path) -> None:
         with pytest.raises(PygDistError) as caught:  # noqa: PT012
             source = open_source(str(tmp_path / name))
             spool(source, tmp_path / "spool", False, 1 << 30, lambda count: None)
-            for attribute in source.info().nodes:
+            for attribute in source.nodes:
                 list(attribute.rows(1000))
         message = str(caught.value)
         assert "\n" not in message, name
@@ -222,7 +222,7 @@ def test_saved_adjacency(tmp_path: Path) -> None:
     ).to_sparse_csr()
     save_graph(Data(adj_t=matrix, x=torch.ones(4, 2)), tmp_path / "g.safetensors")
     source = open_source(str(tmp_path / "g.safetensors"))
-    assert source.info().graph == {"key": "adj_t", "loop_rule": "add"}
+    assert source.graph == {"key": "adj_t", "loop_rule": "add"}
     assert np.array_equal(read(source)["edge_index"], [[1, 2, 0], [0, 1, 2]])
     with pytest.raises(DataError, match=r"ends in \.safetensors"):
         save_graph(Data(adj_t=matrix, x=torch.ones(4, 2)), tmp_path / "g.pt")
@@ -285,7 +285,7 @@ def test_ogb_folders_as_ogb_reads_them(tmp_path: Path, name: str, form: str) -> 
         str(folder / "raw"), add_inverse_edge=options["add_inverse_edge"] == "True", additional_node_files=more,
         binary=form == "npz",
     )  # fmt: skip
-    assert data.num_nodes == source.info().num_nodes == 40
+    assert data.num_nodes == source.num_nodes == 40
     for key, value in data.to_dict().items():
         if key != "num_nodes":
             assert found[key].dtype == value.numpy().dtype, key
@@ -316,10 +316,10 @@ def test_torch_files(tmp_path: Path, form: str) -> None:
     data.train_mask, data.name, data.scale = torch.arange(50) % 2 == 0, "a name", torch.tensor(3.0)
     source = open_source(str(saved(data, tmp_path, form)))
     found = read(source)
-    assert (source.info().num_nodes, source.info().num_edges) == (50, 333)
+    assert (source.num_nodes, source.num_edges) == (50, 333)
     assert found.keys() == {"edge_index", "edge_attr", "x", "y", "train_mask"}
-    assert source.info().other == {"name": "a name"}
-    assert source.info().other_tensors["scale"][1]() == 3.0
+    assert source.other == {"name": "a name"}
+    assert source.other_tensors["scale"][1]() == 3.0
     for name, rows in found.items():
         assert np.array_equal(rows, data[name].numpy()), name
 

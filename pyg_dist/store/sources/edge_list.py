@@ -6,7 +6,6 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from pathlib import Path
 
 import numpy as np
 
@@ -70,7 +69,7 @@ class TextEdges(Source):
         columns = ((role or f"column {k}", _KINDS[role]) for k, role in enumerate(roles, 1))
         skipped = body[0][0] if head else 0
         self.table = Table(path, tuple(columns), separator, skipped, table.rules, _REMEDY)
-        self.is_weighted = WEIGHT in roles
+        self.edges = (EDGE_WEIGHT,) if WEIGHT in roles else ()
         self.may_be_metis = not (names or reading.columns or self.konect or head)
         self.first_id = reading.first_id if reading.first_id is not None else int(self.konect is not None)
         self.is_mirrored = self.konect is not None and self.konect[1] == "sym"
@@ -161,7 +160,7 @@ class TextEdges(Source):
         """The lines in their order."""
         first, count, low, high = np.zeros(0), 0, 1, 0
         for rows in self.table.rows():
-            chunk = edges_of(self.path, rows, self.first_id)
+            chunk = edges_of(rows, self.first_id)
             if self.may_be_metis:
                 first = first if count else np.array(rows.values[0].tolist()[:3])
                 ends = chunk.source, chunk.target
@@ -175,23 +174,19 @@ class TextEdges(Source):
             )
 
 
-def edges_of(path: Path, rows: Rows, first_id: int) -> EdgeChunk:
+def edges_of(rows: Rows, first_id: int) -> EdgeChunk:
     """Edges from lines with a source, a target and perhaps a weight."""
-
-    def place(k: int) -> str:
-        return f"{path}, line {rows.line(k)}"
-
     source, target = (np.ascontiguousarray(rows.values[name]) - first_id for name in (SOURCE, TARGET))
     if WEIGHT not in (rows.values.dtype.names or ()):
-        return EdgeChunk(source, target, {}, place)
+        return EdgeChunk(source, target, {}, rows.place)
     with np.errstate(over="ignore"):
         weight = rows.values[WEIGHT].astype(np.float32)
     if np.isinf(weight).any():
-        wrong = int(np.isinf(weight).argmax())
+        k = int(np.isinf(weight).argmax())
         raise DataError(
-            f"Expected a weight that float32 holds in {place(wrong)} (got {rows.values[WEIGHT][wrong]}): mend the line"
+            f"Expected a weight that float32 holds in {rows.place(k)} (got {rows.values[WEIGHT][k]}): mend the line"
         )
-    return EdgeChunk(source, target, {EDGE_WEIGHT.name: weight}, place)
+    return EdgeChunk(source, target, {EDGE_WEIGHT.name: weight}, rows.place)
 
 
 def _separator(lines: list[str]) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 from pyg_dist.errors import DataError, MissingPackageError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name
-from pyg_dist.store.source import EDGE_WEIGHT, EdgeAttribute, EdgeChunk, Source, SourceInfo, edge_place
+from pyg_dist.store.source import EDGE_WEIGHT, Attribute, EdgeChunk, Source, edge_place
 from pyg_dist.store.sources.edge_list import ASK, SOURCE, TARGET, WEIGHT, given_roles, roles_of
 
 
@@ -82,17 +82,13 @@ class Parquet(Source):
                     f"Expected numbers as {role} in column '{name}' of {path} (got "
                     f"{self.file.schema_arrow.field(name).type}): number the nodes from 0, or choose by --columns"
                 )
+        if WEIGHT in self.columns:
+            self.edges = (Attribute(EDGE_WEIGHT.name, dtype_name(self._dtype(WEIGHT))),)
         self.first_id = reading.first_id or 0
         left_out = [name for name in names if name not in self.columns.values()]
         more = f" ({', '.join(left_out)} left out)" if left_out else ""
         shown = ", ".join(f"{name} as {role}" for role, name in self.columns.items())
         self.understood = f"columns {shown}{more}; ids from {self.first_id}"
-
-    def info(self) -> SourceInfo:
-        """As many edges as rows."""
-        weight = [dtype_name(self._dtype(WEIGHT))] if WEIGHT in self.columns else []
-        edges = tuple(EdgeAttribute(EDGE_WEIGHT.name, dtype) for dtype in weight)
-        return SourceInfo((self.path,), None, self.num_edges, edges=edges)
 
     def _dtype(self, role: str) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(self.file.schema_arrow.field(self.columns[role]).type.to_pandas_dtype())

@@ -55,19 +55,19 @@ class MatrixMarket(Source):
             ) from error
         if rows != columns:
             raise DataError(f"Expected a square matrix in {path}, line {self.head} (got {rows} x {columns}): pad it")
-        self.num_nodes, self.is_weighted = rows, _COLUMNS[field] == 3
+        self.num_nodes, self.edges = rows, (EDGE_WEIGHT,) if _COLUMNS[field] == 3 else ()
         self.num_edges = self.num_entries if self.symmetry == "general" else None
         self.understood = f"Matrix Market's rows to columns, {self.symmetry}; ids from 1"
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The entries in their order."""
-        columns = (("row", "i8"), ("column", "i8"), ("value", "f8"))[: 3 if self.is_weighted else 2]
+        columns = (("row", "i8"), ("column", "i8"), ("value", "f8"))[: 3 if self.edges else 2]
         table = Table(self.path, columns, head=self.head, rules=(COMMENTS,))
         count, sign = 0, -1 if "skew" in self.symmetry else 1
         for rows in table.rows():
             count += len(rows.values)
             rows.values.dtype.names = (SOURCE, TARGET, WEIGHT)[: len(columns)]
-            chunk = edges_of(self.path, rows, 1)
+            chunk = edges_of(rows, 1)
             yield chunk if self.symmetry == "general" else chunk.mirrored(sign)
         if count != self.num_entries:
             raise DataError(
@@ -100,11 +100,11 @@ class Dimacs(Source):
                 f"Expected DIMACS' 'p edge nodes edges', then 'e u v' or 'a u v weight', in {path} (got "
                 f"{' '.join(problem or first)[:60]!r}): mend the file"
             )
-        self.num_nodes, self.is_weighted = int(problem[2]), len(first) == 4
+        self.num_nodes, self.edges = int(problem[2]), (EDGE_WEIGHT,) if len(first) == 4 else ()
         self.is_arc = bool(first) and first[0] == "a"
-        self.stands_once = not (self.is_arc or self.is_weighted)  # edges are not counted: many files have each twice
+        self.stands_once = not (self.is_arc or self.edges)  # edges are not counted: many files have each twice
         columns = (("kind", "U1"), (SOURCE, "i8"), (TARGET, "i8"), (WEIGHT, "f8"))
-        self.table = Table(path, columns[: 4 if self.is_weighted else 3], rules=(_OTHERS,))
+        self.table = Table(path, columns[: 4 if self.edges else 3], rules=(_OTHERS,))
         both = "" if self.is_arc else "; each edge stands for both directions"
         self.understood = f"DIMACS' {'arcs' if self.is_arc else 'edges'}; ids from 1{both}"
 
@@ -114,11 +114,11 @@ class Dimacs(Source):
             wrong = (rows.values["kind"] != ("a" if self.is_arc else "e")).nonzero()[0]
             if wrong.size:
                 raise DataError(
-                    f"Expected lines of one kind, edges or arcs, in {self.path}, line {rows.line(int(wrong[0]))} (got "
+                    f"Expected lines of one kind, edges or arcs, in {rows.place(wrong[0])} (got "
                     f"{rows.values[wrong[0]].tolist()}): mend the file"
                 )
-            chunk = edges_of(self.path, rows, 1)
-            yield chunk if self.is_arc or not self.is_weighted else chunk.mirrored()
+            chunk = edges_of(rows, 1)
+            yield chunk if self.is_arc or not self.edges else chunk.mirrored()
 
 
 _COMMENTS = Rule(("%",), re.compile(r"^%.*\n?", re.MULTILINE))
@@ -147,9 +147,10 @@ class Metis(Source):
                 f"Expected METIS' 'nodes edges [format [weights of a node]]' in {path}, line {self.head} (got "
                 f"{size[:60]!r}): give edges as 'source target' lines in a .txt file"
             ) from None
-        self.num_nodes, self.num_edges, self.is_weighted = num_nodes, 2 * edges, form % 10 == 1
+        self.num_nodes, self.num_edges = num_nodes, 2 * edges
+        self.edges = (EDGE_WEIGHT,) if form % 10 == 1 else ()
         self.passed = form // 100 + (form // 10 % 10) * (more if count == 4 else 1)
-        weights = ", weights" if self.is_weighted else ""
+        weights = ", weights" if self.edges else ""
         self.understood = f"METIS' neighbours of each node{weights}; ids from 1"
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
@@ -170,7 +171,7 @@ class Metis(Source):
 
     def _chunk(self, node: int, first: int, lines: list[str]) -> EdgeChunk:
         rows = [line.split()[self.passed :] for line in lines]
-        step = 2 if self.is_weighted else 1
+        step = 2 if self.edges else 1
 
         def place(k: int) -> str:
             return f"{self.path}, node {source[k] + 1}"
@@ -181,7 +182,7 @@ class Metis(Source):
                 raise ValueError("a neighbour without a weight")
             words = [word for row in rows for word in row]
             target = np.array(words[::step], np.int64) - 1
-            weight = {EDGE_WEIGHT.name: np.array(words[1::step], np.float32)} if self.is_weighted else {}
+            weight = {EDGE_WEIGHT.name: np.array(words[1::step], np.float32)} if self.edges else {}
         except (ValueError, OverflowError) as error:
             raise self._error(f"neighbours from 1 to {self.num_nodes}", str(error)) from error
         return EdgeChunk(source, target, weight, place)

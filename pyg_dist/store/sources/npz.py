@@ -7,9 +7,9 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -22,14 +22,14 @@ from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind, num_nodes_of, sort_attributes
 from pyg_dist.store.format import spec_of, torch_dtype
-from pyg_dist.store.source import EdgeChunk, Source, SourceInfo, edge_place, fixed_rows, storable, tensors_info
+from pyg_dist.store.source import EdgeChunk, ReadRows, TensorSource, attributes_of, fixed_rows, storable
 
 _SPARSE = ("x_indptr", "x_indices", "x_data", "x_shape")
 _KNOWN = ("num_nodes", "edge_index", "undirected", *_SPARSE)
 _PIECE = 1 << 24
 
 
-class Npz(Source):
+class Npz(TensorSource):
     """One graph: ``edge_index`` and what else a ``Data`` has, by the same names; types are kept.
 
     Features in CSR form (``x_indptr``, ``x_indices``, ``x_shape``, and ``x_data`` unless all are one) are made dense
@@ -41,28 +41,33 @@ class Npz(Source):
 
     def open(self) -> None:
         """The headers of all arrays."""
-        path = self.path
+        path, is_strict = self.path, self.reading.is_strict
         self.members = members(path)
         if "edge_index" not in self.members:
             raise DataError(f"Expected edge_index [2, E] in {path} (got {', '.join(self.members)}): add it")
-        self.edges = self.members["edge_index"]
-        if len(self.edges.shape) != 2 or self.edges.shape[0] != 2 or self.edges.dtype.kind not in "iu":
-            raise DataError(
-                f"Expected integers [2, E] as 'edge_index' in {path} (got {self.edges.dtype} {list(self.edges.shape)}"
-                f"): transpose or cast them"
-            )
-        self.num_edges = self.edges.shape[1]
+        self.edge_index = edge_member(self.members["edge_index"])
+        num_edges = self.edge_index.shape[1]
         self.is_compact = "undirected" in self.members
         self.stands_once = self.is_compact and bool(self.members["undirected"].array().all())
-        data, is_strict = Data(**storable(path, self._attributes())), self.reading.is_strict
+        self.num_edges = None if self.stands_once else num_edges
+        data = Data(**storable(path, self._attributes()))
         try:
             self.num_nodes = num_nodes_of(data, self._largest, is_strict)
             masks = {name: mask for name in self.members if (mask := self._turned_mask(name)) is not None}
             data.update({name: _meta(mask.shape, mask.dtype) for name, mask in masks.items()})
-            self.attributes = sort_attributes(data.to_dict(), self.num_nodes, self.num_edges, is_strict)
+            found = sort_attributes(data.to_dict(), self.num_nodes, num_edges, is_strict)
         except PygDistError as error:
             raise type(error)(f"{path}: {error}") from error
-        self.masks = masks
+
+        def rows(name: str) -> ReadRows:
+            if name in masks:
+                return fixed_rows(masks[name])
+            return partial(self._rows, name) if name in self.members else self._dense_rows
+
+        of_nodes, of_edges = ({name: spec_of(t) for name, t in kind.items()} for kind in (found.nodes, found.edges))
+        self.nodes, self.edges = attributes_of(of_nodes, rows), attributes_of(of_edges, rows)
+        tensors, self.other = by_kind(found.others)
+        self.other_tensors = {name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()}
 
     def _attributes(self) -> dict[str, Any]:
         """What the file has, arrays without their content."""
@@ -77,12 +82,9 @@ class Npz(Source):
         if "x_indptr" in self.members:
             found["x"] = _meta(self._sparse_shape(), self._dense_dtype())
         for name, member in self.members.items():
-            if name in _KNOWN:
-                continue
-            if member.dtype.kind in "US":  # text
-                found[name] = member.array().tolist()
-            else:
-                found[name] = _meta(member.shape, self._stored(member))
+            if name not in _KNOWN:
+                is_text = member.dtype.kind in "US"
+                found[name] = member.array().tolist() if is_text else _meta(member.shape, self._stored(member))
         return found
 
     def _stored(self, member: Member) -> np.dtype[Any]:
@@ -91,45 +93,22 @@ class Npz(Source):
         return np.dtype(np.int64) if is_widened else member.dtype.newbyteorder("=")
 
     def _largest(self) -> int:
-        return max((int(piece.max()) for piece in self.edges.pieces(_PIECE) if piece.size), default=-1)
+        return max((int(piece.max()) for piece in self.edge_index.pieces(_PIECE) if piece.size), default=-1)
 
     def _turned_mask(self, name: str) -> Array | None:
-        member = self.members.get(name)
-        if member is None or not name.endswith("mask") or len(member.shape) != 2:
-            return None
-        if member.shape[0] == self.num_nodes or member.shape[1] != self.num_nodes:
-            return None
-        return np.ascontiguousarray(member.array().T)
-
-    def info(self) -> SourceInfo:
-        """Sizes and attributes; content stays in the file."""
-        found = self.attributes
-        nodes, edges = ({name: spec_of(t) for name, t in given.items()} for given in (found.nodes, found.edges))
-        tensors, plain = by_kind(found.others)
-        return tensors_info(
-            self.path, self.num_nodes, None if self.stands_once else self.num_edges, nodes, edges, self._node_rows,
-            other=plain, other_tensors={name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()},
-            stands_once=self.stands_once,
-        )  # fmt: skip
-
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """Sources and targets lie one after the other: two streams."""
-        more = {name: self._rows(name)(size * max(self.members[name].row_bytes, 1)) for name in self.attributes.edges}
-        low = 0
-        for source, target in edge_columns(self.edges, size):
-            attributes = {name: next(rows) for name, rows in more.items()}
-            yield EdgeChunk(source, target, attributes, edge_place(self.path, low))
-            low += len(source)
-
-    def _node_rows(self, name: str) -> Callable[[int], Iterator[Array]]:
-        if name in self.masks:
-            return fixed_rows(self.masks[name])
-        return self._dense_rows if name not in self.members else self._rows(name)
-
-    def _rows(self, name: str) -> Callable[[int], Iterator[Array]]:
+        """A mask ``[K, N]`` as ``[N, K]``; None of anything else."""
         member = self.members[name]
-        dtype = self._stored(member)
-        return lambda num_bytes: (piece.astype(dtype, copy=False) for piece in member.pieces(num_bytes))
+        if not name.endswith("mask") or len(member.shape) != 2 or member.shape[0] == self.num_nodes:
+            return None
+        return np.ascontiguousarray(member.array().T) if member.shape[1] == self.num_nodes else None
+
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
+        """Sources and targets lie one after the other: two streams."""
+        return self.ends_of(edge_columns(self.edge_index, size), self.path)
+
+    def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
+        member = self.members[name]
+        return (piece.astype(self._stored(member), copy=False) for piece in member.pieces(num_bytes))
 
     def _whole(self, name: str) -> Array:
         member = self.members[name]
@@ -174,18 +153,6 @@ class Npz(Source):
             yield dense
 
 
-def edge_columns(edges: Member, size: int) -> Iterator[tuple[Array, Array]]:
-    """Sources and targets of ``size`` edges at a time, from an array ``[2, E]``."""
-    if edges.is_fortran:  # pairs
-        pairs = Member(edges.path, edges.name, edges.dtype, edges.shape[::-1], False)
-        yield from ((piece[:, 0], piece[:, 1]) for piece in pairs.pieces(size * pairs.row_bytes))
-        return
-    count, num_bytes = edges.shape[1], size * edges.dtype.itemsize
-    both = Member(edges.path, edges.name, edges.dtype, (2 * count,), False)
-    first = Member(edges.path, edges.name, edges.dtype, (count,), False)
-    yield from zip(first.pieces(num_bytes), both.pieces(num_bytes, count), strict=True)
-
-
 def _meta(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor | np.dtype[Any]:
     """A tensor without content; of a type that a store lacks, the type."""
     try:
@@ -214,48 +181,58 @@ class Member:
 
     def pieces(self, num_bytes: int, first: int = 0) -> Iterator[Array]:
         """Consecutive rows from row ``first`` on, about ``num_bytes`` at a time."""
-        if self.is_fortran and len(self.shape) > 1:
-            yield from self._turned(num_bytes, first)
-            return
         step = max(1, num_bytes // max(self.row_bytes, 1))
-        with _reading(self.path), zipfile.ZipFile(self.path) as archive, _stream(archive, self.name) as (stream, *_):
-            stream.seek(first * self.row_bytes, os.SEEK_CUR)
-            for low in range(first, self.shape[0], step):
-                yield self._read(stream, min(step, self.shape[0] - low))
-
-    def _turned(self, num_bytes: int, first: int) -> Iterator[Array]:
-        """Rows of an array whose columns lie one after another: it is unpacked to a temporary file first."""
-        with tempfile.TemporaryFile() as file:
-            with (
-                _reading(self.path),
-                zipfile.ZipFile(self.path) as archive,
-                _stream(archive, self.name) as (stream, *_),
-            ):
+        counts = (min(step, self.shape[0] - low) for low in range(first, self.shape[0], step))
+        with _opened(self.path) as archive, _stream(archive, self.name) as (stream, *_):
+            if not self.is_fortran or len(self.shape) == 1:
+                stream.seek(first * self.row_bytes, os.SEEK_CUR)
+                for count in counts:
+                    content = stream.read(count * self.row_bytes)
+                    if len(content) != count * self.row_bytes:
+                        raise DataError(f"Expected all of '{self.name}' in {self.path} (it breaks off): fetch it again")
+                    yield np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+                return
+            with tempfile.TemporaryFile() as file:  # columns lie one after another: rows are everywhere
                 shutil.copyfileobj(stream, file, _COPY_BYTES)
-            file.flush()
-            step = max(1, num_bytes // max(self.row_bytes, 1))
-            for low in range(first, self.shape[0], step):  # mapped anew for each piece: pages are let go
-                whole = np.memmap(file, self.dtype, "r", shape=self.shape, order="F")
-                yield np.ascontiguousarray(whole[low : low + step])
-                del whole
-
-    def _read(self, stream: IO[bytes], count: int) -> Array:
-        content = stream.read(count * self.row_bytes)
-        if len(content) != count * self.row_bytes:
-            raise DataError(f"Expected all of '{self.name}' in {self.path} (it breaks off): fetch it again")
-        return np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
+                file.flush()
+                for count in counts:
+                    whole = np.memmap(file, self.dtype, "r", shape=self.shape, order="F")
+                    yield np.ascontiguousarray(whole[first : first + count])
+                    first += count  # mapped anew for each piece: pages are let go
 
     def array(self) -> Array:
         """All of it, in memory."""
-        with _reading(self.path), np.load(self.path, allow_pickle=False) as file:
+        with _explained(self.path), np.load(self.path, allow_pickle=False) as file:
             whole: Array = file[self.name]
         return whole
+
+
+def edge_member(edges: Member) -> Member:
+    """The array, if it holds edges."""
+    if len(edges.shape) != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
+        raise DataError(
+            f"Expected integers [2, E] as 'edge_index' in {edges.path} (got {edges.dtype} {list(edges.shape)}"
+            f"): transpose or cast them"
+        )
+    return edges
+
+
+def edge_columns(edges: Member, size: int) -> Iterator[Array]:
+    """The ends of ``size`` edges at a time, ``[2, k]``, from an array ``[2, E]``."""
+    if edges.is_fortran:  # pairs
+        pairs = replace(edges, shape=edges.shape[::-1], is_fortran=False)
+        yield from (piece.T for piece in pairs.pieces(size * pairs.row_bytes))
+        return
+    count, num_bytes = edges.shape[1], size * edges.dtype.itemsize
+    sources, targets = replace(edges, shape=(count,)), replace(edges, shape=(2 * count,))
+    for ends in zip(sources.pieces(num_bytes), targets.pieces(num_bytes, count), strict=True):
+        yield np.stack(ends)
 
 
 def members(path: Path) -> dict[str, Member]:
     """The arrays of a file by name; only their headers are read."""
     found = {}
-    with _reading(path), zipfile.ZipFile(path) as archive:
+    with _opened(path) as archive:
         for entry in archive.namelist():
             name = entry.removesuffix(".npy")
             with _stream(archive, name) as (_, shape, is_fortran, dtype):
@@ -276,7 +253,13 @@ def _stream(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[IO[bytes], tu
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    with _explained(path), zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:

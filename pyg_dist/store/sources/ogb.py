@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +17,12 @@ import numpy as np
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name
-from pyg_dist.store.source import (
-    EdgeAttribute,
-    EdgeChunk,
-    NodeAttribute,
-    Source,
-    SourceInfo,
-    edge_place,
-    fixed_rows,
-)
-from pyg_dist.store.sources.npz import Member, edge_columns, members
+from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, TensorSource, fixed_rows
+from pyg_dist.store.sources.npz import Member, edge_columns, edge_member, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
 
 _NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}
 _SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
-_BLOCK = 1 << 22
 
 
 def is_ogb_folder(path: Path) -> bool:
@@ -51,23 +44,21 @@ def master_options(name: str) -> dict[str, str]:
     return {row[0]: row[head.index(name)] for row in rows}
 
 
-class OGB(Source):
+class OGB(TensorSource):
     """``x``, ``edge_attr``, ``y`` and additional files as ``PygNodePropPredDataset`` has them; the split as masks."""
 
     num_nodes: int
 
     def open(self) -> None:
-        """Sizes, and which files there are."""
+        """Sizes, labels and the split, and which files there are."""
         path, self.raw = self.path, self.path / "raw"
         self.options = master_options(path.name.replace("_", "-"))
         if self.options["is hetero"] == "True":
             raise UnsupportedError(f"Expected a homogeneous dataset (got {path.name}): export one relation as a graph")
-        self.members: dict[str, Member] | None = members(self.raw / "data.npz") if self._has("data.npz") else None
+        binary = self.raw / "data.npz"
+        self.members: dict[str, Member] | None = members(binary) if binary.exists() else None
         if self.members is not None:
-            missing = {"edge_index", "num_nodes_list", "num_edges_list"} - self.members.keys()
-            if missing:
-                raise DataError(f"Expected '{min(missing)}' in {self.raw / 'data.npz'} (it is missing): fetch it again")
-            counts = [self.members[name].array().reshape(-1).tolist() for name in ("num_nodes_list", "num_edges_list")]
+            counts = [self._member(name).array().reshape(-1).tolist() for name in ("num_nodes_list", "num_edges_list")]
         else:
             counts = [
                 [int(n) for rows in same_columns(self.raw / name, "i8", 1).rows() for n in matrix(rows)[:, 0]]
@@ -77,98 +68,72 @@ class OGB(Source):
             raise DataError(f"Expected one graph in {self.raw} (got {len(counts[0])}): this is no node dataset")
         (self.num_nodes,), (self.num_entries,) = ([int(n) for n in count] for count in counts)
         self.inverse = self.options["add_inverse_edge"] == "True"
+        self.num_edges = self.num_entries * (2 if self.inverse else 1)
+        self.nodes = (*self._attributes("node"), self._labels(), *self._masks())
+        self.edges = tuple(self._attributes("edge"))
+        folders = (self.raw, path / "split")
+        self.files = tuple(p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file())
 
-    def _has(self, name: str) -> bool:
-        return (self.raw / name).exists()
+    def _member(self, name: str) -> Member:
+        """An array that ``data.npz`` must have."""
+        if self.members is None or name not in self.members:
+            raise DataError(f"Expected '{name}' in {self.raw / 'data.npz'} (it is missing): fetch it again")
+        return self.members[name]
 
-    def _more(self, kind: str) -> list[str]:
-        names = self.options[f"additional {kind} files"]
-        return [] if names == "None" else names.split(",")
+    def _attributes(self, kind: str) -> Iterator[Attribute]:
+        """The features of nodes, or of edges, and the additional files that OGB names."""
+        more = self.options[f"additional {kind} files"]
+        for key in (f"{kind}_feat", *(() if more == "None" else more.split(","))):
+            found = self._table(key)
+            if found is not None:
+                yield Attribute(_NAMES.get(key, key), *found)
+            elif key not in _NAMES:
+                raise DataError(f"Expected '{key}' in {self.raw}, as OGB says (it is missing): fetch the dataset again")
 
-    def info(self) -> SourceInfo:
-        """Sizes and attributes."""
-        nodes = [self._node(key) for key in ["node_feat", *self._more("node")] if self._is_there(key)]
-        edges = [
-            EdgeAttribute(_NAMES.get(key, key), dtype, shape)
-            for key in self._edge_keys()
-            for dtype, shape in [self._type(key)]
-        ]
-        files = [p for folder in (self.raw, self.path / "split") for p in sorted(folder.rglob("*")) if p.is_file()]
-        return SourceInfo(
-            tuple(files),
-            self.num_nodes,
-            self.num_entries * (2 if self.inverse else 1),
-            (*nodes, self._labels(), *self._masks()),
-            tuple(edges),
-        )
+    def _table(self, key: str) -> tuple[str, tuple[int, ...], ReadRows] | None:
+        """Type and shape of a row, and what reads the rows; None: there is no such file."""
+        if self.members is not None:
+            member = self.members.get(key)
+            return None if member is None else (dtype_name(member.dtype), member.shape[1:], member.pieces)
+        path = self.raw / f"{key.replace('_feat', '-feat')}.csv.gz"
+        if key == "node_species" and not path.exists():  # ogb renames this one when it reads it
+            path = self.raw / "species.csv.gz"
+        if not path.exists():
+            return None
+        width, dtype = _width(path), "I64"
+        try:  # as pandas sees a table: int64 if all of it is whole, else (in ``ogb``) float32
+            for _ in same_columns(path, "i8", width).rows():
+                pass
+        except DataError:
+            dtype = "F32"
+        return dtype, (width,), partial(_csv_rows, path, dtype)
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The edges in their order; with ``add_inverse_edge``, each is followed by its reverse."""
-        keys, low = self._edge_keys(), 0
-        values = {key: _Rows(self._rows(key)(_BLOCK)) for key in keys}
-        for source, target, place in self._ends(size):
-            attributes = {_NAMES.get(key, key): values[key].next(len(source)) for key in keys}
-            low += len(source)
+        low = 0
+        for chunk in super().chunks(size):
+            low += len(chunk.source)
             if not self.inverse:
-                yield EdgeChunk(source, target, attributes, place)
+                yield chunk
                 continue
-            both = np.repeat(np.stack([source, target]), 2, axis=1)
+            both = np.repeat(np.stack([chunk.source, chunk.target]), 2, axis=1)
             both[:, 1::2] = both[::-1, ::2].copy()
-            twice = {name: np.repeat(rows, 2, axis=0) for name, rows in attributes.items()}
-            yield EdgeChunk(both[0], both[1], twice, lambda k, place=place: place(k // 2))  # type: ignore[misc]
+            twice = {name: np.repeat(rows, 2, axis=0) for name, rows in chunk.attributes.items()}
+            yield replace(chunk, source=both[0], target=both[1], attributes=twice, place=partial(_of_pair, chunk))
         if low != self.num_entries:
             raise DataError(f"Expected {self.num_entries} edges in {self.raw} (got {low}): fetch it again")
 
-    def _ends(self, size: int) -> Iterator[tuple[Array, Array, Callable[[int], str]]]:
-        if self.members is None:
-            path = self.raw / "edge.csv.gz"
-            for rows in same_columns(path, "i8", 2).rows():
-                source, target = np.ascontiguousarray(matrix(rows).T)
-                yield source, target, lambda k, rows=rows: f"{path}, line {rows.line(k)}"  # type: ignore[misc]
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
+        """The edges of either form of ``raw``."""
+        if self.members is not None:
+            edges = edge_member(self._member("edge_index"))
+            yield from self.ends_of(edge_columns(edges, size), edges.path)
             return
-        edges = self.members["edge_index"]
-        if edges.shape[:1] != (2,) or edges.dtype.kind not in "iu":
-            raise DataError(
-                f"Expected integers [2, E] as 'edge_index' in {edges.path} (got {edges.dtype} "
-                f"{list(edges.shape)}): check it"
-            )
-        low = 0
-        for source, target in edge_columns(edges, size):
-            yield source, target, edge_place(edges.path, low)
-            low += len(source)
+        for rows in same_columns(self.raw / "edge.csv.gz", "i8", 2).rows():
+            source, target = np.ascontiguousarray(matrix(rows).T)
+            yield EdgeChunk(source, target, {}, rows.place)
 
-    def _edge_keys(self) -> list[str]:
-        return [key for key in ["edge_feat", *self._more("edge")] if self._is_there(key)]
-
-    def _is_there(self, key: str) -> bool:
-        is_there = key in self.members if self.members is not None else self._file(key).exists()
-        if not is_there and key not in _NAMES:
-            raise DataError(f"Expected '{key}' in {self.raw}, as OGB says (it is missing): fetch the dataset again")
-        return is_there
-
-    def _file(self, key: str) -> Path:
-        path = self.raw / f"{key.replace('_feat', '-feat')}.csv.gz"
-        if key == "node_species" and not path.exists():  # ogb renames this one when it reads it
-            return self.raw / "species.csv.gz"
-        return path
-
-    def _type(self, key: str) -> tuple[str, tuple[int, ...]]:
-        if self.members is not None:
-            member = self.members[key]
-            return dtype_name(member.dtype), member.shape[1:]
-        return _csv_type(self._file(key))
-
-    def _rows(self, key: str) -> Callable[[int], Iterator[Array]]:
-        if self.members is not None:
-            return self.members[key].pieces
-        dtype, _ = _csv_type(self._file(key))
-        return _csv_rows(self._file(key), dtype)
-
-    def _node(self, key: str) -> NodeAttribute:
-        dtype, shape = self._type(key)
-        return NodeAttribute(_NAMES.get(key, key), dtype, shape, self._rows(key))
-
-    def _labels(self) -> NodeAttribute:
+    def _labels(self) -> Attribute:
         """Whole numbers where all are known and name classes, else float32."""
         if self.members is not None:
             path = self.raw / "node-label.npz"
@@ -183,42 +148,27 @@ class OGB(Source):
             raise DataError(f"Expected {self.num_nodes} rows in {path} (got {len(labels)}): fetch it again")
         is_whole = "classification" in self.options["task type"] and not np.isnan(labels).any()
         labels = labels.astype(np.int64 if is_whole else np.float32)
-        return NodeAttribute("y", dtype_name(labels.dtype), labels.shape[1:], fixed_rows(labels))
+        return Attribute("y", dtype_name(labels.dtype), labels.shape[1:], fixed_rows(labels))
 
-    def _masks(self) -> Iterator[NodeAttribute]:
+    def _masks(self) -> Iterator[Attribute]:
         folder = self.path / "split" / self.options["split"]
         for split, name in _SPLITS.items():
-            path, mask = folder / f"{split}.csv.gz", np.zeros(self.num_nodes, np.bool_)
-            for rows in same_columns(path, "i8", 1).rows():
+            mask = np.zeros(self.num_nodes, np.bool_)
+            for rows in same_columns(folder / f"{split}.csv.gz", "i8", 1).rows():
                 node = matrix(rows)[:, 0]
                 wrong = ((node < 0) | (node >= self.num_nodes)).nonzero()[0]
                 if wrong.size:
                     raise DataError(
-                        f"Expected nodes in [0, {self.num_nodes}) in {path}, line {rows.line(wrong[0])} (got "
-                        f"{node[wrong[0]]}): fetch it again"
+                        f"Expected nodes in [0, {self.num_nodes}) in {rows.place(wrong[0])} (got {node[wrong[0]]}): "
+                        f"fetch it again"
                     )
                 mask[node] = True
-            yield NodeAttribute(name, "BOOL", (), fixed_rows(mask))
+            yield Attribute(name, "BOOL", (), fixed_rows(mask))
 
 
-class _Rows:
-    """Rows in pieces of other lengths than they are wanted in."""
-
-    def __init__(self, pieces: Iterator[Array]) -> None:
-        self._pieces, self._rest = pieces, None
-
-    _rest: Array | None
-
-    def next(self, count: int) -> Array:
-        """The next ``count`` rows; fewer at the end."""
-        parts = [] if self._rest is None else [self._rest]
-        have = sum(map(len, parts))
-        while have < count and (piece := next(self._pieces, None)) is not None:
-            parts.append(piece)
-            have += len(piece)
-        whole = np.concatenate(parts) if parts else np.empty(0)
-        self._rest = whole[count:]
-        return whole[:count]
+def _of_pair(chunk: EdgeChunk, number: int) -> str:
+    """Where an edge of a chunk of pairs stands."""
+    return chunk.place(number // 2)
 
 
 def _width(path: Path) -> int:
@@ -229,22 +179,6 @@ def _width(path: Path) -> int:
     return first.count(",") + 1
 
 
-def _csv_type(path: Path) -> tuple[str, tuple[int, ...]]:
-    """As pandas sees a table: int64 if all of it is whole, else (in ``ogb``) float32."""
-    width = _width(path)
-    try:
-        for _ in same_columns(path, "i8", width).rows():
-            pass
-    except DataError:
-        return "F32", (width,)
-    return "I64", (width,)
-
-
-def _csv_rows(path: Path, dtype: str) -> Callable[[int], Iterator[Array]]:
-    is_whole = dtype == "I64"
-
-    def rows(num_bytes: int) -> Iterator[Array]:
-        for found in same_columns(path, "i8" if is_whole else "f8", _width(path)).rows():
-            yield matrix(found).astype(np.int64 if is_whole else np.float32, copy=False)
-
-    return rows
+def _csv_rows(path: Path, dtype: str, num_bytes: int) -> Iterator[Array]:
+    kind, wanted = ("i8", np.int64) if dtype == "I64" else ("f8", np.float32)
+    return (matrix(found).astype(wanted, copy=False) for found in same_columns(path, kind, _width(path)).rows())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from pyg_dist.errors import OptionError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.source import EdgeChunk, NodeAttribute, Source, SourceInfo
+from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, Source
 
 PREFIX = "rmat:"
 _DEFAULTS = {"scale": 20, "edges": 16_000_000, "seed": 0, "features": 64, "classes": 16}
@@ -47,15 +46,15 @@ class RMat(Source):
             raise OptionError(
                 f"Expected a scale from 1 to 40, a feature or more, at most a class per node (got {self.name})"
             )
-
-    def info(self) -> SourceInfo:
-        """All is known."""
-        nodes = (
-            NodeAttribute("x", "F32", (self.features,), self._x),
-            NodeAttribute("y", "I64", (), lambda num_bytes: (self._labels(*ids) for ids in self._ids())),
-            *(NodeAttribute(f"{name}_mask", "BOOL", (), self._mask(name)) for name in ("train", "val", "test")),
+        self.files, self.num_nodes = (), 2**self.scale
+        self.nodes = (
+            Attribute("x", "F32", (self.features,), self._x),
+            Attribute("y", "I64", (), lambda num_bytes: (self._labels(*ids) for ids in self._ids())),
+            *(
+                Attribute(f"{name}_mask", "BOOL", (), self._mask(first, last))
+                for name, first, last in (("train", 0, 1), ("val", 1, 2), ("test", 2, 10))
+            ),
         )
-        return SourceInfo((), 2**self.scale, self.num_edges, nodes)
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The edges in their order; ``size`` does not matter."""
@@ -86,8 +85,8 @@ class RMat(Source):
             )
             yield centres[self._labels(low, high)] + noise
 
-    def _mask(self, name: str) -> Any:
-        first, last = {"train": (0, 1), "val": (1, 2), "test": (2, 10)}[name]
+    def _mask(self, first: int, last: int) -> ReadRows:
+        """Nodes whose number of ten that is drawn lies in a range."""
 
         def rows(num_bytes: int) -> Iterator[Array]:
             for number, (low, high) in enumerate(self._ids()):

@@ -6,25 +6,26 @@ import json
 import pickle
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
-from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
 
 from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind
-from pyg_dist.store.format import as_storage, spec_of
+from pyg_dist.store.format import TensorSpec, as_storage, spec_of
 from pyg_dist.store.graph_input import EDGE_INDEX, METADATA, read_graph
-from pyg_dist.store.reader import TensorFile
-from pyg_dist.store.source import EdgeChunk, Source, SourceInfo, edge_place, fixed_rows, storable, tensors_info
+from pyg_dist.store.source import EdgeChunk, TensorSource, attributes_of, fixed_rows, storable
 
 
-class SavedGraph(Source):
+class SavedGraph(TensorSource):
     """Tensors ``edge_index`` ``[2, E]`` and attributes; the header says which of them have a row per node or edge."""
 
     num_nodes: int
@@ -32,54 +33,61 @@ class SavedGraph(Source):
 
     def open(self) -> None:
         """The header."""
-        self.file = TensorFile(self.path)
-        try:
-            self.content: dict[str, Any] = json.loads(self.file.metadata[METADATA])
-            self.num_nodes = int(self.content["num_nodes"])
-            names = {kind: list(self.content[kind]) for kind in ("node_attributes", "edge_attributes")}
-            edges = self.file.tensors[EDGE_INDEX]
+        with self._opened() as file:
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            self.specs = {name: TensorSpec(one.get_dtype(), tuple(one.get_shape())) for name, one in found.items()}
+            content = json.loads(file.metadata()[METADATA])
+            self.num_nodes, edges = int(content["num_nodes"]), self.specs[EDGE_INDEX]
             if edges.dtype != "I64" or len(edges.shape) != 2 or edges.shape[0] != 2:
                 raise ValueError(f"edge_index of {edges.dtype} {list(edges.shape)}")
             self.num_edges = edges.shape[1]
-            rows = {"node_attributes": self.num_nodes, "edge_attributes": self.num_edges}
-            if any(self.file.tensors[n].shape[0] != rows[kind] for kind in names for n in names[kind]):
-                raise ValueError("attributes of another number of rows")
-            self.names = names
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+            of_nodes, of_edges, others = (
+                {name: self.specs[name] for name in content[kind]}
+                for kind in ("node_attributes", "edge_attributes", "other_tensors")
+            )
+            for kind, size in ((of_nodes, self.num_nodes), (of_edges, self.num_edges)):
+                if any(spec.shape[0] != size for spec in kind.values()):
+                    raise ValueError("attributes of another number of rows")
+            self.other, self.graph = content["other"], content["graph"]
+        self.nodes, self.edges = (attributes_of(kind, partial(partial, self._rows)) for kind in (of_nodes, of_edges))
+        self.other_tensors = {name: (spec, partial(self._whole, name)) for name, spec in others.items()}
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """The file, mapped; its pages are let go of at the end."""
+        try:
+            with safetensors.safe_open(self.path, "pt") as file:
+                yield file
+        except (safetensors.SafetensorError, KeyError, ValueError, TypeError, IndexError) as error:
             raise DataError(
                 f"Expected a graph of pyg_dist.save_graph in {self.path} (got {type(error).__name__}: {error}): save "
                 f"it again"
             ) from error
 
-    def info(self) -> SourceInfo:
-        """As the header says."""
-        tensors = self.file.tensors
-        nodes, edges = ({name: tensors[name] for name in names} for names in self.names.values())
-        others = {name: (tensors[name], partial(self.file.whole, name)) for name in self.content["other_tensors"]}
-        return tensors_info(
-            self.path, self.num_nodes, self.num_edges, nodes, edges, self._rows, other=self.content["other"],
-            other_tensors=others, graph=self.content["graph"],
-        )  # fmt: skip
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
+        """Slices of the file."""
+        places = (slice(low, low + size) for low in range(0, self.num_edges, size))
+        return self.ends_of((self._slice(EDGE_INDEX, slice(2), place) for place in places), self.path)
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """Slices of the mapped file."""
-        file = self.file
-        sources, targets = file.rows(EDGE_INDEX)
-        for low in range(0, self.num_edges, size):
-            high = min(low + size, self.num_edges)
-            attributes = {name: file.rows(name, low, high) for name in self.names["edge_attributes"]}
-            yield EdgeChunk(sources[low:high], targets[low:high], attributes, edge_place(self.path, low))
-            file.release()
+    def _slice(self, name: str, *place: slice) -> Array:
+        with self._opened() as file:
+            return as_storage(file.get_slice(name)[place].contiguous())
 
-    def _rows(self, name: str) -> Any:
-        return lambda num_bytes: self.file.pieces(name, num_bytes=num_bytes)
+    def _whole(self, name: str) -> Array:
+        with self._opened() as file:
+            return as_storage(file.get_tensor(name))
+
+    def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
+        spec = self.specs[name]
+        step = max(1, num_bytes // max(spec.row_bytes, 1))
+        return (self._slice(name, slice(low, low + step)) for low in range(0, spec.num_rows, step))
 
 
 PROCESSED = Path("processed") / "data.pt"
 """Where a dataset of PyG keeps its graph, below its folder."""
 
 
-class TorchFile(Source):
+class TorchFile(TensorSource):
     """One graph, with ``edge_index`` or a sparse ``adj_t``, as :class:`~pyg_dist.DistributedData` reads it.
 
     The file is loaded with ``weights_only=True``: nothing in it runs.
@@ -89,35 +97,25 @@ class TorchFile(Source):
         """All of it, into memory."""
         data = Data(**storable(self.path, _content(self.path)))
         try:
-            self.graph = read_graph(data, allow_nan=True, warn=False, is_strict=self.reading.is_strict)
+            graph = read_graph(data, allow_nan=True, warn=False, is_strict=self.reading.is_strict)
         except PygDistError as error:
             raise type(error)(f"{self.path}: {error}") from error
-
-    def info(self) -> SourceInfo:
-        """All is in memory."""
-        graph = self.graph
-        tensors, plain = by_kind(graph.other_attributes)
-        nodes, edges = (
-            {name: spec_of(t) for name, t in given.items()} for given in (graph.node_attributes, graph.edge_columns)
+        others, self.other = by_kind(graph.other_attributes)
+        tensors = graph.node_attributes | graph.edge_columns | others
+        arrays = {name: as_storage(tensor.contiguous()) for name, tensor in tensors.items()}
+        self.nodes, self.edges = (
+            attributes_of({name: spec_of(t) for name, t in given.items()}, lambda name: fixed_rows(arrays[name]))
+            for given in (graph.node_attributes, graph.edge_columns)
         )
-        return tensors_info(
-            self.path, graph.num_nodes, graph.edge_index.shape[1], nodes, edges,
-            lambda name: fixed_rows(_array(graph.node_attributes[name])), other=plain,
-            other_tensors={name: (spec_of(t), partial(_array, t)) for name, t in tensors.items()},
-            graph={"key": graph.graph_key, "loop_rule": graph.loop_rule},
-        )  # fmt: skip
+        self.other_tensors = {name: (spec_of(t), partial(arrays.__getitem__, name)) for name, t in others.items()}
+        self.num_nodes, self.num_edges = graph.num_nodes, graph.edge_index.shape[1]
+        self.graph = {"key": graph.graph_key, "loop_rule": graph.loop_rule}
+        self.edge_index = graph.edge_index.numpy()
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """Slices of the tensors."""
-        source, target = self.graph.edge_index.numpy()
-        for low in range(0, len(source), size):
-            part = slice(low, low + size)
-            attributes = {name: _array(rows[part]) for name, rows in self.graph.edge_columns.items()}
-            yield EdgeChunk(source[part], target[part], attributes, edge_place(self.path, low))
-
-
-def _array(tensor: Tensor) -> Any:
-    return as_storage(tensor.contiguous())
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
+        """Slices of the tensor."""
+        count = self.edge_index.shape[1]
+        return self.ends_of((self.edge_index[:, low : low + size] for low in range(0, count, size)), self.path)
 
 
 def _content(path: Path) -> dict[str, Any]:

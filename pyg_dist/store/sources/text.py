@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -102,10 +102,20 @@ def _read(file: IO[str], num_chars: int, done: int) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Consecutive lines of numbers."""
+    """Consecutive lines of numbers; empty ones are left out."""
 
     values: Array  # a record for each line, ``[lines]``
-    line: Callable[[int], int]  # the number of each in the file, from 1
+    path: Path  # the file
+    done: int  # lines before these
+    lines: list[str]  # these, and empty ones
+
+    def line(self, number: int) -> int:
+        """The number of a line in the file, from 1."""
+        return self.done + [k for k, line in enumerate(self.lines, 1) if line and not line.isspace()][number]
+
+    def place(self, number: int) -> str:
+        """Where a line stands, in words."""
+        return f"{self.path}, line {self.line(number)}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,13 @@ class Table:
         for done, lines in self.blocks(block):
             kept = [line for line in lines if line and not line.isspace()]
             if kept:
-                yield Rows(self._values(kept, done, lines), _numbers(done, lines))
+                rows = Rows(np.empty(0), self.path, done, lines)
+                try:
+                    values = self._parsed(kept)
+                except ValueError:
+                    self._refuse(kept, rows)
+                    raise
+                yield replace(rows, values=values)
 
     def blocks(self, block: int = BLOCK) -> Iterator[tuple[int, list[str]]]:
         """Lines, and how many came before."""
@@ -156,41 +172,23 @@ class Table:
                 text = rule.pattern.sub(rule.other, text)
         return text
 
-    def _values(self, kept: list[str], done: int, lines: list[str]) -> Array:
-        try:
-            return self._parsed(kept)
-        except ValueError:
-            low, high = 0, len(kept)  # the first `low` lines are right, not all of the first `high`
-            while high - low > 1:
-                middle = (low + high) // 2
-                try:
-                    self._parsed(kept[:middle])
-                    low = middle
-                except ValueError:
-                    high = middle
-            raise self._error(kept[low], _numbers(done, lines)(low)) from None
-
     def _parsed(self, lines: list[str]) -> Array:
         quote = '"' if self.separator is not None and any('"' in line for line in lines) else None
         return np.loadtxt(lines, list(self.columns), comments=None, delimiter=self.separator, quotechar=quote, ndmin=1)
 
-    def _error(self, line: str, number: int) -> DataError:
-        try:
-            self._parsed([line])
-        except ValueError as error:
-            found = re.search(r"convert string (.*) to .* column (\d+)", str(error))
-        shown, place = line.strip()[:60], f"in {self.path}, line {number}"
-        if found is None:
-            return DataError(f"Expected {counted(len(self.columns))} {place} (got {shown!r}): {self.remedy}")
-        name, kind = self.columns[int(found[2]) - 1]
-        return DataError(
-            f"Expected {_WHAT[kind]} as {name} {place} (got {found[1]} in {shown!r}): mend or drop the line"
-        )
-
-
-def _numbers(done: int, lines: list[str]) -> Callable[[int], int]:
-    """The number of each line that is not empty."""
-    return lambda place: done + [k for k, line in enumerate(lines, 1) if line and not line.isspace()][place]
+    def _refuse(self, lines: list[str], rows: Rows) -> None:
+        """Raise the error of the first line that is none of numbers as these columns have them."""
+        for number, line in enumerate(lines):
+            try:
+                self._parsed([line])
+            except ValueError as error:
+                found = re.search(r"convert string (.*) to .* column (\d+)", str(error))
+                expected, got, remedy = counted(len(self.columns)), repr(line.strip()[:60]), self.remedy
+                if found is not None:
+                    name, kind = self.columns[int(found[2]) - 1]
+                    expected, got = f"{_WHAT[kind]} as {name}", f"{found[1]} in {got}"
+                    remedy = "mend or drop the line"
+                raise DataError(f"Expected {expected} in {rows.place(number)} (got {got}): {remedy}") from None
 
 
 def same_columns(path: Path, kind: str, count: int) -> Table:

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from pyg_dist import DistributedData
 from pyg_dist.cli import main
-from pyg_dist.cli.planned_graph import read_planned_graph
+from pyg_dist.cli.inputs import read_planned_graph
 from pyg_dist.errors import PygDistError
 from pyg_dist.store.sources import Reading, open_source
 
@@ -193,7 +193,7 @@ def test_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert np.array_equal(np.concatenate([chunk.source for chunk in chunks]), edges[0])
     assert np.array_equal(np.concatenate([chunk.target for chunk in chunks]), edges[1])
     assert np.array_equal(np.concatenate([chunk.attributes["edge_weight"] for chunk in chunks]), weight)
-    assert (source.info().num_edges, source.info().edges[0].dtype) == (5000, "F64")
+    assert (source.num_edges, source.edges[0].dtype) == (5000, "F64")
     assert read_planned_graph(path).num_nodes == edges.max() + 1
     assert "weight as weight, src_id as source, dst_id as target (note left out)" in capsys.readouterr().err
     parquet.write_table(pyarrow.table({"source": [0, None], "target": [1, 2]}), path)
