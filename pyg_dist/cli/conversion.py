@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import Manifest, Shard
-from pyg_dist.store.source import Attribute
+from pyg_dist.store.source import Attribute, rows_of
 from pyg_dist.store.sources import Source
 from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
 
@@ -72,7 +72,7 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
     if source.num_nodes is not None:
         require_parts("part", options.parts, source.num_nodes)
 
-    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, Any]]:
+    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, object]]:
         require_parts("part", options.parts, work.edges.num_nodes)
         parts = _parts(work)
         nodes = NodeParts.of(parts, options.parts)
@@ -110,7 +110,7 @@ def write_grid_store(
     require(options.parts >= 1, f"one rank or more (got {options.parts})")
     wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
 
-    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, Any]]:
+    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, object]]:
         edges, edge_digest = work.edges, work.edges.digest()
         model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(source), layers)
         machine = Machine.load()
@@ -157,7 +157,7 @@ class _Work:
 
 def _write(
     layout: Literal["halo", "grid"], source: Source, out: Path, options: StoreOptions,
-    write: Callable[[_Work], tuple[dict[str, Shard], dict[str, Any]]], progress: Progress | None, mesh: str = "",
+    write: Callable[[_Work], tuple[dict[str, Shard], dict[str, object]]], progress: Progress | None, mesh: str = "",
 ) -> Manifest:  # fmt: skip
     """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
     tell = progress or (lambda step, count: None)
@@ -173,7 +173,7 @@ def _write(
         counts |= {name: astuple(found) for name, found in edges.nan.items()}
         manifest = Manifest(
             layout, edges.num_nodes, edges.num_edges, options.parts, dict(source.graph),
-            {a.name: (a.dtype, a.shape) for a in source.nodes}, {a.name: (a.dtype, a.shape) for a in source.edges},
+            rows_of(source.nodes), rows_of(source.edges),
             dict(source.other), plan | {"nan": counts}, others | shards,
         )  # fmt: skip
         folder.commit(manifest)

@@ -38,7 +38,7 @@ _GPU_DRIVER = Path("/proc/driver/nvidia/version")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def examine() -> dict[str, Any]:
+def examine() -> dict[str, object]:
     """What decides which path is taken, ready for JSON; ``"remarks"`` says what is slower than it could be."""
     build, cpu_flags = library.build_info(), _cpu_flags()
     gpus, no_gpus = _gpus()

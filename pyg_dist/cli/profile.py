@@ -94,11 +94,11 @@ class Profile:
         rows[OUTSIDE]["other"] += self.seconds[rank] - sum(span.own for span in self.spans[rank])
         return rows
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain numbers for programs, in seconds."""
         names = ("seconds", "sent_bytes", "id_bytes", "hidden_seconds", "peak_bytes", "product_forms")
 
-        def of(rank: int) -> dict[str, Any]:
+        def of(rank: int) -> dict[str, object]:
             layers = dict(zip(self.layers, self.table(rank), strict=True))
             return {name: getattr(self, name)[rank] for name in names} | {"layers": layers}
 
@@ -125,7 +125,7 @@ class Profile:
 
         The ranks' clocks are set to zero by a barrier.
         """
-        events: list[dict[str, Any]] = []
+        events: list[dict[str, object]] = []
         for rank, spans in enumerate(self.spans):
             events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
             for layer, name in enumerate(self.layers):
@@ -223,7 +223,7 @@ def _layers(recorder: Recorder, names: list[str]) -> Iterator[None]:
     number: dict[nn.Module, int] = {}
     running: list[tuple[nn.Module, ExitStack]] = []
 
-    def before(module: nn.Module, inputs: Any) -> None:
+    def before(module: nn.Module, inputs: object) -> None:
         if not getattr(module, "is_distributed", False):
             return
         if module not in number:
@@ -234,7 +234,7 @@ def _layers(recorder: Recorder, names: list[str]) -> Iterator[None]:
         stack.enter_context(phase("other"))
         running.append((module, stack))
 
-    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+    def after(module: nn.Module, inputs: object, output: object) -> None:
         if running and running[-1][0] is module:
             running.pop()[1].close()
 

@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pyg_dist.cli.inputs import Commands, add_machine_options, machine_of, require, require_drawable
 from pyg_dist.plan.simulate import (
@@ -120,10 +119,10 @@ def _table(epochs: list[Epoch]) -> list[str]:
     )
 
 
-def to_dict(graph: GraphStatistics, machine: Machine, results: Results) -> dict[str, Any]:
+def to_dict(graph: GraphStatistics, machine: Machine, results: Results) -> dict[str, object]:
     """The same numbers, for programs."""
 
-    def of_ranks(line: Epoch) -> dict[str, Any]:
+    def of_ranks(line: Epoch) -> dict[str, object]:
         return {
             "ranks": line.ranks,
             "owned_and_halo_nodes": round(line.halo_nodes),
@@ -134,7 +133,7 @@ def to_dict(graph: GraphStatistics, machine: Machine, results: Results) -> dict[
             "sums": line.sums,
         }
 
-    def of_model(model: Model, epochs: list[Epoch]) -> dict[str, Any]:
+    def of_model(model: Model, epochs: list[Epoch]) -> dict[str, object]:
         return {
             "layers": len(model.widths) - 1,
             "width": model.widths[1] if len(model.widths) > 2 else model.widths[0],

@@ -74,8 +74,7 @@ def partition(
         >>> parts.shape, parts.bincount().tolist()
         (torch.Size([34]), [17, 17])
     """
-    given: Any = num_parts
-    if isinstance(given, bool) or not isinstance(given, Integral):
+    if isinstance(num_parts, bool) or not isinstance(num_parts, Integral | int):
         raise OptionError(f"Expected 'num_parts' to be an integer (got {num_parts!r})")
     if num_parts < 1:
         raise OptionError(f"Expected at least one part (got num_parts={num_parts})")

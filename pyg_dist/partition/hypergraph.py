@@ -33,6 +33,12 @@ class HypergraphModel:
         """Number of nets."""
         return int(self.start.size) - 1
 
+    def weight_below(self, bound: int) -> Array:
+        """The weights in units of which all together are at most ``bound``, for solvers that count in 32 bits."""
+        unit = -(-int(self.weight.sum()) // bound)
+        weight: Array = np.maximum(self.weight // unit, 1)
+        return weight
+
     def connectivity(self, parts: Array) -> int:
         """Sum of ``net_weight (lambda - 1)``, with lambda the number of parts that a net reaches. Not collective."""
         net = np.repeat(np.arange(self.num_nets), np.diff(self.start))

@@ -12,7 +12,7 @@ from torch_geometric import EdgeIndex
 from pyg_dist.errors import DataError
 
 
-def as_edges(edge_index: Any) -> Tensor:
+def as_edges(edge_index: object) -> Tensor:
     """A plain int64 tensor ``[2, E]`` on the CPU."""
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
@@ -37,7 +37,7 @@ def check_ends(edge_index: Tensor, num_nodes: int, name: str) -> None:
         )
 
 
-def as_parts(parts: Any) -> Tensor:
+def as_parts(parts: object) -> Tensor:
     """Return ``parts``, of any form, as a CPU tensor of integers. Not collective."""
     try:
         given = parts.detach().cpu() if isinstance(parts, Tensor) else np.asarray(parts)

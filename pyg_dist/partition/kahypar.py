@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,53 +16,22 @@ from pyg_dist.partition.solver import SolverOptions, explained_failure, package
 
 _MAX_WEIGHT = 2**31 - 1  # of all nodes together: KaHyPar counts in 32 bits
 
-# Multilevel direct k-way with FM on the connectivity: communities first, then heavy edges are contracted until 160
-# nodes a part are left; the coarsest hypergraph is bisected recursively by a pool of methods; FM stops by an adaptive
-# rule.
 _CONFIGURATION = """
-mode=direct
-objective=km1
-cmaxnet=1000
-vcycles=0
-p-use-sparsifier=true
-p-detect-communities=true
-p-detect-communities-in-ip=false
-p-max-louvain-pass-iterations=100
-p-min-eps-improvement=0.0001
-p-louvain-edge-weight=hybrid
-c-type=ml_style
-c-s=1
-c-t=160
-c-rating-score=heavy_edge
-c-rating-use-communities=true
-c-rating-heavy_node_penalty=no_penalty
-c-rating-acceptance-criterion=best_prefer_unmatched
-c-fixed-vertex-acceptance-criterion=fixed_vertex_allowed
-i-mode=recursive
-i-technique=multi
-i-algo=pool
-i-runs=20
-i-c-type=ml_style
-i-c-s=1
-i-c-t=150
-i-c-rating-score=heavy_edge
-i-c-rating-use-communities=true
-i-c-rating-heavy_node_penalty=no_penalty
-i-c-rating-acceptance-criterion=best_prefer_unmatched
-i-c-fixed-vertex-acceptance-criterion=fixed_vertex_allowed
-i-bp-algorithm=worst_fit
-i-bp-heuristic-prepacking=false
-i-bp-early-restart=true
-i-bp-late-restart=true
-i-r-type=twoway_fm
-i-r-runs=-1
-i-r-fm-stop=simple
-i-r-fm-stop-i=50
-r-type=kway_fm_km1
-r-runs=-1
-r-fm-stop=adaptive_opt
-r-fm-stop-alpha=1
+    mode=direct objective=km1 cmaxnet=1000 vcycles=0 p-use-sparsifier=true p-detect-communities=true
+    p-detect-communities-in-ip=false p-max-louvain-pass-iterations=100 p-min-eps-improvement=0.0001
+    p-louvain-edge-weight=hybrid c-type=ml_style c-s=1 c-t=160 c-rating-score=heavy_edge
+    c-rating-use-communities=true c-rating-heavy_node_penalty=no_penalty
+    c-rating-acceptance-criterion=best_prefer_unmatched c-fixed-vertex-acceptance-criterion=fixed_vertex_allowed
+    i-mode=recursive i-technique=multi i-algo=pool i-runs=20 i-c-type=ml_style i-c-s=1 i-c-t=150
+    i-c-rating-score=heavy_edge i-c-rating-use-communities=true i-c-rating-heavy_node_penalty=no_penalty
+    i-c-rating-acceptance-criterion=best_prefer_unmatched i-c-fixed-vertex-acceptance-criterion=fixed_vertex_allowed
+    i-bp-algorithm=worst_fit i-bp-heuristic-prepacking=false i-bp-early-restart=true i-bp-late-restart=true
+    i-r-type=twoway_fm i-r-runs=-1 i-r-fm-stop=simple i-r-fm-stop-i=50 r-type=kway_fm_km1 r-runs=-1
+    r-fm-stop=adaptive_opt r-fm-stop-alpha=1
 """
+"""Multilevel direct k-way with FM on the connectivity: communities first, then heavy edges are contracted until 160
+nodes a part are left; the coarsest hypergraph is bisected recursively by a pool of methods; FM stops by an adaptive
+rule."""
 
 
 def kahypar_parts(hypergraph: HypergraphModel, num_parts: int, options: SolverOptions) -> Tensor:
@@ -82,15 +50,13 @@ def kahypar_parts(hypergraph: HypergraphModel, num_parts: int, options: SolverOp
         raise OptionError(
             f"Expected at most 2**31 - 1 pins for KaHyPar (got {hypergraph.pin.size:,}): take solver='mt-kahypar'"
         )
-    unit = -(-int(hypergraph.weight.sum()) // _MAX_WEIGHT)
-    weight = np.maximum(hypergraph.weight // unit, 1)
     model = kahypar.Hypergraph(
         hypergraph.num_nodes, hypergraph.num_nets, hypergraph.start.tolist(), hypergraph.pin.tolist(), num_parts,
-        hypergraph.net_weight.tolist(), weight.tolist(),
+        hypergraph.net_weight.tolist(), hypergraph.weight_below(_MAX_WEIGHT).tolist(),
     )  # fmt: skip
     context = kahypar.Context()
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as file:
-        file.write(_CONFIGURATION)
+        file.write("\n".join(_CONFIGURATION.split()))
         file.flush()
         context.loadINIconfiguration(file.name)
     context.setK(num_parts)

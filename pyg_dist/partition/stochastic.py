@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -14,7 +13,7 @@ from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.hypergraph import HypergraphModel, nets_of
 from pyg_dist.partition.inputs import Array, node_work
 
-DrawBatch = Callable[[int, int], Any]
+DrawBatch = Callable[[int, int], object]
 """(seed, step) -> ids of the nodes of a mini-batch."""
 
 _DRAWS = 8  # of each node, on average, at least

@@ -9,7 +9,6 @@ Fennel's limit on load: Tsourakakis et al., 2014). Memory is O(N + P) and a chun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -78,7 +77,9 @@ def stream_parts(chunks: Chunks, weight: Array, num_parts: int, epsilon: float, 
     return torch.from_numpy(parts.astype(np.int32))
 
 
-def _move(chunks: Chunks, item: Array, place: Array, size: Array, load: Array, limit: float, rng: Any) -> None:
+def _move(
+    chunks: Chunks, item: Array, place: Array, size: Array, load: Array, limit: float, rng: np.random.Generator
+) -> None:
     """One pass: items (nodes, or clusters of them) move to the place of most of their neighbours that has room.
 
     Args:

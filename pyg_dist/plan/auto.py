@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -33,7 +32,7 @@ class HaloCandidate:
     def __str__(self) -> str:
         return f"halo, {self.exchange} exchange{' in two levels' * self.two_levels}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return {
             "layout": "halo", "exchange": self.exchange, "levels": 1 + self.two_levels,

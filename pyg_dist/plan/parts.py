@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.partition.inputs import Array, as_edges, check_ends
 from pyg_dist.partition.memory import require_memory
-from pyg_dist.partition.mt_kahypar import hypergraph_parts, improved_parts
+from pyg_dist.partition.mt_kahypar import hypergraph_parts
 from pyg_dist.partition.solver import Preset, Solver, SolverOptions
 
 METHODS = (*MODELS, "cover")
@@ -224,7 +223,7 @@ def refine(
     for number in rounds:
         solver = SolverOptions(options.epsilon, options.seed + number, preset=options.preset)
         model = build_cover_model(edge_index, best.parts.numel(), best.is_post, train_mask)
-        parts = improved_parts(model, best.parts, num_parts, solver, "quality")
+        parts = hypergraph_parts(model, num_parts, solver, "quality", best.parts)
         found = covered(edge_index, parts, num_parts, best.is_post)
         gain = best.rows - found.rows
         if gain > 0:
@@ -244,31 +243,24 @@ def _by_cover(
     report: Report,
 ) -> Tensor:
     """A round from each start: METIS, the model of the choice by degree (two seeds), column nets. The best goes on."""
-    by_degree = choice_by_degree(edge_index, num_nodes)
+    by_degree, began = choice_by_degree(edge_index, num_nodes), time.monotonic()
 
     def start(name: str, seed: int) -> Tensor:
         if name == "cover":
             model = build_cover_model(edge_index, num_nodes, by_degree, train_mask)
-            return hypergraph_parts(
-                model, num_parts, SolverOptions(options.epsilon, seed, preset=options.preset), "default"
-            )
+            solver = SolverOptions(options.epsilon, seed, preset=options.preset)
+            return hypergraph_parts(model, num_parts, solver, "default")
         preset = (options.preset or "default") if name == "hypergraph" else None
         return partition(edge_index, num_nodes, num_parts, name, train_mask, options.epsilon, seed, preset=preset)
 
-    began = time.monotonic()
+    def report_of(name: str) -> Report:
+        return lambda step, parts: report(f"{name}, {step}, {time.monotonic() - began:.0f} s", parts)
 
-    def found(name: str, step: str, parts: Tensor) -> None:
-        report(f"{name}, {step}, {time.monotonic() - began:.0f} s", parts)
-
-    best: tuple[str, Covered] | None = None
+    found: list[tuple[Covered, Report]] = []
     for name, seed in (("metis", 0), ("cover", 0), ("cover", 1), ("hypergraph", 0)):
+        told = report_of(name)
         first = covered(edge_index, start(name, options.seed + seed), num_parts, by_degree)
-        found(name, f"start: {first.rows:,} rows", first.parts)
-        said = functools.partial(found, name)
-        refined = refine(edge_index, first, num_parts, options, train_mask, said, range(1))
-        if best is None or refined.rows < best[1].rows:
-            best = name, refined
-    assert best is not None
-    name, refined = best
-    said = functools.partial(found, name)
-    return refine(edge_index, refined, num_parts, options, train_mask, said, range(1, _MAX_ROUNDS)).parts
+        told(f"start: {first.rows:,} rows", first.parts)
+        found.append((refine(edge_index, first, num_parts, options, train_mask, told, range(1)), told))
+    best, told = min(found, key=lambda one: one[0].rows)
+    return refine(edge_index, best, num_parts, options, train_mask, told, range(1, _MAX_ROUNDS)).parts

@@ -6,7 +6,7 @@ import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -71,7 +71,7 @@ class DistributionPlan(ABC):
 
     def to_dict(
         self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Plain numbers for programs; ``bytes`` is by width, of one aggregation. Seconds and memory are ``model``'s."""
         machine = self._machine(machine)
         return {
@@ -108,7 +108,7 @@ class DistributionPlan(ABC):
         """The model whose price is printed; None: none."""
 
     @abstractmethod
-    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
+    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, object]:
         """What only this layout has."""
 
     @abstractmethod

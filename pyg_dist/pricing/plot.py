@@ -6,11 +6,12 @@ import html
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyg_dist.errors import MissingPackageError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_BARS = 32
@@ -53,7 +54,7 @@ def draw(path: str | Path, title: str, heat_map: HeatMap | None, *bars: Bars) ->
     figure.savefig(path)
 
 
-def draw_bars(axes: Any, panel: Bars) -> None:
+def draw_bars(axes: Axes, panel: Bars) -> None:
     """Bars by rank, or, of many ranks, each series sorted and drawn as steps."""
     num_ranks = max((len(values) for values in panel.series.values()), default=0)
     if num_ranks > MOST_BARS:
@@ -74,7 +75,7 @@ def draw_bars(axes: Any, panel: Bars) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
 
 
-def whole_numbers(axes: Any, which: str) -> None:
+def whole_numbers(axes: Axes, which: str) -> None:
     """Ticks at integers alone: there is no rank 0.5."""
     from matplotlib.ticker import MaxNLocator
 
@@ -82,7 +83,7 @@ def whole_numbers(axes: Any, which: str) -> None:
         getattr(axes, f"{axis}axis").set_major_locator(MaxNLocator(integer=True))
 
 
-def number_ranks(axes: Any, ranks: Sequence[int]) -> None:
+def number_ranks(axes: Axes, ranks: Sequence[int]) -> None:
     """Label an axis of ranks with these numbers, whatever its scale."""
     from matplotlib.ticker import NullLocator
 

@@ -9,7 +9,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Attributes:
 
     nodes: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[N, ...]`` by name
     edges: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[E, ...]`` by name
-    others: dict[str, Any] = field(default_factory=dict)  # everything else
+    others: dict[str, object] = field(default_factory=dict)  # everything else
 
 
 def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True) -> int:
@@ -57,7 +57,7 @@ def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True)
 
 
 def sort_attributes(
-    given: Mapping[str, Any], num_nodes: int | None, num_edges: int | None, is_strict: bool = True
+    given: Mapping[str, object], num_nodes: int | None, num_edges: int | None, is_strict: bool = True
 ) -> Attributes:
     """Put every attribute where it belongs.
 
@@ -78,23 +78,27 @@ def sort_attributes(
                 raise
             warnings.warn(f"'{name}' is left out: {error}", stacklevel=2)
             continue
-        {"node": found.nodes, "edge": found.edges, None: found.others}[kind][name] = value
+        if kind is None or not isinstance(value, Tensor):
+            found.others[name] = value
+        else:
+            (found.nodes if kind == "node" else found.edges)[name] = value
     return found
 
 
-def by_kind(others: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def by_kind(others: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
     """Of attributes without rows: tensors, and what is none."""
     tensors = {name: value for name, value in others.items() if isinstance(value, Tensor)}
     return tensors, {name: value for name, value in others.items() if name not in tensors}
 
 
-def _kind_of(name: str, value: Any, num_nodes: int | None, num_edges: int | None) -> Literal["node", "edge"] | None:
+def _kind_of(name: str, value: object, num_nodes: int | None, num_edges: int | None) -> Literal["node", "edge"] | None:
     if name in _OWN:
         raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
     if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
         raise UnsupportedError(f"Expected '{name}' to be a dense tensor (got a sparse one): use .to_dense()")
-    is_rows = isinstance(value, Tensor) and value.dim() > 0
-    return belongs_to(name, value, num_nodes, num_edges) if is_rows else None
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return None
+    return belongs_to(name, value, num_nodes, num_edges)
 
 
 def belongs_to(

@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,14 +40,14 @@ _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {  # the second has t
 _ALIGNMENT = 8
 
 
-def storage_dtype(dtype: str) -> np.dtype[Any]:
+def storage_dtype(dtype: str) -> np.dtype[np.generic]:
     """The NumPy type with the bytes of a safetensors type."""
     if dtype not in _DTYPES:
         raise DataError(f"Expected one of the types {', '.join(_DTYPES)} (got {dtype!r}): convert the tensor")
     return np.dtype(_DTYPES[dtype][1])
 
 
-def dtype_name(dtype: np.dtype[Any] | torch.dtype) -> str:
+def dtype_name(dtype: np.dtype[np.generic] | torch.dtype) -> str:
     """What safetensors calls a type of NumPy or torch."""
     for name, (of_torch, of_numpy) in _DTYPES.items():
         if dtype == of_torch if isinstance(dtype, torch.dtype) else dtype == np.dtype(of_numpy) and name != "BF16":
@@ -56,7 +55,7 @@ def dtype_name(dtype: np.dtype[Any] | torch.dtype) -> str:
     raise DataError(f"Expected one of the types {', '.join(_DTYPES)} (got {dtype}): convert the tensor")
 
 
-def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+def torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
     """The type of torch for one of NumPy."""
     return _DTYPES[dtype_name(dtype)][0]
 
@@ -126,7 +125,7 @@ class FileLayout:
     def of(tensors: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> FileLayout:
         """The layout of a new file: wide types first, so that each tensor is aligned to its own without a gap."""
         order = sorted(tensors, key=lambda name: (-storage_dtype(tensors[name].dtype).itemsize, name))
-        entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         offset, offsets = 0, {}
         for name in order:
             spec, offsets[name] = tensors[name], offset

@@ -49,7 +49,7 @@ class GraphInput:
     device: torch.device
     node_attributes: dict[str, Tensor]
     edge_attributes: dict[str, Tensor]
-    other_attributes: dict[str, Any]
+    other_attributes: dict[str, object]
 
     @property
     def edge_columns(self) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
     return graph
 
 
-def _way_to_data(given: Any) -> str:
+def _way_to_data(given: object) -> str:
     """How a ``Data`` is made of what was given."""
     if isinstance(given, HeteroData):
         return "convert it first, HeteroData.to_homogeneous()"
@@ -195,7 +195,7 @@ def save_graph(data: Data, path: str | Path) -> None:
                 f"Expected '{name}' to be a tensor or what JSON has (got {type(value).__name__}): delete it"
             )
     tensors: dict[str, Tensor] = {EDGE_INDEX: graph.edge_index, **graph.node_attributes, **graph.edge_columns, **others}
-    content: dict[str, Any] = {
+    content: dict[str, object] = {
         "num_nodes": graph.num_nodes,
         "graph": {"key": graph.graph_key, "loop_rule": graph.loop_rule},
         "node_attributes": list(graph.node_attributes),

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.folder import StoreFolder
-from pyg_dist.store.format import ShardWriter, as_torch, of_rows, storage_dtype
-from pyg_dist.store.manifest import Manifest, Shard, bounds, order_specs
+from pyg_dist.store.format import ShardWriter, as_torch, storage_dtype
+from pyg_dist.store.manifest import Manifest, Shard, bounds, order_specs, range_specs, row_specs, tile_specs
 from pyg_dist.store.reader import Column, ShardReader, TensorFile
 from pyg_dist.store.records import Buckets, read_records, stable_order
-from pyg_dist.store.source import Attribute
+from pyg_dist.store.source import Attribute, rows_of
 from pyg_dist.store.spool import Spool, Tick
 
 Span = tuple[int, int]
@@ -70,11 +70,10 @@ def _write_rows(
     if len(kept) == count or not attributes:
         return kept
     ends = bounds(len(position), count)
+    sizes = np.diff(ends).tolist()
     writers = [
-        ShardWriter(
-            folder.work / key, {a.name: of_rows(a.dtype, int(ends[k + 1] - ends[k]), a.shape) for a in attributes}
-        )
-        for k, key in enumerate(keys)
+        ShardWriter(folder.work / key, row_specs(rows_of(attributes), size))
+        for key, size in zip(keys, sizes, strict=True)
     ]
     for attribute in attributes:
         row = np.dtype([("position", np.int64), ("row", storage_dtype(attribute.dtype), attribute.shape)])
@@ -84,8 +83,7 @@ def _write_rows(
             records["position"], records["row"] = position[low : low + len(rows)], rows
             buckets.add(np.searchsorted(ends, records["position"], side="right") - 1, records)
             low += len(rows)
-        for number, writer in enumerate(writers):
-            size = int(ends[number + 1] - ends[number])
+        for number, (writer, size) in enumerate(zip(writers, sizes, strict=True)):
             if size:
                 records = np.fromfile(buckets.path(number), row)
                 order = stable_order(records["position"] - ends[number], size)
@@ -97,16 +95,15 @@ def _write_rows(
 
 def _write_ranges(folder: StoreFolder, edges: Spool, count: int, chunk: int) -> dict[str, Shard]:
     """The edges as they are, for what needs no tile."""
-    ends, writers = bounds(edges.num_edges, count), []
+    ends = bounds(edges.num_edges, count)
     keys = [f"edges-{number:05d}" for number in range(count)]
     kept = folder.kept(*keys)
     if len(kept) == count:
         return kept
-    for number, key in enumerate(keys):
-        size = int(ends[number + 1] - ends[number])
-        specs = {"source": of_rows("I64", size), "target": of_rows("I64", size)}
-        specs |= {a.name: of_rows(a.dtype, size, a.shape) for a in edges.attributes}
-        writers.append(ShardWriter(folder.work / key, specs))
+    writers = [
+        ShardWriter(folder.work / key, range_specs(size, rows_of(edges.attributes)))
+        for key, size in zip(keys, np.diff(ends).tolist(), strict=True)
+    ]
     for low, source, target, values in edges.chunks(chunk):
         columns, high = {"source": source, "target": target} | values, low + len(source)
         for number in range(count):
@@ -144,8 +141,7 @@ def _write_tiles(
         tick(len(source))
     for bucket, key in enumerate(keys):
         if key not in shards:
-            size = int(buckets.counts[bucket])
-            specs = {"edge_id": of_rows("I64", size), "row": of_rows("I32", size), "column": of_rows("I32", size)}
+            specs = tile_specs(int(buckets.counts[bucket]))
             writer = ShardWriter(folder.work / key, specs)
             for records in read_records(buckets.path(bucket), _TILE, chunk):
                 writer.append(**{name: records[name] for name in specs})

@@ -18,10 +18,10 @@ from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.memory import shortage
 from pyg_dist.store.folder import StoreFolder
-from pyg_dist.store.format import ShardWriter, of_rows, storage_dtype
-from pyg_dist.store.manifest import Shard
+from pyg_dist.store.format import ShardWriter, storage_dtype
+from pyg_dist.store.manifest import Shard, edge_specs, halo_specs, node_specs
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records, stable_order
-from pyg_dist.store.source import Attribute
+from pyg_dist.store.source import Attribute, rows_of
 from pyg_dist.store.spool import Spool, Tick
 
 BLOCK_COLUMNS = ("edge_id", "source", "target", "is_post", "row_id", "sum_id")
@@ -88,8 +88,7 @@ def write_nodes(
         return kept
     for part, key in enumerate(keys):
         count = nodes.size(part)
-        tensors = {a.name: of_rows(a.dtype, count, a.shape) for a in attributes}
-        writers.append(ShardWriter(folder.work / key, {"node_id": of_rows("I64", count)} | tensors))
+        writers.append(ShardWriter(folder.work / key, node_specs(count, rows_of(attributes))))
         writers[-1].append(node_id=nodes.node[nodes.start[part] : nodes.start[part + 1]])
     for attribute in attributes:
         low: int = 0
@@ -175,9 +174,7 @@ class _PartWriter:
                 f"Expected --memory of {needed} or more for {most:,} edges from a part to another (got {there}): give "
                 f"more, or more parts"
             )
-        columns = {name: of_rows("I32", int(counts.sum())) for name in ("source", "target")}
-        columns |= {a.name: of_rows(a.dtype, int(counts.sum()), a.shape) for a in edges.attributes}
-        columns |= {"edge_id": of_rows("I64", int(counts.sum())), "is_post": of_rows("BOOL", crossing)}
+        columns = edge_specs(int(counts.sum()), crossing, rows_of(edges.attributes))
         self.key = f"edges-{part:05d}"
         self.writer = ShardWriter(folder.work / self.key, columns)
         self.names = [name for name in columns if name != "is_post"]
@@ -244,8 +241,7 @@ class _PartWriter:
         """Both shards."""
         self._finish()
         halo_key = f"halo-{self.part:05d}"
-        sizes = {"row_id": sum(self.blocks["rows"]), "sum_id": sum(self.blocks["sums"])}
-        specs = {n: of_rows("I64", size) for n, size in sizes.items()}
+        specs = halo_specs(sum(self.blocks["rows"]), sum(self.blocks["sums"]))
         halo = ShardWriter(self.folder.work / halo_key, specs)
         for name, path in self.lists.items():
             for values in read_records(path, np.dtype(np.int64), 1 << 18):

@@ -32,7 +32,7 @@ class HeteroInput:
     num_nodes: dict[str, int]
     nodes: dict[str, Attributes]
     relations: dict[EdgeType, GraphInput]
-    others: dict[str, Any]
+    others: dict[str, object]
     device: torch.device
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

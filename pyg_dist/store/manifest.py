@@ -28,6 +28,9 @@ LoopRule = Literal["remaining", "add", "replace"]
 """What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
 beside it (PyG on sparse tensors), or replaced by it (``SparseTensor``)."""
 
+Rows = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Attributes by name: the type and the shape of a row."""
+
 ADJ_VALUES = "adj_t values"
 """The edge attribute that holds the values of a sparse ``adj_t``."""
 
@@ -110,8 +113,8 @@ class Manifest:
     num_edges: int
     num_parts: int
     graph: dict[str, Any]
-    node_attributes: dict[str, tuple[str, tuple[int, ...]]]
-    edge_attributes: dict[str, tuple[str, tuple[int, ...]]]
+    node_attributes: Rows
+    edge_attributes: Rows
     other: dict[str, Any]
     plan: dict[str, Any]
     shards: dict[str, Shard]
@@ -171,7 +174,7 @@ def _require_consistent(manifest: Manifest) -> None:
         _require(isinstance(getattr(manifest, name), dict), f"{name!r} is no object")
     nan = manifest.plan.get("nan", {})
     _require(isinstance(nan, dict) and all(map(_are_three_counts, nan.values())), f"NaN counts {nan!r}")
-    for name, spec in _rows(manifest.node_attributes | manifest.edge_attributes, 0).items():
+    for name, spec in row_specs({**manifest.node_attributes, **manifest.edge_attributes}, 0).items():
         _require_spec(f"attribute {name!r}", spec)
     for key, shard in manifest.shards.items():
         has_blocks = manifest.layout == "halo" and key.startswith("edges-")
@@ -207,14 +210,10 @@ def _require_halo(manifest: Manifest) -> None:
             p, q = (int(ends[0]) for ends in wrong.nonzero())
             raise ValueError(f"{number[p, q]} {name!r} from part {p} to {q}, not {int(least[p, q])} to {most[p, q]}")
     for q in range(num_parts):
-        halo = {"row_id": of_rows("I64", int(rows[:, q].sum())), "sum_id": of_rows("I64", int(sums[:, q].sum()))}
         count, across = int(edges[:, q].sum()), int(crossing[:, q].sum())
-        columns_of = {"source": of_rows("I32", count), "target": of_rows("I32", count)}
-        columns_of |= {"edge_id": of_rows("I64", count), "is_post": of_rows("BOOL", across)}
-        _require_tensors(shards, f"edges-{q:05d}", columns_of | _rows(manifest.edge_attributes, count))
-        own = {"node_id": of_rows("I64", int(nodes[q]))}
-        _require_tensors(shards, f"nodes-{q:05d}", own | _rows(manifest.node_attributes, int(nodes[q])))
-        _require_tensors(shards, f"halo-{q:05d}", halo)
+        _require_tensors(shards, f"edges-{q:05d}", edge_specs(count, across, manifest.edge_attributes))
+        _require_tensors(shards, f"nodes-{q:05d}", node_specs(int(nodes[q]), manifest.node_attributes))
+        _require_tensors(shards, f"halo-{q:05d}", halo_specs(int(rows[:, q].sum()), int(sums[:, q].sum())))
         (boundary,) = shards[f"edges-{q:05d}"].blocks["boundary"]
         low, high = int(sums[:, q].max()), min(int(sums[:, q].sum()), int(nodes[q]))
         _require(low <= boundary <= high, f"{boundary} boundary nodes of part {q}, not {low} to {high}")
@@ -253,17 +252,45 @@ def _require_grid(manifest: Manifest) -> None:
         if kind == "tile":
             count = shards[key].tensors.get("edge_id", TensorSpec("I64", ())).num_rows
             counts[int(place[0])] += count
-            columns = {"row": of_rows("I32", count), "column": of_rows("I32", count)}
-            _require_tensors(shards, key, columns | {"edge_id": of_rows("I64", count)})
+            _require_tensors(shards, key, tile_specs(count))
         elif kind != "orders":
-            low, high = bounds(num_nodes if kind == "rows" else manifest.num_edges, tiles[0])[int(place[0]) :][:2]
-            count = int(high - low)
-            ends = {"source": of_rows("I64", count), "target": of_rows("I64", count)}
-            of_nodes = kind == "rows"
-            attributes = _rows(manifest.node_attributes if of_nodes else manifest.edge_attributes, count)
-            _require_tensors(shards, key, attributes if of_nodes else ends | attributes)
+            size = num_nodes if kind == "rows" else manifest.num_edges
+            count = int(np.diff(bounds(size, tiles[0]))[int(place[0])])
+            of_edges = range_specs(count, manifest.edge_attributes)
+            _require_tensors(shards, key, row_specs(manifest.node_attributes, count) if kind == "rows" else of_edges)
     for number, count in counts.items():
         _require(count == manifest.num_edges, f"{count} edges in the tiles of order {number}, not {manifest.num_edges}")
+
+
+def row_specs(attributes: Rows, count: int) -> dict[str, TensorSpec]:
+    """The tensors of ``count`` rows of each attribute."""
+    return {name: of_rows(dtype, count, shape) for name, (dtype, shape) in attributes.items()}
+
+
+def node_specs(count: int, attributes: Rows) -> dict[str, TensorSpec]:
+    """The content of a halo store's ``nodes``: a part's global ids, and attributes."""
+    return {"node_id": of_rows("I64", count)} | row_specs(attributes, count)
+
+
+def edge_specs(count: int, crossing: int, attributes: Rows) -> dict[str, TensorSpec]:
+    """The content of a halo store's ``edges``: those into a part, of which ``crossing`` come from others."""
+    ends = {"source": of_rows("I32", count), "target": of_rows("I32", count), "edge_id": of_rows("I64", count)}
+    return ends | {"is_post": of_rows("BOOL", crossing)} | row_specs(attributes, count)
+
+
+def halo_specs(rows: int, sums: int) -> dict[str, TensorSpec]:
+    """The content of a halo store's ``halo``: by sender, the distinct sources and targets of edges into a part."""
+    return {"row_id": of_rows("I64", rows), "sum_id": of_rows("I64", sums)}
+
+
+def range_specs(count: int, attributes: Rows) -> dict[str, TensorSpec]:
+    """The content of a grid store's ``edges``: some in input order, with attributes."""
+    return {"source": of_rows("I64", count), "target": of_rows("I64", count)} | row_specs(attributes, count)
+
+
+def tile_specs(count: int) -> dict[str, TensorSpec]:
+    """The content of a grid store's ``tile``."""
+    return {"edge_id": of_rows("I64", count), "row": of_rows("I32", count), "column": of_rows("I32", count)}
 
 
 def order_specs(num_nodes: int, num_orders: int) -> dict[str, TensorSpec]:
@@ -276,10 +303,6 @@ def order_specs(num_nodes: int, num_orders: int) -> dict[str, TensorSpec]:
 def bounds(size: int, count: int) -> Array:
     """The bounds of ``count`` near-equal ranges, int64 ``[count + 1]``."""
     return np.array([size * k // count for k in range(count + 1)], np.int64)
-
-
-def _rows(attributes: Mapping[str, tuple[str, tuple[int, ...]]], count: int) -> dict[str, TensorSpec]:
-    return {name: of_rows(dtype, count, shape) for name, (dtype, shape) in attributes.items()}
 
 
 def _require_keys(shards: Mapping[str, Shard], wanted: Iterable[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ class Buckets:
         counts: records by bucket, int64.
     """
 
-    def __init__(self, folder: Path, num_buckets: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, folder: Path, num_buckets: int, dtype: np.dtype[np.generic]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.dtype = folder, dtype
         self.counts = np.zeros(num_buckets, np.int64)
@@ -60,7 +59,7 @@ class Buckets:
         self.path(bucket).unlink(missing_ok=True)
 
 
-def read_records(path: Path, dtype: np.dtype[Any], chunk: int) -> Iterator[Array]:
+def read_records(path: Path, dtype: np.dtype[np.generic], chunk: int) -> Iterator[Array]:
     """The records of a file, ``chunk`` at a time; there are none where there is no file."""
     if not path.exists():
         return
@@ -69,7 +68,9 @@ def read_records(path: Path, dtype: np.dtype[Any], chunk: int) -> Iterator[Array
             yield records
 
 
-def sorted_records(path: Path, dtype: np.dtype[Any], key: Key, low: int, high: int, limit: int) -> Iterator[Array]:
+def sorted_records(
+    path: Path, dtype: np.dtype[np.generic], key: Key, low: int, high: int, limit: int
+) -> Iterator[Array]:
     """The records of a file by key, in arrays of at most ``limit``; those of one key keep their order.
 
     A file of more is split by ranges of the key first, as often as it takes.
@@ -128,6 +129,6 @@ def stable_order(key: Array, bound: int) -> Array:
     return order
 
 
-def records_limit(dtype: np.dtype[Any], memory: int) -> int:
+def records_limit(dtype: np.dtype[np.generic], memory: int) -> int:
     """How many records can be sorted at once in ``memory`` bytes: they, a sorted copy, their keys and two orders."""
     return max(1024, memory // (2 * dtype.itemsize + 48))

@@ -39,13 +39,13 @@ class Kind:
     most_bytes: int
 
 
-def signed(kind: Kind, content: Mapping[str, Any]) -> str:
+def signed(kind: Kind, content: Mapping[str, object]) -> str:
     """The text of a manifest with some content."""
     whole = {"format": f"pyg_dist {kind.what}", "version": kind.version, **content}
     return json.dumps(whole | {"digest": digest_of(whole)}, indent=1, sort_keys=False)
 
 
-def digest_of(content: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, object]) -> str:
     """Of a manifest's JSON, but for its last entry, which this is."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()))
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -105,7 +104,7 @@ class Source(ABC):
     stands_once = False
     nodes: tuple[Attribute, ...] = ()
     edges: tuple[Attribute, ...] = ()
-    other: Mapping[str, Any] = {}
+    other: Mapping[str, object] = {}
     other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = {}
     graph: Mapping[str, str] = {"key": "edge_index", "loop_rule": "remaining"}
 
@@ -168,6 +167,11 @@ def attributes_of(specs: Mapping[str, TensorSpec], rows: Callable[[str], ReadRow
     return tuple(Attribute(name, spec.dtype, spec.shape[1:], rows(name)) for name, spec in specs.items())
 
 
+def rows_of(attributes: tuple[Attribute, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of a row by name, as a manifest has them."""
+    return {a.name: (a.dtype, a.shape) for a in attributes}
+
+
 def fixed_rows(array: Array) -> ReadRows:
     """The rows of an array in memory."""
     row_bytes = max(array.itemsize * int(np.prod(array.shape[1:])), 1)
@@ -179,7 +183,7 @@ def fixed_rows(array: Array) -> ReadRows:
     return rows
 
 
-def storable(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def storable(path: Path, given: Mapping[str, object]) -> dict[str, object]:
     """The attributes that a store can hold: tensors, and what JSON has. Others are left out, with a warning."""
     kept = {}
     for name, value in given.items():

@@ -181,7 +181,7 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
             first, last = number * width, min((number + 1) * width, num_nodes)
             if first >= last:
                 break
-            before: Any = None
+            before: object = None
             for records in sorted_records(
                 buckets.path(number), pair, _pair_key(num_nodes), first * num_nodes, last * num_nodes, limit
             ):
@@ -202,11 +202,11 @@ def _pair_key(num_nodes: int) -> Callable[[Array], Array]:
     return lambda records: records["source"] * num_nodes + records["target"]
 
 
-def _row_dtype(attribute: Attribute) -> np.dtype[Any]:
+def _row_dtype(attribute: Attribute) -> np.dtype[np.generic]:
     return np.dtype([("row", storage_dtype(attribute.dtype), attribute.shape)])
 
 
-def save_spool(edges: Spool) -> dict[str, Any]:
+def save_spool(edges: Spool) -> dict[str, object]:
     """Sync the columns to disk; returns what :func:`load_spool` needs to find them again."""
     edges.in_degree.tofile(edges.folder / "in_degree")
     for path in edges.folder.iterdir():

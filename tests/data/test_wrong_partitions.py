@@ -81,9 +81,9 @@ def messages(folder: str) -> dict[str, str]:
         "METIS fails": fails(RuntimeError("METIS_ERROR"), pymetis, "part_graph", partition="metis"),
         "METIS lacks memory": fails(MemoryError(), pymetis, "part_graph", partition="metis-cut"),
         "Mt-KaHyPar fails": fails(
-            mtkahypar.InvalidInputError("bad\nmodel"), mt_kahypar, "_prepared", partition="hypergraph"
+            mtkahypar.InvalidInputError("bad\nmodel"), mt_kahypar, "_initializer", partition="hypergraph"
         ),
-        "cover lacks memory": fails(MemoryError(), mt_kahypar, "_prepared", partition="cover"),
+        "cover lacks memory": fails(MemoryError(), mt_kahypar, "_initializer", partition="cover"),
     }
 
 

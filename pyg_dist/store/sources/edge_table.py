@@ -90,8 +90,8 @@ class Parquet(Source):
         shown = ", ".join(f"{name} as {role}" for role, name in self.columns.items())
         self.understood = f"columns {shown}{more}; ids from {self.first_id}"
 
-    def _dtype(self, role: str) -> np.dtype[Any]:
-        found: np.dtype[Any] = np.dtype(self.file.schema_arrow.field(self.columns[role]).type.to_pandas_dtype())
+    def _dtype(self, role: str) -> np.dtype[np.generic]:
+        found: np.dtype[np.generic] = np.dtype(self.file.schema_arrow.field(self.columns[role]).type.to_pandas_dtype())
         return found
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import torch
@@ -69,9 +69,9 @@ class Npz(TensorSource):
         tensors, self.other = by_kind(found.others)
         self.other_tensors = {name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()}
 
-    def _attributes(self) -> dict[str, Any]:
+    def _attributes(self) -> dict[str, object]:
         """What the file has, arrays without their content."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         if "num_nodes" in self.members:
             count = self.members["num_nodes"]
             if count.dtype.kind not in "iu" or int(np.prod(count.shape)) != 1 or int(count.array().item()) < 0:
@@ -87,7 +87,7 @@ class Npz(TensorSource):
                 found[name] = member.array().tolist() if is_text else _meta(member.shape, self._stored(member))
         return found
 
-    def _stored(self, member: Member) -> np.dtype[Any]:
+    def _stored(self, member: Member) -> np.dtype[np.generic]:
         """The type that a member is kept in: this machine's order of bytes."""
         is_widened = self.is_compact and member.dtype.kind in "iu"
         return np.dtype(np.int64) if is_widened else member.dtype.newbyteorder("=")
@@ -128,7 +128,7 @@ class Npz(TensorSource):
             raise DataError(f"Expected CSR features of {height} rows in {self.path} (got others): check x_indptr")
         return height, width
 
-    def _dense_dtype(self) -> np.dtype[Any]:
+    def _dense_dtype(self) -> np.dtype[np.generic]:
         values = self.members.get("x_data")
         return np.dtype(np.float32) if values is None or values.dtype.kind != "f" else self._stored(values)
 
@@ -153,7 +153,7 @@ class Npz(TensorSource):
             yield dense
 
 
-def _meta(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor | np.dtype[Any]:
+def _meta(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> torch.Tensor | np.dtype[np.generic]:
     """A tensor without content; of a type that a store lacks, the type."""
     try:
         return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
@@ -170,7 +170,7 @@ class Member:
 
     path: Path  # the ``.npz`` file
     name: str  # of the array
-    dtype: np.dtype[Any]  # its type
+    dtype: np.dtype[np.generic]  # its type
     shape: tuple[int, ...]  # its shape
     is_fortran: bool  # whether its first index runs fastest
 
@@ -245,7 +245,10 @@ def members(path: Path) -> dict[str, Member]:
 
 
 @contextmanager
-def _stream(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], bool, np.dtype[Any]]]:
+def _stream(
+    archive: zipfile.ZipFile, name: str
+) -> Iterator[tuple[IO[bytes], tuple[int, ...], bool, np.dtype[np.generic]]]:
+    """A member after its header; shape, whether its first index runs fastest, and type."""
     with archive.open(f"{name}.npy") as stream:
         version = np.lib.format.read_magic(stream)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]

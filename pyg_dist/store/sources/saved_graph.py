@@ -118,7 +118,7 @@ class TorchFile(TensorSource):
         return self.ends_of((self.edge_index[:, low : low + size] for low in range(0, count, size)), self.path)
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> dict[str, object]:
     """The attributes of the graph in the file."""
     try:
         # Classes of PyG that hold a graph, all without code of their own that a file could make run.
@@ -131,7 +131,7 @@ def _content(path: Path) -> dict[str, Any]:
             f"Expected a graph of torch.save in {path} that loads with weights_only=True (got {why[:200]}): "
             f"save data.to_dict() with tensors, numbers and text alone"
         ) from error
-    slices: Any = None
+    slices: object = None
     if isinstance(content, (tuple, list)) and content:
         content, slices = content[0], content[1] if len(content) > 1 else None
     if hasattr(content, "to_dict"):
