@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -72,11 +73,11 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
     if source.num_nodes is not None:
         require_parts("part", options.parts, source.num_nodes)
 
-    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, object]]:
+    def write(work: _Conversion) -> tuple[dict[str, Shard], dict[str, object]]:
         require_parts("part", options.parts, work.edges.num_nodes)
-        parts = _parts(work)
+        parts = work.parts()
         nodes = NodeParts.of(parts, options.parts)
-        shards = write_nodes(work.folder, nodes, work.attributes, options.memory, again=not work.knows_nan)
+        shards = write_nodes(work.folder, nodes, work.attributes(), options.memory, again=not work.knows_nan)
         work.note_nan()
         load = np.bincount(parts, weights=work.edges.in_degree, minlength=options.parts)
         shards |= write_edges(
@@ -110,7 +111,7 @@ def write_grid_store(
     require(options.parts >= 1, f"one rank or more (got {options.parts})")
     wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
 
-    def write(work: _Work) -> tuple[dict[str, Shard], dict[str, object]]:
+    def write(work: _Conversion) -> tuple[dict[str, Shard], dict[str, object]]:
         edges, edge_digest = work.edges, work.edges.digest()
         model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(source), layers)
         machine = Machine.load()
@@ -120,64 +121,103 @@ def write_grid_store(
             best.shape, best.sums, best.price, machine, options.seed, digest(repr((edge_digest, options.seed))),
         )  # fmt: skip
         shards = write_grid(
-            work.folder, edges, work.attributes, [order.node_id.numpy() for order in orders], tiles, options.memory,
+            work.folder, edges, work.attributes(), [order.node_id.numpy() for order in orders], tiles, options.memory,
             lambda n: work.tell("sorting", n),
         )  # fmt: skip
         work.note_nan()
         stored = {k: v for k, v in asdict(plan).items() if k not in ("layout", "tries")}
-        tries = [asdict(balance) for balance in plan.tries]
-        return shards, stored | {
-            "tries": tries, "tiles": list(tiles), "edge_digest": edge_digest, "seed": options.seed
-        }  # fmt: skip
+        stored["tries"] = [asdict(balance) for balance in plan.tries]
+        return shards, stored | {"tiles": list(tiles), "edge_digest": edge_digest, "seed": options.seed}
 
     return _write("grid", source, out, options, write, progress, repr(("grid", tiles, mesh, layers)))
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What a store is written from."""
+def _write(
+    layout: Literal["halo", "grid"], source: Source, out: Path, options: StoreOptions,
+    write: Callable[[_Conversion], tuple[dict[str, Shard], dict[str, object]]], progress: Progress | None,
+    mesh: str = "",
+) -> Manifest:  # fmt: skip
+    """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
+    require_space(out, _space_needed(source))
+    identity = _identity(source, options, mesh)
+    with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:
+        work = _Conversion(folder, source, options, progress or (lambda step, count: None))
+        others, edges = work.write_others(), work.edges
+        shards, plan = write(work)
+        nan = {name: found for name, found in work.nan.items() if found[0]}
+        nan |= {name: astuple(found) for name, found in edges.nan.items()}
+        manifest = Manifest(
+            layout, edges.num_nodes, edges.num_edges, options.parts, dict(source.graph),
+            rows_of(source.nodes), rows_of(source.edges), dict(source.other), plan | {"nan": nan}, others | shards,
+        )  # fmt: skip
+        folder.commit(manifest)
+    return manifest
 
-    folder: StoreFolder  # of the store
-    edges: Spool  # read, on disk
-    source: Source  # the input
-    options: StoreOptions  # of the store
-    tell: Progress  # of progress
-    nan: dict[str, tuple[int, ...]]  # what is NaN in each attribute, known once its rows were written
-    knows_nan: bool  # whether an interrupted writer has counted it
 
-    @property
+class _Conversion:
+    """An input whose edges were read to disk, and the folder that its store is written to.
+
+    Attributes:
+        nan: what is NaN in each attribute of nodes, known once its rows were written.
+        knows_nan: whether an interrupted run has counted it.
+    """
+
+    def __init__(self, folder: StoreFolder, source: Source, options: StoreOptions, tell: Progress) -> None:
+        self.folder, self.source, self.options, self.tell = folder, source, options, tell
+        known, path = folder.known("spool"), folder.work / "spool"
+        edges = None if known is None else load_spool(path, known, source.edges)
+        if edges is None:
+            edges = spool(source, path, options.undirected, options.memory, lambda n: tell("reading", n))
+            folder.note("spool", save_spool(edges))
+        self.edges = edges
+        say_what_was_read(source, edges)
+        counted = folder.known("nan")
+        self.knows_nan = counted is not None
+        self.nan: dict[str, tuple[int, ...]] = {} if counted is None else counted["counts"]
+
     def attributes(self) -> tuple[Attribute, ...]:
         """Of nodes; their NaN entries are counted on the way."""
-        return tuple(_watched(attribute, self.nan) for attribute in self.source.nodes)
+        return tuple(replace(a, rows=partial(self._watched_rows, a)) for a in self.source.nodes)
+
+    def _watched_rows(self, attribute: Attribute, num_bytes: int) -> Iterator[Array]:
+        """The rows of an attribute; training nodes are looked for."""
+        found, row, has_training = NanCount(), 0, False
+        for piece in attribute.rows(num_bytes):
+            if attribute.name == "train_mask":
+                has_training |= bool(piece.any())
+            if attribute.dtype in ("F64", "F32", "F16", "BF16"):
+                found += NanCount.of(as_torch(np.require(piece, requirements=["C", "W"]), attribute.dtype), row)
+            row += len(piece)
+            yield piece
+        self.nan[attribute.name] = astuple(found)
+        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not has_training:
+            raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 
     def note_nan(self) -> None:
         """All rows of nodes were written."""
         self.folder.note("nan", {"counts": self.nan})
 
+    def parts(self) -> Array:
+        """The part of each node, int32 ``[N]``, of an interrupted run where they are whole."""
+        path, known = self.folder.work / "parts", self.folder.known("parts")
+        if known is not None and path.exists() and digest(np.fromfile(path, np.int32)) == known["digest"]:
+            return np.fromfile(path, np.int32)
+        parts: Array = _node_parts(self.edges, self.source, self.options).numpy()
+        parts.tofile(path)
+        sync(path)
+        self.folder.note("parts", {"digest": digest(parts)})
+        return parts
 
-def _write(
-    layout: Literal["halo", "grid"], source: Source, out: Path, options: StoreOptions,
-    write: Callable[[_Work], tuple[dict[str, Shard], dict[str, object]]], progress: Progress | None, mesh: str = "",
-) -> Manifest:  # fmt: skip
-    """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
-    tell = progress or (lambda step, count: None)
-    require_space(out, _space_needed(source))
-    identity = _identity(source, options, mesh)
-    with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:
-        edges, known = _read_edges(source, folder, options, tell), folder.known("nan")
-        nan: dict[str, tuple[int, ...]] = {} if known is None else known["counts"]
-        work = _Work(folder, edges, source, options, tell, nan, known is not None)
-        others = _write_others(folder, source)
-        shards, plan = write(work)
-        counts = {name: found for name, found in nan.items() if found[0]}
-        counts |= {name: astuple(found) for name, found in edges.nan.items()}
-        manifest = Manifest(
-            layout, edges.num_nodes, edges.num_edges, options.parts, dict(source.graph),
-            rows_of(source.nodes), rows_of(source.edges),
-            dict(source.other), plan | {"nan": counts}, others | shards,
-        )  # fmt: skip
-        folder.commit(manifest)
-    return manifest
+    def write_others(self) -> dict[str, Shard]:
+        """The tensors without rows, if there are any."""
+        others = self.source.other_tensors
+        kept = self.folder.kept("other")
+        if kept or not others:
+            return kept
+        writer = ShardWriter(self.folder.work / "other", {name: spec for name, (spec, _) in others.items()})
+        for name, (_, read) in others.items():
+            writer.write_whole(name, read())
+        return {"other": self.folder.keep("other", writer)}
 
 
 def _identity(source: Source, options: StoreOptions, mesh: str) -> str:
@@ -195,30 +235,6 @@ def _space_needed(source: Source) -> int:
     rows = sum(TensorSpec(a.dtype, (source.num_nodes or 0, *a.shape)).num_bytes for a in source.nodes)
     of_edges = sum(TensorSpec(a.dtype, (num_edges, *a.shape)).num_bytes for a in source.edges)
     return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
-
-
-def _read_edges(source: Source, folder: StoreFolder, options: StoreOptions, tell: Progress) -> Spool:
-    """The edges on disk, of an interrupted run where they are whole."""
-    known, path = folder.known("spool"), folder.work / "spool"
-    found = None if known is None else load_spool(path, known, source.edges)
-    if found is None:
-        found = spool(source, path, options.undirected, options.memory, lambda n: tell("reading", n))
-        folder.note("spool", save_spool(found))
-    say_what_was_read(source, found)
-    return found
-
-
-def _parts(work: _Work) -> Array:
-    """The part of each node, int32 ``[N]``, of an interrupted run where they are whole."""
-    folder = work.folder
-    path, known = folder.work / "parts", folder.known("parts")
-    if known is not None and path.exists() and digest(np.fromfile(path, np.int32)) == known["digest"]:
-        return np.fromfile(path, np.int32)
-    parts = _node_parts(work.edges, work.source, work.options).numpy()
-    parts.tofile(path)
-    sync(path)
-    folder.note("parts", {"digest": digest(parts)})
-    return parts
 
 
 def _node_parts(edges: Spool, source: Source, options: StoreOptions) -> Tensor:
@@ -254,34 +270,3 @@ def _cover(load: Array) -> Choose:
         return is_post
 
     return choose
-
-
-def _write_others(folder: StoreFolder, source: Source) -> dict[str, Shard]:
-    """The tensors without rows, if there are any."""
-    if not source.other_tensors:
-        return {}
-    if kept := folder.kept("other"):
-        return kept
-    writer = ShardWriter(folder.work / "other", {name: spec for name, (spec, _) in source.other_tensors.items()})
-    for name, (_, read) in source.other_tensors.items():
-        writer.write_whole(name, read())
-    return {"other": folder.keep("other", writer)}
-
-
-def _watched(attribute: Attribute, nan: dict[str, tuple[int, ...]]) -> Attribute:
-    """The attribute, whose NaN entries are counted on the way; training nodes are looked for."""
-
-    def rows(num_bytes: int) -> Iterator[Array]:
-        found, row, trained = NanCount(), 0, 0
-        for piece in attribute.rows(num_bytes):
-            if attribute.name == "train_mask":
-                trained += int(piece.any())
-            if attribute.dtype in ("F64", "F32", "F16", "BF16"):
-                found += NanCount.of(as_torch(np.require(piece, requirements=["C", "W"]), attribute.dtype), row)
-            row += len(piece)
-            yield piece
-        nan[attribute.name] = astuple(found)
-        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not trained:
-            raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
-
-    return replace(attribute, rows=rows)

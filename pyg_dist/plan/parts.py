@@ -29,7 +29,7 @@ _CUT_TWICE = ("metis", "metis-cut")
 """Methods that are fast enough to be tried twice."""
 
 _HEAVIER = 1.05
-"""So much more work than with the parts that were found at once the heaviest part may have, where fewer rows cross."""
+"""Parts that were cut by machines first are taken only if the work of the heaviest is at most so many times as much."""
 
 _MAX_ROUNDS = 8
 _LEAST_GAIN = 0.002  # of the rows: a round that saves less was the last

@@ -43,8 +43,8 @@ class CrossEdges:
     """Edges between a rank and all others in one direction, by ascending ``sum``, in input order for each."""
 
     edge_id: Tensor | None  # global ids, int64 ``[m]``; None of edges that leave, whose values lie elsewhere
-    row: Tensor  # which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``
-    sum: Tensor  # which of ``rows`` is each edge's source, and of ``sums`` its target, int32 ``[m]``
+    row: Tensor  # the number of each edge's source in ``rows``, int32 ``[m]``
+    sum: Tensor  # the number of its target in ``sums``, int32 ``[m]``
     rows: Ends  # the distinct sources
     sums: Ends  # the distinct targets
 
@@ -94,46 +94,39 @@ class HaloStore(ShardReader):
 
     def block(self, sender: int, receiver: int) -> dict[str, Array]:
         """The edges from one part into another: views of the mapped files, which :meth:`release` lets go of."""
-        views = self._views(sender, receiver)
+        spans = self._spans(sender, receiver)
+        views = {
+            name: self.file(f"{kind}-{receiver:05d}").rows(name, low, high) for name, (kind, low, high) in spans.items()
+        }
         digests = (xxhash.xxh3_128(views[name].view(np.uint8).data).digest() for name in BLOCK_COLUMNS)
         expected = self.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
         path = self.file(f"edges-{receiver:05d}").path
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
 
-    def _views(self, sender: int, receiver: int) -> dict[str, Array]:
-        """The same, not checked."""
-        spans = self._spans(sender, receiver)
-        return {
-            name: self.file(f"{kind}-{receiver:05d}").rows(name, low, high) for name, (kind, low, high) in spans.items()
-        }
-
     def check_blocks(self, receiver: int) -> None:
         """Check all edges into a part, block by block, and the numbers that the manifest has of them."""
-        shard = self.shards[f"edges-{receiver:05d}"]
+        blocks = self.shards[f"edges-{receiver:05d}"].blocks
+
+        def require(name: str, expected: int, found: int) -> None:
+            if found != expected:
+                raise StoreError(
+                    f"Expected {expected} '{name}' of the edges into part {receiver} in {self.path} (got {found}): "
+                    f"write the store again"
+                )
+
         on_boundary = np.zeros(self.nodes_of[receiver], np.bool_)
         for sender in range(self.num_parts):
             block = self.block(sender, receiver)
             if sender != receiver:
                 is_post = block["is_post"]
                 on_boundary[block["target"]] = True
-                found = {
-                    "post_edges": int(is_post.sum()),
-                    "post_rows": _num_distinct(block["source"][is_post], self.nodes_of[sender]),
-                    "pre_sums": _num_distinct(block["target"][~is_post], self.nodes_of[receiver]),
-                }
-                for name, number in found.items():
-                    self._require_number(name, shard.blocks[name][sender], number, receiver)
+                require("post_edges", blocks["post_edges"][sender], int(is_post.sum()))
+                require("post_rows", blocks["post_rows"][sender], len(np.unique(block["source"][is_post])))
+                require("pre_sums", blocks["pre_sums"][sender], len(np.unique(block["target"][~is_post])))
             del block
             self.release(receiver)
-        self._require_number("boundary", shard.blocks["boundary"][0], int(on_boundary.sum()), receiver)
-
-    def _require_number(self, name: str, expected: int, found: int, receiver: int) -> None:
-        if found != expected:
-            raise StoreError(
-                f"Expected {expected} '{name}' of the edges into part {receiver} in {self.path} (got {found}): write "
-                f"the store again"
-            )
+        require("boundary", blocks["boundary"][0], int(on_boundary.sum()))
 
     def release(self, receiver: int) -> None:
         """Let go of the pages of the edges into a part."""
@@ -163,8 +156,10 @@ class HaloStore(ShardReader):
 
     def inside(self, parts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """The edges between nodes of several parts, those of one target in input order."""
-        nodes = None if len(parts) == 1 else self.node_id(parts)
-        place = {} if nodes is None else {part: _places(nodes, self.node_id([part])) for part in parts}
+        place: dict[int, Array] = {}  # of each part's nodes among those of all, if there are several parts
+        if len(parts) > 1:
+            nodes = self.node_id(parts)
+            place = {p: torch.searchsorted(nodes, self.node_id([p]), out_int32=True).numpy() for p in parts}
         count, low = sum(int(self.edges_between[p, q]) for p in parts for q in parts), 0
         edge_id = torch.empty(count, dtype=torch.int64)
         source, target = (torch.empty(count, dtype=torch.int32) for _ in range(2))
@@ -211,7 +206,7 @@ class HaloStore(ShardReader):
         counts = [total(self.edges_between, *pair) for pair in pairs]
         edge_id = None if leaves else np.empty(sum(counts), np.int64)
         ends = np.empty((2, sum(counts)), np.int32)
-        kinds = [_EndsSoFar.of(sum(total(most, *pair) for pair in pairs)) for most in (self._rows, self._sums)]
+        kinds = [_EndsSoFar(sum(total(most, *pair) for pair in pairs)) for most in (self._rows, self._sums)]
         low = 0
         for (sender, receiver), count in zip(pairs, counts, strict=True):
             here = slice(low, low + count)
@@ -244,7 +239,7 @@ class HaloStore(ShardReader):
     def _between(
         self, senders: Sequence[int], receivers: Sequence[int], edge_id: Array | None, ends: Array, here: slice
     ) -> tuple[_Found, _Found]:
-        """Put the edges from parts of one rank into parts of another down; returns their distinct ends."""
+        """Write the edges from one rank's parts into another's to ``edge_id`` and ``ends``; return distinct ends."""
         pairs = [(p, q) for p in senders for q in receivers if int(self.edges_between[p, q])]
         rows, row_of = self._distinct(pairs, "row_id")
         sums, sum_of = self._distinct(pairs, "sum_id")
@@ -258,7 +253,8 @@ class HaloStore(ShardReader):
                 is_sent[number[is_carried]] = True
             return {"row": row, "sum": total}
 
-        # All edges of a target end in one part: once it is known how many each has, a part at a time is put down.
+        # All edges of a target end in one part: once the number of each target's edges is known, the edges are written
+        # part by part.
         start = np.zeros(len(sums) + 1, np.int64)
         for p, q in pairs:
             number = _index(self.block(p, q)["target"])
@@ -291,7 +287,11 @@ class HaloStore(ShardReader):
         for part in sorted({pair[end] for pair in pairs}):
             own = [pair for pair in pairs if pair[end] == part]
             lists = [self._list(p, q, name) for p, q in own]
-            ids, number = (lists[0], np.arange(len(lists[0]))) if len(lists) == 1 else _union(lists)
+            ids, number = (
+                (lists[0], np.arange(len(lists[0])))
+                if len(lists) == 1
+                else np.unique(np.concatenate(lists), return_inverse=True)
+            )
             bounds = np.cumsum([len(one) for one in lists])[:-1]
             numbers |= zip(own, np.split((number + low).astype(np.int32), bounds), strict=True)
             distinct.append(ids)
@@ -313,7 +313,7 @@ class HaloStore(ShardReader):
     def _merged(
         self, senders: Sequence[int], receiver: int, columns: Callable[[int, dict[str, Array]], dict[str, Array]]
     ) -> dict[str, Array]:
-        """The ids of the edges from some parts into one, and what is made of their blocks; of each target in order."""
+        """The ids of the edges from some parts into one, and ``columns`` of each block, all by ascending id."""
         found = []
         for sender in senders:
             block = self.block(sender, receiver)
@@ -332,17 +332,11 @@ _Found = tuple[Array, Array]
 _NONE: _Found = (np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
-@dataclass
 class _EndsSoFar:
-    """Ends of one rank's edges after another's."""
+    """Ends of one rank's edges after another's, at most ``most``."""
 
-    node: Array
-    is_sent: Array
-    counts: list[int]
-
-    @staticmethod
-    def of(most: int) -> _EndsSoFar:
-        return _EndsSoFar(np.empty(most, np.int64), np.empty(most, np.bool_), [])
+    def __init__(self, most: int) -> None:
+        self.node, self.is_sent, self.counts = np.empty(most, np.int64), np.empty(most, np.bool_), list[int]()
 
     @property
     def size(self) -> int:
@@ -356,24 +350,6 @@ class _EndsSoFar:
     def whole(self, is_merged: bool) -> Ends:
         node, is_sent = torch.from_numpy(self.node[: self.size]), torch.from_numpy(self.is_sent[: self.size])
         return Ends(node, tuple(self.counts), None if is_merged else is_sent)
-
-
-def _union(lists: Sequence[Array]) -> tuple[Array, Array]:
-    """The distinct ids in some lists, ascending, and the number of each entry."""
-    found: tuple[Array, Array] = np.unique(np.concatenate(lists), return_inverse=True)
-    return found
-
-
-def _num_distinct(ids: Array, bound: int) -> int:
-    is_there = np.zeros(bound, np.bool_)
-    is_there[ids] = True
-    return int(is_there.sum())
-
-
-def _places(node_id: Tensor, own: Tensor) -> Array:
-    """The place of a part's nodes among all of a rank's, int32."""
-    place: Array = torch.searchsorted(node_id, own, out_int32=True).numpy()
-    return place
 
 
 def _index(local: Array) -> Array:

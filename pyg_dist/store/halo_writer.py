@@ -81,7 +81,10 @@ class NodeParts:
 def write_nodes(
     folder: StoreFolder, nodes: NodeParts, attributes: tuple[Attribute, ...], memory: int, again: bool = False
 ) -> dict[str, Shard]:
-    """Scatter the rows of every attribute to their parts' files, which grow side by side."""
+    """Scatter the rows of every attribute to their parts' files, which grow side by side.
+
+    Files that an interrupted run has left are kept, unless ``again``: attributes are then read for what is NaN in them.
+    """
     keys = [f"nodes-{part:05d}" for part in range(nodes.num_parts)]
     kept, writers = folder.kept(*keys), []
     if len(kept) == len(keys) and not again:
@@ -185,8 +188,8 @@ class _PartWriter:
         num_parts = nodes.num_parts
         names = ("rows", "sums", "post_edges", "post_rows", "pre_sums")
         self.blocks: dict[str, list[Any]] = {name: [0] * num_parts for name in names}
-        self.blocks["digest"] = [_Digest.of_nothing()] * num_parts
-        self.sender, self.held, self.digest = 0, list[Array](), _Digest()
+        self.blocks["digest"] = [_hexdigest(_hashers())] * num_parts  # of a block without edges
+        self.sender, self.held, self.digest = 0, list[Array](), _hashers()
 
     def add(self, records: Array) -> None:
         """The next records in order."""
@@ -204,7 +207,7 @@ class _PartWriter:
 
     def _hold(self, records: Array) -> None:
         for name in ("edge_id", "source", "target"):
-            self.digest.update(name, np.ascontiguousarray(records[name]))
+            self.digest[name].update(np.ascontiguousarray(records[name]).view(np.uint8).data)
         if self.sender != self.part:
             ends = np.empty((2, len(records)), np.int32)
             ends[0], ends[1] = records["source"], records["target"]
@@ -220,12 +223,14 @@ class _PartWriter:
             total, sum_local = _numbered_sorted(target)
             is_post = self.choose(Block(sender, self.part, row, total, len(row_local), len(sum_local)))
             self.on_boundary[sum_local] = True
-            ids = {"row_id": nodes.node[nodes.start[sender] + row_local]}
-            ids["sum_id"] = nodes.node[nodes.start[self.part] + sum_local]
+            ids = {
+                "row_id": nodes.node[nodes.start[sender] + row_local],
+                "sum_id": nodes.node[nodes.start[self.part] + sum_local],
+            }
             self.writer.append(is_post=is_post)
-            self.digest.update("is_post", is_post)
+            self.digest["is_post"].update(is_post.view(np.uint8).data)
             for name, values in ids.items():
-                self.digest.update(name, values)
+                self.digest[name].update(values.view(np.uint8).data)
                 with self.lists[name].open("ab") as file:
                     values.tofile(file)
             row_is_sent, sum_is_sent = np.zeros(len(row_local), bool), np.zeros(len(sum_local), bool)
@@ -234,8 +239,7 @@ class _PartWriter:
             numbers = (len(row_local), len(sum_local), is_post.sum(), row_is_sent.sum(), sum_is_sent.sum())
             for name, number in zip(self.blocks, numbers, strict=False):
                 self.blocks[name][sender] = int(number)
-        self.blocks["digest"][sender] = self.digest.hexdigest()
-        self.digest = _Digest()
+        self.blocks["digest"][sender], self.digest = _hexdigest(self.digest), _hashers()
 
     def close(self) -> dict[str, Shard]:
         """Both shards."""
@@ -251,24 +255,13 @@ class _PartWriter:
         return {self.key: self.folder.keep(self.key, self.writer, blocks), halo_key: self.folder.keep(halo_key, halo)}
 
 
-class _Digest:
-    """Of one block: the digest of its columns' digests."""
+def _hashers() -> dict[str, xxhash.xxh3_128]:
+    """For the columns of one block."""
+    return {name: xxhash.xxh3_128() for name in BLOCK_COLUMNS}
 
-    def __init__(self) -> None:
-        self._hashers = {name: xxhash.xxh3_128() for name in BLOCK_COLUMNS}
 
-    def update(self, name: str, values: Array) -> None:
-        """More of a column."""
-        self._hashers[name].update(values.view(np.uint8).data)
-
-    def hexdigest(self) -> str:
-        """Of all columns."""
-        return block_digest(hasher.digest() for hasher in self._hashers.values())
-
-    @staticmethod
-    def of_nothing() -> str:
-        """Of a block without edges."""
-        return _Digest().hexdigest()
+def _hexdigest(hashers: dict[str, xxhash.xxh3_128]) -> str:
+    return block_digest(hasher.digest() for hasher in hashers.values())
 
 
 def block_digest(columns: Iterator[bytes]) -> str:
