@@ -103,7 +103,7 @@ class Manifest:
         node_attributes: type and shape of a row, by name: ``(dtype, row shape)``.
         edge_attributes: the same for rows of edges.
         other: attributes that are neither, as JSON; tensors among them are in the shard ``other``.
-        plan: what was decided when the store was written, plain values; this room does not read them.
+        plan: what was decided when the store was written, as plain values.
         shards: files by key, such as ``edges-00003``.
         digest: of all of the above.
     """
@@ -122,18 +122,11 @@ class Manifest:
 
     def to_json(self) -> str:
         """The content of the file; the last entry is the digest of all others."""
-        content = {
-            "layout": self.layout,
-            "num_nodes": self.num_nodes,
-            "num_edges": self.num_edges,
-            "num_parts": self.num_parts,
-            "graph": self.graph,
-            "node_attributes": {n: {"dtype": d, "shape": list(s)} for n, (d, s) in self.node_attributes.items()},
-            "edge_attributes": {n: {"dtype": d, "shape": list(s)} for n, (d, s) in self.edge_attributes.items()},
-            "other": self.other,
-            "plan": self.plan,
-            "shards": {key: shard.to_dict() for key, shard in sorted(self.shards.items())},
-        }
+        content: dict[str, object] = {name: value for name, value in vars(self).items() if name != "digest"}
+        for kind in _ATTRIBUTES:
+            rows: Rows = getattr(self, kind)
+            content[kind] = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in rows.items()}
+        content["shards"] = {key: shard.to_dict() for key, shard in sorted(self.shards.items())}
         return signed_json.signed(_STORE, content)
 
     @staticmethod
@@ -147,18 +140,14 @@ class Manifest:
 
     @staticmethod
     def _of(content: dict[str, Any], digest: str) -> Manifest:
-        of_nodes, of_edges = (
-            {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in content[kind].items()}
-            for kind in ("node_attributes", "edge_attributes")
-        )
-        manifest = Manifest(
-            content["layout"], content["num_nodes"], content["num_edges"], content["num_parts"], content["graph"],
-            of_nodes, of_edges, content["other"], content["plan"], shards_of(content["shards"]), digest,
-        )  # fmt: skip
+        for kind in _ATTRIBUTES:
+            content[kind] = {name: (row["dtype"], tuple(row["shape"])) for name, row in content[kind].items()}
+        manifest = Manifest(**content | {"shards": shards_of(content["shards"])}, digest=digest)
         _require_consistent(manifest)
         return manifest
 
 
+_ATTRIBUTES = ("node_attributes", "edge_attributes")
 _MOST = 1 << 48
 """More nodes or edges than any store has; products with them fit into 64 bits."""
 _NUMBERS = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")

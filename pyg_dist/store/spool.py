@@ -168,6 +168,11 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
     """Both directions of every edge, sorted, each once; takes the place of ``edges``."""
     num_nodes, pair = edges.num_nodes, np.dtype([("source", np.int64), ("target", np.int64)])
     limit = records_limit(pair, memory // 2)
+
+    def key(records: Array) -> Array:
+        place: Array = records["source"] * num_nodes + records["target"]
+        return place
+
     num_buckets = min(_NUM_BUCKETS, max(num_nodes, 1))
     width = -(-max(num_nodes, 1) // num_buckets)
     buckets = Buckets(edges.folder.with_name("both"), num_buckets, pair)
@@ -182,9 +187,7 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
             if first >= last:
                 break
             before: object = None
-            for records in sorted_records(
-                buckets.path(number), pair, _pair_key(num_nodes), first * num_nodes, last * num_nodes, limit
-            ):
+            for records in sorted_records(buckets.path(number), pair, key, first * num_nodes, last * num_nodes, limit):
                 is_new = np.ones(len(records), bool)
                 is_new[1:] = records[1:] != records[:-1]
                 is_new[0] = before is None or records[0] != before
@@ -196,10 +199,6 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
                 count += len(kept)
     buckets.folder.rmdir()
     return replace(edges, num_edges=count, in_degree=degree)
-
-
-def _pair_key(num_nodes: int) -> Callable[[Array], Array]:
-    return lambda records: records["source"] * num_nodes + records["target"]
 
 
 def _row_dtype(attribute: Attribute) -> np.dtype[np.generic]:
