@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import OptionError
-from pyg_dist.partition.hypergraph import HypergraphModel, build_hypergraph_model
+from pyg_dist.partition.hypergraph import build_hypergraph_model
 from pyg_dist.partition.inputs import as_edges, check_ends, check_given, node_work
-from pyg_dist.partition.kahypar import kahypar_parts
+from pyg_dist.partition.kahypar import hypergraph_parts
 from pyg_dist.partition.memory import require_memory
 from pyg_dist.partition.metis import build_graph_model, metis_parts
-from pyg_dist.partition.mt_kahypar import hypergraph_parts
 from pyg_dist.partition.solver import Preset, Solver, SolverOptions, random_parts
 from pyg_dist.partition.stochastic import Batches, build_stochastic_model
 from pyg_dist.partition.stream import chunks_of, stream_parts
@@ -105,13 +104,6 @@ def partition(
             build_graph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed, method == "metis-cut"
         )
     if method == "hypergraph":
-        return _solved(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, options)
+        return hypergraph_parts(build_hypergraph_model(edge_index, num_nodes, train_mask), num_parts, options)
     model = build_stochastic_model(edge_index, num_nodes, num_parts, batches or Batches(), seed, train_mask)
-    return _solved(model, num_parts, options)
-
-
-def _solved(model: HypergraphModel, num_parts: int, options: SolverOptions) -> Tensor:
-    """The parts by the solver that was named."""
-    if options.solver == "kahypar":
-        return kahypar_parts(model, num_parts, options)
     return hypergraph_parts(model, num_parts, options)

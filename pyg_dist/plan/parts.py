@@ -19,8 +19,8 @@ from pyg_dist.partition import METHODS as MODELS
 from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.partition.inputs import Array, as_edges, check_ends
+from pyg_dist.partition.kahypar import hypergraph_parts
 from pyg_dist.partition.memory import require_memory
-from pyg_dist.partition.mt_kahypar import hypergraph_parts
 from pyg_dist.partition.solver import Preset, Solver, SolverOptions
 
 METHODS = (*MODELS, "cover")

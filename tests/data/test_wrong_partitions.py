@@ -24,7 +24,7 @@ def messages(folder: str) -> dict[str, str]:
     import pyg_dist
     from pyg_dist import DistributedData
     from pyg_dist.halo.plan.plan import Plan
-    from pyg_dist.partition import mt_kahypar
+    from pyg_dist.partition import kahypar
 
     graph = random_graph(NUM_NODES, 300)
     world_size = pyg_dist.world_size()
@@ -52,7 +52,7 @@ def messages(folder: str) -> dict[str, str]:
 
     import pymetis
 
-    mtkahypar = mt_kahypar._mtkahypar()
+    mtkahypar = kahypar._mtkahypar()
     other = random_graph(NUM_NODES, 300, seed=5)
     stale = Plan.of(other.edge_index, torch.arange(NUM_NODES) % world_size, world_size)
     more = Plan.of(graph.edge_index, torch.arange(NUM_NODES) % (world_size + 1), world_size + 1)
@@ -81,9 +81,9 @@ def messages(folder: str) -> dict[str, str]:
         "METIS fails": fails(RuntimeError("METIS_ERROR"), pymetis, "part_graph", partition="metis"),
         "METIS lacks memory": fails(MemoryError(), pymetis, "part_graph", partition="metis-cut"),
         "Mt-KaHyPar fails": fails(
-            mtkahypar.InvalidInputError("bad\nmodel"), mt_kahypar, "_initializer", partition="hypergraph"
+            mtkahypar.InvalidInputError("bad\nmodel"), kahypar, "_initializer", partition="hypergraph"
         ),
-        "cover lacks memory": fails(MemoryError(), mt_kahypar, "_initializer", partition="cover"),
+        "cover lacks memory": fails(MemoryError(), kahypar, "_initializer", partition="cover"),
     }
 
 

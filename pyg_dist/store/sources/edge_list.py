@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 
 import numpy as np
 
@@ -89,35 +88,39 @@ class TextEdges(Source):
 
     def _roles(self, names: list[str] | None, samples: list[list[str]], is_attributed: bool) -> list[str | None]:
         """What each column is."""
-        width, unnamed = len(samples[0]), [SOURCE, TARGET]
-        used = max(k + 1 for k in range(width) if k == 0 or any(row[k] for row in samples))  # but for empty ones
+        width = len(samples[0])
+        used = max(k + 1 for k in range(width) if k == 0 or any(row[k] for row in samples))  # the last may be empty
+
+        def padded(*roles: str | None) -> list[str | None]:
+            return [*roles, *[None] * (width - len(roles))]
+
         if self.reading.columns is not None:
             return given_roles(self.reading.columns, width)
         if self.konect is not None:
-            return self._konect_roles(width)
+            return padded(SOURCE, TARGET, self._konect_weight())[:width]
         if names is not None:
-            names = [name for name, _ in zip_longest(names[:width], range(width), fillvalue="")]
+            names = [*names, *[""] * width][:width]
             if found := roles_of(names):
                 return found
             first = int(not names[0])  # an index
             if used - first == 2:
-                return [None] * first + [SOURCE, TARGET] + [None] * (width - first - 2)
-        elif used == 2 or (used == 3 and is_attributed):
-            return [*unnamed, *([WEIGHT] if used == 3 else []), *[None] * (width - used)]
+                return padded(*[None] * first, SOURCE, TARGET)
+        elif used == 2:
+            return padded(SOURCE, TARGET)
         elif used == 3:
-            return [*unnamed, self._third(samples), *[None] * (width - used)]
+            return padded(SOURCE, TARGET, WEIGHT if is_attributed else self._third(samples))
         got = counted(used) + (f" named {', '.join(names)}" if names else "")
         raise DataError(f"Expected 'source target' or 'source target weight' in {self.path}, line 1 (got {got}): {ASK}")
 
-    def _konect_roles(self, width: int) -> list[str | None]:
+    def _konect_weight(self) -> str | None:
+        """What KONECT's first line says that the third column is."""
         kind, weights = self.konect.groups() if self.konect else ("", "")
         if kind == "bip" or weights == "dynamic":
             raise UnsupportedError(
                 f"Expected edges within one set of nodes, none removed, in {self.path}, line 1 (got {kind} {weights}): "
                 f"write the graph that you mean as 'source target' lines"
             )
-        weight = None if weights == "unweighted" else WEIGHT
-        return [SOURCE, TARGET, weight, None][:width]
+        return None if weights == "unweighted" else WEIGHT
 
     def _third(self, samples: list[list[str]]) -> str | None:
         """What an unnamed third column is."""
@@ -134,11 +137,6 @@ class TextEdges(Source):
             ends = np.array([[int(field) for field in row[:2]] for row in samples])
         except (ValueError, OverflowError):
             return WEIGHT  # the line is named when it is read
-        if (third != np.floor(third)).any():
-            return WEIGHT
-        if (third >= TIMES).all():
-            self.notes.append("column 3 is left out: such whole numbers are times")
-            return None
         is_once = len(ends) == len(np.unique(ends[:, 0])) and 0 <= third.min() < third.max() <= ends.max()
         is_sorted = len(ends) >= _MANY and third[0] < third[-1] and (third[1:] >= third[:-1]).all()
         if is_once or is_sorted:
