@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 
+from pyg_dist.backend.session.mpi_store import MpiStore
 from pyg_dist.backend.session.settings import MPI_PROGRESS
 from pyg_dist.errors import LaunchError, MissingPackageError
 
@@ -307,7 +309,7 @@ def watched(store: dist.Store) -> dist.Store:
 
 
 def _meet_through_mpi(launch: Launch, timeout: timedelta) -> dist.Store:
-    """Let rank 0 open a store on a free port and MPI broadcast its address."""
+    """A store that MPI's messages reach, or else one on a port that MPI tells the others."""
     try:
         MPI = start_mpi()
     except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError where it finds no MPI library
@@ -322,13 +324,20 @@ def _meet_through_mpi(launch: Launch, timeout: timedelta) -> dist.Store:
             "use the mpirun of that MPI library or set MASTER_ADDR and MASTER_PORT"
         )
     is_one_machine = comm.Split_type(MPI.COMM_TYPE_SHARED).Get_size() == comm.Get_size()
-    store = None
-    if comm.Get_rank() == 0:
-        host = _LOOPBACK[0] if is_one_machine else socket.gethostname()
-        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-    host, port = comm.bcast(None if store is None else (store.host, store.port))
     if is_one_machine:
         _use_loopback()
+    # Threads of nccl ask a store at times when Python may have ended.
+    if comm.allreduce(torch.cuda.is_available() or MPI.Query_thread() < MPI.THREAD_MULTIPLE, MPI.LOR):
+        return _store_of_rank_0(comm, _LOOPBACK[0] if is_one_machine else socket.gethostname(), timeout)
+    return MpiStore(timeout)
+
+
+def _store_of_rank_0(comm: Any, host: str, timeout: timedelta) -> dist.Store:
+    """On a free port."""
+    store = None
+    if comm.Get_rank() == 0:
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    host, port = comm.bcast(None if store is None else (store.host, store.port))
     return store or dist.TCPStore(host, port, is_master=False, timeout=timeout)
 
 

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from pyg_dist.backend.session import failure, launch, state
 from pyg_dist.backend.session.agreement import Control, one_line
 from pyg_dist.backend.session.failure import FailureWatch, flush, report
+from pyg_dist.backend.session.mpi_store import MpiStore
 from pyg_dist.errors import LaunchError
 
 logger = logging.getLogger("pyg_dist")
@@ -159,10 +160,15 @@ class WayOut:
         if os.getpid() != self._process or self.is_at_exit:
             return
         self.is_at_exit = True
-        if self._early is not None:
-            if not state.is_group_open():  # else it has met them in another way
-                self._leave_word(self._early, f"rank {self._early.rank} has ended before pyg_dist.init()")
-            return
+        if self._early is None:
+            self._end_run()
+        elif not state.is_group_open():  # else it has met them in another way
+            self._leave_word(self._early, f"rank {self._early.rank} has ended before pyg_dist.init()")
+        store = state.current().meeting.store
+        if isinstance(store, MpiStore):
+            store.close()
+
+    def _end_run(self) -> None:
         deadline = _end_later(_END_SECONDS)
         try:
             state.end()
@@ -182,8 +188,10 @@ class WayOut:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         with contextlib.suppress(Exception):  # nobody is there, or this launcher's ranks cannot meet
-            store = launch.of_generation(launch.meet(found, timedelta(seconds=_MEET_SECONDS)), 0)
-            failure.leave_word(launch.watched(store), found.rank, found.world_size, message, _MEET_SECONDS)
+            meeting = state.current().meeting
+            meeting.store = launch.meet(found, timedelta(seconds=_MEET_SECONDS))
+            store = launch.watched(launch.of_generation(meeting.store, 0))
+            failure.leave_word(store, found.rank, found.world_size, message, _MEET_SECONDS)
 
 
 way_out = WayOut()
