@@ -53,7 +53,7 @@ def examine() -> dict[str, object]:
         "gpu_driver": _gpu_driver(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None,  # type: ignore[no-untyped-call]
         "wire": WIRE.value(),
-        "mpi": mpi.library(),
+        "mpi": " with ".join(mpi.library() or ()) or None,
         "compiler": build["compiler"],
         "built_for_torch": build["torch"],
         "cores": cores,

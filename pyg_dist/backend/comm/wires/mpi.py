@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -41,6 +42,18 @@ _SLEEP_SECONDS, _LONGER, _LONGEST = 1e-5, 1.25, 5e-4
 _EAGER_BYTES = 1 << 13
 _PROGRESS_SECONDS = 1e-3
 
+_MOST_BYTES = 1 << 30
+"""Of a message that is counted in bytes."""
+
+# A process of one rank: with what a launcher says, it would wait for the others.
+_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "HYDI_", "HYDRA_")
+_QUESTION = """
+from mpi4py import MPI
+levels = {getattr(MPI, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+name = MPI.Get_library_version().splitlines()[0].strip(chr(0)).split()
+print(*name, f"MPI_THREAD_{levels[MPI.Query_thread()]}")
+"""
+
 # Requests that were never waited for, as after an error, with the memory that MPI may still write to.
 _abandoned: deque[object] = deque()
 
@@ -54,17 +67,12 @@ def is_there(rank: int, world_size: int) -> bool:
     return (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (rank, world_size)
 
 
-def library() -> str | None:
-    """The MPI library that mpi4py finds; MPI is not started. Not collective."""
-    try:
-        import mpi4py
-
-        if "mpi4py.MPI" not in sys.modules:
-            mpi4py.rc(initialize=False)
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    return str(MPI.Get_library_version().split("\n")[0].strip("\0 "))
+def library() -> tuple[str, str] | None:
+    """The MPI library that mpi4py finds, and its thread level, as another process has them. Not collective."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    asked = subprocess.run([sys.executable, "-c", _QUESTION], env=environ, capture_output=True, text=True, check=False)
+    name, _, level = asked.stdout.strip().rpartition(" ")
+    return (name, level) if asked.returncode == 0 else None
 
 
 @cache
@@ -84,6 +92,16 @@ def _num_spins() -> int:
     neighbours = _communicator().Split_type(MPI.COMM_TYPE_SHARED)
     cores = {core for of_rank in neighbours.allgather(sorted(mine)) for core in of_rank}
     return _SPINS if neighbours.Get_size() <= len(cores) else 0
+
+
+@cache
+def _type_of(num_bytes: int) -> Any:
+    """Of a message as one element: MPI libraries of MPI 3, as Open MPI 5, have counts of 31 bits."""
+    from mpi4py import MPI
+
+    num_chunks, num_left = divmod(num_bytes, _MOST_BYTES)
+    chunk = MPI.BYTE.Create_contiguous(_MOST_BYTES)
+    return MPI.Datatype.Create_struct([num_chunks, num_left], [0, num_bytes - num_left], [chunk, MPI.BYTE]).Commit()
 
 
 class MpiWire(PointToPoint):
@@ -126,7 +144,8 @@ class MpiWire(PointToPoint):
 
     def _start(self, start: Any, x: Tensor, first: int, num_bytes: int, peer: int, tag: int) -> Message:
         other, buffer = self.ranks[peer], self._buffer(x.data_ptr() + first, num_bytes)
-        request = start([buffer, num_bytes, self._byte], other, message_tag(tag, num_bytes) % self._num_tags)
+        content = [buffer, num_bytes, self._byte] if num_bytes <= _MOST_BYTES else [buffer, 1, _type_of(num_bytes)]
+        request = start(content, other, message_tag(tag, num_bytes) % self._num_tags)
         progress = self._progress if num_bytes > _EAGER_BYTES else None
         return Message(_Request(request, x, self, other, progress), other)
 
