@@ -22,7 +22,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.wires import Flight, Message, Piece
 
-_REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+_REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 # Bytes of the number before the elements of a small sum, and what it becomes where ranks have others.
 _NUMBER = 8
@@ -126,16 +126,20 @@ class PointToPoint(ABC):
 
     def _reduce_in_pieces(self, x: Tensor, op: str, tag: int) -> Tensor:
         """Rank i gets everyone's piece i, reduces them in the order of the ranks, and sends the result to all."""
-        flat = x.reshape(-1)
-        size, rank = self.size, self.rank
-        counts = [(r + 1) * flat.numel() // size - r * flat.numel() // size for r in range(size)]
-        mine = flat.new_empty(size * counts[rank])
-        flight = self.all_to_all(mine, flat, counts, [counts[rank]] * size, tag)
-        _wait([*flight.arriving.values(), *flight.others])
-        first, *others = mine.view(size, -1)
-        for piece in others:
-            first = _REDUCE[op](first, piece)
-        return self.gather(first, counts, tag).view_as(x)
+        flat, size, others = x.view(-1), self.size, self._others()
+        ends = [r * flat.numel() // size for r in range(size + 1)]
+        low, high = ends[self.rank], ends[self.rank + 1]
+        pieces = flat.new_empty(size, high - low)
+        leaving = [self.send_rows(flat, ends[peer], ends[peer + 1], peer, tag) for peer in others]
+        _wait([*leaving, *(self.receive(pieces[peer], peer, tag) for peer in others)])
+        pieces[self.rank] = flat[low:high]
+        result = pieces[0]
+        for piece in pieces[1:]:
+            _REDUCE[op](result, piece, out=result)
+        leaving = [self.send(result, peer, tag) for peer in others]
+        _wait([*leaving, *(self.receive_rows(flat, ends[peer], ends[peer + 1], peer, tag) for peer in others)])
+        flat[low:high] = result
+        return x
 
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; along a binomial tree."""
