@@ -17,9 +17,9 @@ sum
     an all-reduce of so many bytes: mpi4py's own, whose order of additions is the library's, and the wires', whose bits
     are equal.
 
-epoch
+epoch, unhidden
     of a model on a graph (``--graph``), its messages over gloo, and over MPI with and without the thread that moves
-    large ones on (``PYG_DIST_MPI_PROGRESS``).
+    large ones on (``PYG_DIST_MPI_PROGRESS``); and of an epoch the exchange that no product hides.
 
 ``--large``: one message of 2**31 + 8 bytes by the wire, whose ends are checked (8 GiB of memory).
 """
@@ -42,10 +42,12 @@ import machine
 import power_law
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from epoch_models import MODELS
 from exchange import training
 from mpi4py import MPI
 from torch import Tensor
+from torch_geometric.nn import GCN
 
 import pyg_dist
 from pyg_dist.backend.comm.group import world_group
@@ -66,7 +68,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--graph", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
-    parser.add_argument("--model", choices=MODELS, default="gcn")
+    parser.add_argument("--model", choices=[*MODELS, "small"], default="gcn", help="small: GCN, 2 layers, 16 columns")
+    parser.add_argument("--bits", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=5, help="in a turn")
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -79,7 +82,9 @@ def main() -> None:
         return
     rows = [row for num_bytes in options.sizes for row in measure(wires, num_bytes, options.rounds)]
     if options.graph:
-        rows += turns(0, "epoch", epochs(wires, options.graph, options.model), options.rounds, options.epochs)
+        variants = epochs(wires, options.graph, options.model, options.bits)
+        rows += turns(0, "epoch", variants, options.rounds, options.epochs)
+        rows += turns(0, "unhidden", variants, options.rounds, options.epochs, unhidden)
     if not pyg_dist.is_main():
         return
     library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
@@ -106,9 +111,27 @@ def measure(wires: dict[str, Wire], num_bytes: int, num_rounds: int) -> list[dic
         ]
 
 
+def seconds(run: Operation, repeats: int) -> float:
+    """One call's."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def unhidden(run: Operation, repeats: int) -> float:
+    """The exchange's in an epoch, with overlap, on the slowest rank."""
+    with pyg_dist.profile() as profiled:
+        for _ in range(repeats):
+            run()
+    tables = [profiled.table(rank) for rank in range(len(profiled.seconds))]
+    return max(sum(row["exchange"] for row in table) for table in tables) / repeats
+
+
 def turns(
-    num_bytes: int, operation: str, variants: dict[str, Operation], num_rounds: int, repeats: int
-) -> list[dict[str, Any]]:
+    num_bytes: int, operation: str, variants: dict[str, Operation], num_rounds: int, repeats: int,
+    measured: Callable[[Operation, int], float] = seconds,
+) -> list[dict[str, Any]]:  # fmt: skip
     """What variants take that run in turn, one a row (collective)."""
     comm, rows, order = MPI.COMM_WORLD, [], list(variants.items())
     times: dict[str, list[float]] = {name: [] for name in variants}
@@ -116,10 +139,7 @@ def turns(
         begin = turn % len(variants)  # none is always the one that follows another
         for name, run in (*order[begin:], *order[:begin]):
             comm.Barrier()
-            start = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            taken = comm.allreduce((time.perf_counter() - start) / repeats, MPI.MAX)
+            taken = comm.allreduce(measured(run, repeats), MPI.MAX)
             if turn:  # the first opens connections
                 times[name].append(taken)
     first = next(iter(times.values()))
@@ -201,12 +221,28 @@ def sums(wires: dict[str, Wire], num_bytes: int) -> dict[str, Operation]:
     return found
 
 
-def epochs(wires: dict[str, Wire], graph: str, model: str) -> dict[str, Operation]:
+def small_training(data: Any) -> Operation:
+    """Of a model so small that calls decide."""
+    torch.manual_seed(0)
+    model = pyg_dist.distribute(GCN(data.num_features, 16, 2, int(data.y.max()) + 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def epoch() -> None:
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index)
+        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        optimizer.step()
+
+    return epoch
+
+
+def epochs(wires: dict[str, Wire], graph: str, model: str, bits: int) -> dict[str, Operation]:
     """Of one model, whose messages go by one wire or another."""
     os.environ[MPI_PROGRESS.name] = "thread"
     assert isinstance(wires["wire"], MpiWire)
     by_thread = MpiWire(wires["wire"].ranks, timedelta(minutes=10))
-    run = training(pyg_dist.DistributedData(power_law.load(graph)), model)
+    data = pyg_dist.DistributedData(power_law.load(graph), bits=bits)
+    run = small_training(data) if model == "small" else training(data, model)
 
     def over(wire: Wire) -> Operation:
         def epoch() -> None:

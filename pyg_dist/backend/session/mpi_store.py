@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -31,9 +32,9 @@ class MpiStore(dist.Store):
         super().__init__()
         from mpi4py import MPI
 
-        self.set_timeout(timeout)
-        self._comm, self._byte = MPI.COMM_WORLD.Dup(), MPI.BYTE
-        self._num_tags = self._comm.Get_attr(MPI.TAG_UB)
+        self._seconds, self._byte = timeout.total_seconds(), MPI.BYTE
+        self._comm: Any = MPI.COMM_WORLD.Dup()
+        self._num_tags = int(self._comm.Get_attr(MPI.TAG_UB))
         self._numbers, self._sending, self._leaving = itertools.count(), threading.Lock(), list[tuple[Any, bytes]]()
         self._table = _Table() if self._comm.Get_rank() == 0 else None
         self._thread = threading.Thread(target=self._serve, name="pyg_dist store", daemon=True)
@@ -86,7 +87,7 @@ class MpiStore(dist.Store):
     def _ask(
         self, what: str, keys: Sequence[str] = (), values: Sequence[str | int] = (), timeout: timedelta | None = None
     ) -> Any:
-        seconds = (timeout or self.timeout).total_seconds()
+        seconds = self._seconds if timeout is None else timeout.total_seconds()
         if self._table is not None:
             answers = queue.SimpleQueue[Any]()
             self._table.ask(what, keys, values, answers.put)
@@ -95,10 +96,10 @@ class MpiStore(dist.Store):
             except queue.Empty:
                 raise _overdue(keys, seconds) from None
         tag = 1 + next(self._numbers) % self._num_tags
-        self._send([tag, what, list(keys), list(values)], 0, _REQUEST)
+        self._send(0, _REQUEST, [tag, what, list(keys), list(values)])
         return self._receive(0, tag, keys, seconds)[1]
 
-    def _send(self, content: Any, peer: int, tag: int) -> None:
+    def _send(self, peer: int, tag: int, content: Any) -> None:
         encoded = json.dumps(content).encode()
         with self._sending:
             self._leaving = [(request, memory) for request, memory in self._leaving if not request.Test()]
@@ -126,7 +127,7 @@ class MpiStore(dist.Store):
         while num_others:
             rank, (tag, what, keys, values) = self._receive(MPI.ANY_SOURCE, _REQUEST)
             num_others -= what == "leave"
-            self._table.ask(what, keys, values, lambda answer, rank=rank, tag=tag: self._send(answer, rank, tag))
+            self._table.ask(what, keys, values, partial(self._send, rank, tag))
 
 
 class _Table:
