@@ -32,9 +32,9 @@ class MpiStore(dist.Store):
         super().__init__()
         from mpi4py import MPI
 
-        self._seconds, self._byte = timeout.total_seconds(), MPI.BYTE
-        self._comm: Any = MPI.COMM_WORLD.Dup()
-        self._num_tags = int(self._comm.Get_attr(MPI.TAG_UB))
+        comm: Any = MPI.COMM_WORLD.Dup()
+        self._seconds, self._comm, self._byte = timeout.total_seconds(), comm, MPI.BYTE
+        self._num_tags = comm.Get_attr(MPI.TAG_UB)
         self._numbers, self._sending, self._leaving = itertools.count(), threading.Lock(), list[tuple[Any, bytes]]()
         self._table = _Table() if self._comm.Get_rank() == 0 else None
         self._thread = threading.Thread(target=self._serve, name="pyg_dist store", daemon=True)
