@@ -44,7 +44,8 @@ from pyg_dist.graph import caches
 from pyg_dist.graph.edges import Edges, nodes_to_edges
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor import NodeTensor
-from pyg_dist.tensor.row_tensor import as_row_tensor_, version_of
+from pyg_dist.tensor.functions.layers import product
+from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors, version_of
 
 
 @fast_path(FAConv, step="propagate", code=("message", "update", "aggregate"))
@@ -360,13 +361,13 @@ class _Run:
     def of_constant(self, x: NodeTensor) -> Tensor:
         """With the hops that are kept; at the first time they are made, in full precision."""
         key = _Hops.of(self.operator, self.polynomial)
-        hops = caches.lookup(x, key)
-        if hops is None:
+        known = caches.lookup(x, key)
+        if known is None:
             # Of another object: no hop is kept for itself.
             hops = self._hops(NodeTensor.from_local(x.to_local(), x._sharding), layer=None)
-            caches.store(x, key, hops)
+            known = caches.store(x, key, hops)
         lins, bias = self.polynomial.lins, self.polynomial.bias
-        kept = NodeTensor.from_local(hops, x._sharding)
+        kept = known.rows(x._sharding)
         if self.polynomial.factors is not None:
             return _linear(kept, lins, bias)
         return add_into_(_linear(kept, lins[1:], bias, dim=1), _linear(x, lins[:1]))
@@ -427,4 +428,5 @@ def _linear(x: NodeTensor, lins: Sequence[Any], bias: Tensor | None = None, dim:
     if len(weights) > 1:
         weight = torch.cat(weights, dim)
     entered = None if bias is None else rows.copy_to_ranks(bias)
-    return as_row_tensor_(large_tensors.linear(x.to_local(), weight, entered), rows)  # type: ignore[return-value]
+    with local_tensors():
+        return as_row_tensor_(product(x, weight, entered), rows)  # type: ignore[return-value]

@@ -30,9 +30,11 @@ from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator
 from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.functions.layers import sparse_rows
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
+from pyg_dist.tensor.sparse_form import DENSEST
 
 
 def commutes(lin: torch.nn.Module) -> bool:
@@ -67,10 +69,17 @@ def project_first(lin: Linear, graph: DistributedGraph, x: NodeTensor, operator:
         x: ``[N, F_in]``.
         operator: A.
 
+    On one rank, where nothing is sent, sums of sparse rows (:mod:`~pyg_dist.tensor.sparse_form`) come last: x W reads
+    few elements, and A x has more.
+
     Where both orders cost the same the sum goes first, as in PyG's SAGE, whose bits one rank then has. But ``W`` needs
     ``A x`` for its derivative, and SAGE's root keeps x anyhow. ``PYG_DIST_PROJECT_FIRST=1`` lets the linear map go
     first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4).
     """
+    if x._sharding.is_on_one_rank:
+        sparse = sparse_rows(x, lin.weight)
+        if sparse is not None:  # A x may have many more elements that are not zero than x
+            return sparse.pattern.num_entries + graph.edge_sharding.size <= x.numel() * DENSEST
     if graph.is_cached(x, operator):
         return False
     backward = torch.is_grad_enabled()

@@ -15,6 +15,7 @@ from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedRows
+from pyg_dist.tensor.sparse_form import SparseForm
 
 
 class RowStorage(BaseStorage):  # type: ignore[misc]
@@ -23,7 +24,7 @@ class RowStorage(BaseStorage):  # type: ignore[misc]
     def __setitem__(self, key: str, value: Any) -> None:
         stored = self.distributed(key, value)
         if isinstance(stored, RowTensor):
-            stored._is_attribute = True
+            stored._is_attribute, stored._sparse_form = True, SparseForm()
         super().__setitem__(key, stored)
 
     def distributed(self, key: str, value: Any) -> Any:

@@ -24,6 +24,7 @@ from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import REMEMBER_MIB
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding, lasting
+from pyg_dist.tensor.sparse_form import SparseForm
 
 T = TypeVar("T")
 
@@ -99,6 +100,13 @@ class CachedAggregate:
     operator: object
     result: Tensor
     result_version: int
+    sparse_form: SparseForm | None
+
+    def rows(self, sharding: RowSharding) -> NodeTensor:
+        """The result as a tensor of its own."""
+        rows = NodeTensor.from_local(self.result, sharding)
+        rows._sparse_form = self.sparse_form
+        return rows
 
 
 def is_cached(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) -> bool:
@@ -112,14 +120,14 @@ def is_cached(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) 
     return is_cacheable(x, rows) or (bool(x._cached_aggregates) and lookup(x, operator()) is not None)
 
 
-def lookup(x: NodeTensor, operator: object) -> Tensor | None:
-    """The local rows of what ``operator`` made of x, if they are still right."""
+def lookup(x: NodeTensor, operator: object) -> CachedAggregate | None:
+    """What ``operator`` made of x, if it is still right."""
     for known in x._cached_aggregates:
         if known.operator is operator and known.owner() is x:
             is_valid = (
                 _may_cache(x) and known.version == version_of(x) and known.result_version == known.result._version
             )
-            return known.result if is_valid else None
+            return known if is_valid else None
     return None
 
 
@@ -131,12 +139,14 @@ def is_cacheable(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool
     return num_results * x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.group.size
 
 
-def store(x: NodeTensor, operator: object, result: Tensor) -> None:
+def store(x: NodeTensor, operator: object, result: Tensor) -> CachedAggregate:
     """Remember the local rows of what ``operator`` made of x."""
-    known = CachedAggregate(weakref.ref(x), version_of(x), operator, result, result._version)
+    form = SparseForm() if x._is_attribute else None  # from its first time on, so that a run's steps have the same bits
+    known = CachedAggregate(weakref.ref(x), version_of(x), operator, result, result._version, form)
     alike = [r for r in x._cached_aggregates if type(r.operator) is type(operator) and r.operator is not operator]
     others = [r for r in x._cached_aggregates if type(r.operator) is not type(operator)]
     x._cached_aggregates = (*others, *(*alike, known)[-_MAX_OPERATORS:])
+    return known
 
 
 def _may_cache(x: NodeTensor) -> bool:

@@ -31,7 +31,7 @@ from pyg_dist.grid.plan.mesh_shape import TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
 from pyg_dist.tensor.calling_code import running_layer
-from pyg_dist.tensor.functions.layers import relu
+from pyg_dist.tensor.functions.layers import product, relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, public_name
@@ -144,13 +144,12 @@ def _sum_of_products(
             _require_width(x._sharding, weight)
             columns = x._sharding.columns
             part = weight[:, columns.start : columns.stop]
-            local = x.as_subclass(Tensor)
             if replicas:
                 part = part[after.columns.start : after.columns.stop]
-                product = replicated_linear(local, part, grid.transport(*replicas))
+                term = replicated_linear(x, part, grid.transport(*replicas))
             else:
-                product = F.linear(local, part)
-            total = product if total is None else total + product
+                term = product(x, part)
+            total = term if total is None else total + term
         assert total is not None
         if replicas:
             out = reduce_from_replicas(total, column_transport)
@@ -238,7 +237,7 @@ class _ReplicatedLinear(LocalFunction[Tensor]):
         return gathered.wait().view(by_x.shape), by_weight, None
 
 
-def replicated_linear(x: Tensor, weight: Tensor, transport: Transport) -> Tensor:
+def replicated_linear(x: TileTensor, weight: Tensor, transport: Transport) -> Tensor:
     """``x W^T`` of a replica of x and this rank's rows of W (backward by x: a sum over the replicas, collective).
 
     Exact: the bits are those of the sum made before the other product. Shapes: ``[n, F], [G, F] -> [n, G]``.
@@ -251,8 +250,10 @@ def replicated_linear(x: Tensor, weight: Tensor, transport: Transport) -> Tensor
         and GRID_EARLY_SUMS.value()
     )
     if is_early:
-        return _ReplicatedLinear.apply(x, weight, transport)
-    return F.linear(copy_to_replicas(x, transport), weight)
+        return _ReplicatedLinear.apply(x.as_subclass(Tensor), weight, transport)
+    if not x.requires_grad:
+        return product(x, weight)
+    return F.linear(copy_to_replicas(x.as_subclass(Tensor), transport), weight)
 
 
 @on_tiles("layer_norm", "rms_norm")

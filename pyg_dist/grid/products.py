@@ -131,7 +131,7 @@ class GridProducts:
         matrix = operator.tile(layout)
         known = caches.lookup(x, matrix)
         if known is not None:
-            return Pending(lambda: TileTensor.from_local(known, after))
+            return Pending(lambda: known.rows(after))
         kept = not matrix.learns and caches.is_cacheable(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
@@ -153,10 +153,8 @@ class GridProducts:
 
         def finish() -> TileTensor:
             out = multiply(local, product, pending)
-            if kept:
-                caches.store(x, matrix, out)
             x._is_reused = True
-            return TileTensor.from_local(out, after)
+            return caches.store(x, matrix, out).rows(after) if kept else TileTensor.from_local(out, after)
 
         return Pending(finish)
 
@@ -184,10 +182,10 @@ class GridProducts:
         rows = self._product_sharding(as_tiles(like), x._sharding.width)
         known = caches.lookup(x, rows)
         if known is not None:
-            return TileTensor.from_local(known, rows)
+            return known.rows(rows)
         out = as_tile(x, rows)
         if out is not x and caches.is_cacheable(x, rows):
-            caches.store(x, rows, out.to_local())
+            return caches.store(x, rows, out.to_local()).rows(rows)
         return out
 
     def _product_sharding(self, x: TileTensor, width: int) -> Tile:

@@ -54,15 +54,15 @@ class HaloProducts(HaloView):
         if isinstance(operator, LearningOperator):
             return self._learning_product(x, operator, layer)
         codecs = self.codecs(layer)
-        result = caches.lookup(x, operator)
-        if result is None:
+        known = caches.lookup(x, operator)
+        if known is None:
             cached = caches.is_cacheable(x, self.targets)
             result = aggregate(x.to_local(), operator if cached else operator.coded(codecs))
             x._is_reused = True
             if not cached:
                 return as_row_tensor_(result, self.targets)  # type: ignore[return-value]
-            caches.store(x, operator, result)
-        return NodeTensor.from_local(result, self.targets)
+            known = caches.store(x, operator, result)
+        return known.rows(self.targets)
 
     start = aggregate  # which hides its messages behind local edges
 

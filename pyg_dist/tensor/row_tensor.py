@@ -38,6 +38,7 @@ from pyg_dist.tensor.registry import (
 )
 from pyg_dist.tensor.selection import Selection, elements_of, rows_by_mask, rows_by_places
 from pyg_dist.tensor.sharding import Kind, RowSharding
+from pyg_dist.tensor.sparse_form import SparseForm
 
 local_tensors = torch._C.DisableTorchFunctionSubclass
 """Context in which row tensors are plain local tensors."""
@@ -70,6 +71,7 @@ class RowTensor(Tensor):
     # be a cycle.
     _selection: tuple[int, RowSharding, Selection] | None = None  # what a mask selected: version, rows, selection
     _cached_aggregates: tuple[Any, ...] = ()
+    _sparse_form: SparseForm | None = None  # of constant rows
     _places: tuple[int | None, Tensor] | None = None  # of a mask: where it holds, on the host; version, local rows
     _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
@@ -258,7 +260,8 @@ def takes_out(handler: Handler, out: Any) -> bool:
 
 
 KEPT = frozenset(
-    "_sharding _selection _places _cached_aggregates _as_rows _entry _origin _counters _uncounted _copy_of".split()
+    "_sharding _selection _places _cached_aggregates _sparse_form _as_rows "
+    "_entry _origin _counters _uncounted _copy_of".split()
 )
 """Attributes of a row tensor that a copy of it does not get."""
 

@@ -31,10 +31,10 @@ def is_large(x: Tensor, num_elements: int) -> bool:
     if torch._C._get_tracing_state() is not None:  # sizes are tensors, and torch's functions what is traced
         return False
     large = num_elements * x.element_size() >= LARGE and x.dtype in ops.FLOATS and x.device.type == "cpu"
-    return large and not _is_transformed()
+    return large and not is_transformed()
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether ``torch.func`` or forward-mode differentiation is at work, which know torch's own functions only."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 

@@ -91,6 +91,23 @@ class Matrix:
             tries=tries,
         )
 
+    def product(self, x: Tensor) -> Tensor:
+        """``self x``, differentiable by x to any order; not collective. Shapes: ``[num_cols, F] -> [num_rows, F]``."""
+        return _Product.apply(x, self)
+
+
+class _Product(LocalFunction[Tensor]):
+    """The derivative is the product with the transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrix: Matrix) -> Tensor:
+        ctx.matrix = matrix
+        return matrix.multiply(as_rows(x), tries=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Product.apply(grad, ctx.matrix.transposed), None
+
 
 class _EdgeProduct(LocalFunction[Tensor]):
     """``y_i = sum_e w_e x_col(e)``, by rows, of one rank's pattern; linear in w and in x."""

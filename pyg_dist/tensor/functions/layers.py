@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.dense import large_tensors
+from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name, register
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows, version_of
 
 
 def with_parameters(
@@ -74,8 +75,31 @@ def local_linear(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Te
                 f"linear expected rows with {weight.shape[-1]} columns, got shape {list(shape)}: make "
                 f"the layer with in_channels={shape[-1]}{running_layer()}"
             )
-        weight, bias = rows.copy_to_ranks(weight), None if bias is None else rows.copy_to_ranks(bias)
-        return large_tensors.linear(x, weight, bias)
+        return product(x, rows.copy_to_ranks(weight), None if bias is None else rows.copy_to_ranks(bias))
+
+
+def product(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x W^T + b`` of this rank's piece of x and parameters that have entered; under :data:`local_tensors`.
+
+    Constant rows of which most elements are zero take part with the others alone.
+    """
+    matrix = sparse_rows(x, weight)
+    if matrix is None:
+        return large_tensors.linear(x.as_subclass(Tensor), weight, bias)
+    out = matrix.product(weight.t())
+    return out if bias is None else large_tensors.add_into_(out, bias)
+
+
+def sparse_rows(x: RowTensor, weight: Tensor) -> Matrix | None:
+    """This rank's piece of constant rows, most of whose elements are zero, for a product with ``W``; else ``None``."""
+    form = x._sparse_form
+    if form is None:
+        return None
+    with local_tensors():
+        is_usual = weight.dim() == 2 and weight.dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+        if not is_usual or large_tensors.is_transformed() or torch._C._get_tracing_state() is not None:
+            return None
+        return form.matrix(x.as_subclass(Tensor), version_of(x))
 
 
 @implements("relu")

@@ -21,7 +21,7 @@ from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.shapes import refuse
 from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, version_of
 
 
 def draw_seed() -> int:
@@ -98,8 +98,13 @@ def dropout(function: Function, args: Args, kwargs: Kwargs) -> object:
         return x
     with local_tensors():
         key = on_device(x._sharding.rng_key, x.device)
-        out = ops.keyed_dropout(x.as_subclass(Tensor), key, p, draw_seed(), x._sharding.first_column)
-        return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
+        local, form = x.as_subclass(Tensor), x._sparse_form
+        out = ops.keyed_dropout(local, key, p, draw_seed(), x._sharding.first_column)
+        if bound["inplace"]:
+            return x.copy_(out)
+        dropped = as_row_tensor_(out, x._sharding)
+        dropped._sparse_form = None if form is None else form.of_masked(local, version_of(x), out)
+        return dropped
 
 
 def dropout_arguments(args: Args, kwargs: Kwargs) -> tuple[RowTensor, float, dict[str, Any]]:
