@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.session.state import world_size
-from pyg_dist.conv import typed_attention  # noqa: F401  # registers
+from pyg_dist.conv import polynomials, typed_attention  # noqa: F401  # register
 from pyg_dist.conv.attention import attention_call
 from pyg_dist.conv.fast_paths import fast_path_of, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes

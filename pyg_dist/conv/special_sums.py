@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isclose
 from typing import Any
 
@@ -20,11 +17,7 @@ from torch_geometric.nn import (
     FAConv,
     GCN2Conv,
     GINConv,
-    GraphConv,
     MessagePassing,
-    SGConv,
-    SSGConv,
-    TAGConv,
 )
 from torch_geometric.nn.aggr import (
     MaxAggregation,
@@ -35,17 +28,14 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 
-from pyg_dist.backend.dense import large_tensors
 from pyg_dist.conv.fast_paths import NORMS, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.lazy_norm import made
-from pyg_dist.conv.weighted_sum import add_into_, commutes, operator_of, sum_by, sum_form
-from pyg_dist.graph import caches
+from pyg_dist.conv.weighted_sum import add_into_, sum_by
 from pyg_dist.graph.edges import Edges, nodes_to_edges
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor import NodeTensor
-from pyg_dist.tensor.functions.layers import product
-from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors, version_of
+from pyg_dist.tensor.row_tensor import version_of
 
 
 @fast_path(FAConv, step="propagate", code=("message", "update", "aggregate"))
@@ -237,196 +227,3 @@ def kept_laplacian(
 def own_methods(stock: type[MessagePassing]) -> dict[str, Any]:
     """What takes the place of methods of ``stock``."""
     return {"__norm__": kept_laplacian} if getattr(stock, "__norm__", None) is ChebConv.__norm__ else {}
-
-
-_WHOLE_COLUMNS = 16
-"""MKL's products with a multiple of it take two thirds of the time: 170,000 x 128 by 128 x 192, one thread of a Zen 4
-109 ms, by 128 x 188 172 ms."""
-
-
-@dataclass(frozen=True)
-class _Polynomial:
-    """What a conv computes of x.
-
-    Attributes:
-        lins: of the powers from 0 on; or the one map of their sum.
-        bias: of the output.
-        factors: of the powers from 0 on, where there is one map.
-        degree: the highest power.
-    """
-
-    lins: list[Any]
-    bias: Tensor | None
-    factors: tuple[float, ...] | None
-    degree: int
-
-    @staticmethod
-    def of(conv: Any) -> _Polynomial:
-        """That of a conv."""
-        if isinstance(conv, TAGConv):
-            return _Polynomial(list(conv.lins), conv.bias, None, conv.K)
-        if isinstance(conv, GraphConv):
-            return _Polynomial([conv.lin_root, conv.lin_rel], conv.lin_rel.bias, None, 1)
-        if isinstance(conv, SGConv):
-            return _Polynomial([conv.lin], conv.lin.bias, (*[0.0] * conv.K, 1.0), conv.K)
-        each = (1 - conv.alpha) / conv.K if conv.K else 0.0
-        return _Polynomial([conv.lin], conv.lin.bias, (conv.alpha, *[each] * conv.K), conv.K)
-
-
-@dataclass(eq=False, frozen=True)
-class _Hops:
-    """Stands for the hops of one operator, as a key of what is kept with x; ``factors`` as in :class:`_Polynomial`."""
-
-    degree: int
-    factors: tuple[float, ...] | None
-
-    @staticmethod
-    def of(operator: Any, polynomial: _Polynomial) -> _Hops:
-        """The one object of an operator and its powers."""
-        own = _HOPS.setdefault(operator, {})
-        key = polynomial.degree, polynomial.factors
-        return own.setdefault(key, _Hops(*key))
-
-
-_HOPS: weakref.WeakKeyDictionary[Any, dict[Any, _Hops]] = weakref.WeakKeyDictionary()
-
-
-@fast_path(TAGConv, GraphConv, SGConv, SSGConv, when=lambda conv: not getattr(conv, "cached", False))
-def polynomial_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor | None:
-    """The forward of a conv that is a polynomial; ``None`` where PyG's has to run (collective).
-
-    That is where a graph's features, and so its hops, are no whole rows; where linear maps are changed or seen, and
-    under autocast; ``cached=True`` fixes PyG's order.
-    """
-    x, weight = given["x"], given.get("edge_weight")
-    if type(x) is not NodeTensor or x._sharding is not edges.graph.feature_sharding(x.shape[-1]):  # type: ignore[attr-defined]
-        return None
-    polynomial = _Polynomial.of(conv)
-    if polynomial.degree < 1 or not all(map(commutes, polynomial.lins)) or torch.is_autocast_enabled(x.device.type):
-        return None
-    if any(lin.weight.dtype != x.dtype or lin.in_channels != x.shape[-1] for lin in polynomial.lins):
-        return None
-    is_tag = isinstance(conv, TAGConv)
-    if isinstance(conv, (SGConv, SSGConv)) or (is_tag and conv.normalize):
-        loops = not is_tag and conv.add_self_loops
-        edges, weight = gcn_norm(edges, weight, x.size(0), False, loops, conv.flow, dtype=x.dtype)
-    elif weight is None:
-        weight = edges.weight
-    form: Any = sum_form(conv.stock)
-    operator, dtype = operator_of(edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
-    if operator is None or dtype != x.dtype:
-        return None
-    graph: Any = edges.graph
-    run = _Run(conv, graph, operator, polynomial)
-    if graph.is_cached(x, operator):
-        # One hop the graph keeps itself.
-        keeps = polynomial.degree > 1 and caches.is_cacheable(x, x._sharding, run.num_kept)
-        return run.of_constant(x) if keeps else run.in_order(x)
-    return run.projected(x) if run.project_first(x) else run.in_order(x)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A polynomial over a graph.
-
-    Attributes:
-        conv: whose.
-        graph: the edges'.
-        operator: the matrix.
-        polynomial: what is to be computed.
-    """
-
-    conv: Any
-    graph: Any
-    operator: Any
-    polynomial: _Polynomial
-
-    @property
-    def num_kept(self) -> int:
-        """How many tensors like x are kept of a constant x."""
-        return self.polynomial.degree if self.polynomial.factors is None else 1
-
-    def project_first(self, x: NodeTensor) -> bool:
-        """Whether the linear maps come first: where no more columns are aggregated, forward and backward.
-
-        The counts are those of :func:`~pyg_dist.conv.weighted_sum.project_first`. Where both orders cost the same,
-        the linear maps go first: that keeps no hops.
-        """
-        lin = self.polynomial.lins[0]
-        backward = torch.is_grad_enabled()
-        learns = x.requires_grad or any(lin.weight.requires_grad for lin in self.polynomial.lins)
-        first = lin.in_channels * (1 + (backward and x.requires_grad))
-        return bool(lin.out_channels * (1 + (backward and learns)) <= first)
-
-    def of_constant(self, x: NodeTensor) -> Tensor:
-        """With the hops that are kept; at the first time they are made, in full precision."""
-        key = _Hops.of(self.operator, self.polynomial)
-        known = caches.lookup(x, key)
-        if known is None:
-            # Of another object: no hop is kept for itself.
-            hops = self._hops(NodeTensor.from_local(x.to_local(), x._sharding), layer=None)
-            known = caches.store(x, key, hops)
-        lins, bias = self.polynomial.lins, self.polynomial.bias
-        kept = known.rows(x._sharding)
-        if self.polynomial.factors is not None:
-            return _linear(kept, lins, bias)
-        return add_into_(_linear(kept, lins[1:], bias, dim=1), _linear(x, lins[:1]))
-
-    def in_order(self, x: NodeTensor) -> Tensor:
-        """Hops first."""
-        lins, bias = self.polynomial.lins, self.polynomial.bias
-        if self.polynomial.factors is not None:
-            summed: Any = as_row_tensor_(self._hops(x, self.conv), x._sharding)
-            return _linear(summed, lins, bias)
-        out: Tensor = _linear(x, lins[:1])
-        for lin in lins[1:]:
-            x = self.graph.aggregate(x, self.operator, self.conv)
-            out = add_into_(out, _linear(x, [lin]))
-        return out if bias is None else add_into_(out, bias)
-
-    def projected(self, x: NodeTensor) -> Tensor:
-        """The linear maps first: from the highest power down, each sum has one more of them."""
-        x._is_reused = True  # if it comes again, its hops are worth remembering
-        bias, factors = self.polynomial.bias, self.polynomial.factors
-        out: Any = _linear(x, self.polynomial.lins)
-        if factors is not None:
-            out = as_row_tensor_(self._hops(out, self.conv), x._sharding)
-        else:
-            width = self.polynomial.lins[0].out_channels
-            pieces = large_tensors.split_columns(out.to_local(), [width] * len(self.polynomial.lins))
-            *others, out = (as_row_tensor_(piece, x._sharding) for piece in pieces)
-            for other in reversed(others):
-                out = add_into_(self.graph.aggregate(out, self.operator, self.conv), other)
-        return out if bias is None else add_into_(out, bias)
-
-    def _hops(self, x: NodeTensor, layer: Any) -> Tensor:
-        """The local rows of the powers from 1 on times x, side by side, or of the weighed sum of all powers."""
-        factors, hop = self.polynomial.factors, x
-        hops: list[Tensor] = []
-        total: Any = None if factors is None or factors[0] == 0 else factors[0] * x
-        for k in range(1, self.polynomial.degree + 1):
-            hop = self.graph.aggregate(hop, self.operator, layer)
-            if factors is None:
-                hops.append(hop.to_local())
-            elif factors[k] != 0:
-                term: Any = hop if factors[k] == 1 else factors[k] * hop
-                total = term if total is None else add_into_(total, term)
-        return torch.cat(hops, 1) if factors is None else total.to_local()
-
-
-def _linear(x: NodeTensor, lins: Sequence[Any], bias: Tensor | None = None, dim: int = 0) -> NodeTensor:
-    """The linear maps of x beside one another; with ``dim=1``, the sum of those of x's blocks of columns.
-
-    Beside one another they may have columns of zeros behind them.
-    """
-    rows = x._sharding
-    weights = [rows.copy_to_ranks(lin.weight) for lin in lins]  # each by itself: leaves' gradients share a bucket
-    weight = weights[0]
-    if len(weights) > 1 and dim == 0:
-        num_zeros = -sum(w.shape[0] for w in weights) % _WHOLE_COLUMNS
-        weights = [*weights, weight.new_zeros(num_zeros, weight.shape[1])]
-    if len(weights) > 1:
-        weight = torch.cat(weights, dim)
-    entered = None if bias is None else rows.copy_to_ranks(bias)
-    with local_tensors():
-        return as_row_tensor_(product(x, weight, entered), rows)  # type: ignore[return-value]

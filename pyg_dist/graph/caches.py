@@ -27,6 +27,7 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 from pyg_dist.tensor.sparse_form import SparseForm
 
 T = TypeVar("T")
+N = TypeVar("N", bound=NodeTensor)
 
 # Convs of one script over one graph have a few sets of weights among them; drawn ones of the last steps count, too.
 _MOST_WEIGHTS = 8
@@ -102,9 +103,9 @@ class CachedAggregate:
     result_version: int
     sparse_form: SparseForm | None
 
-    def rows(self, sharding: RowSharding) -> NodeTensor:
+    def rows(self, class_: type[N], sharding: RowSharding) -> N:
         """The result as a tensor of its own."""
-        rows = NodeTensor.from_local(self.result, sharding)
+        rows = class_.from_local(self.result, sharding)
         rows._sparse_form = self.sparse_form
         return rows
 

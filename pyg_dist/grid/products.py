@@ -131,7 +131,7 @@ class GridProducts:
         matrix = operator.tile(layout)
         known = caches.lookup(x, matrix)
         if known is not None:
-            return Pending(lambda: known.rows(after))
+            return Pending(lambda: known.rows(TileTensor, after))
         kept = not matrix.learns and caches.is_cacheable(x, after)
         exact = exact or kept  # rounded once, it would be wrong in every epoch
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
@@ -154,7 +154,7 @@ class GridProducts:
         def finish() -> TileTensor:
             out = multiply(local, product, pending)
             x._is_reused = True
-            return caches.store(x, matrix, out).rows(after) if kept else TileTensor.from_local(out, after)
+            return caches.store(x, matrix, out).rows(TileTensor, after) if kept else TileTensor.from_local(out, after)
 
         return Pending(finish)
 
@@ -182,10 +182,10 @@ class GridProducts:
         rows = self._product_sharding(as_tiles(like), x._sharding.width)
         known = caches.lookup(x, rows)
         if known is not None:
-            return known.rows(rows)
+            return known.rows(TileTensor, rows)
         out = as_tile(x, rows)
         if out is not x and caches.is_cacheable(x, rows):
-            return caches.store(x, rows, out.to_local()).rows(rows)
+            return caches.store(x, rows, out.to_local()).rows(TileTensor, rows)
         return out
 
     def _product_sharding(self, x: TileTensor, width: int) -> Tile:

@@ -62,7 +62,7 @@ class HaloProducts(HaloView):
             if not cached:
                 return as_row_tensor_(result, self.targets)  # type: ignore[return-value]
             known = caches.store(x, operator, result)
-        return known.rows(self.targets)
+        return known.rows(NodeTensor, self.targets)
 
     start = aggregate  # which hides its messages behind local edges
 

@@ -26,6 +26,7 @@ WIDTH = 40
 
 CONVS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: _OnRows(nn.Linear(WIDTH, 5)),
+    "matmul": lambda: _OnRows(_Product()),
     "GCN": lambda: gnn.GCNConv(WIDTH, 5),
     "GCN, wider": lambda: gnn.GCNConv(WIDTH, 50, bias=False),
     "SAGE": lambda: gnn.SAGEConv(WIDTH, 5),
@@ -43,6 +44,15 @@ class _OnRows(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Any) -> Any:
         return self.of_rows(x)
+
+
+class _Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
 
 
 def sparse_graph(share: float = 0.05) -> Data:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.functions.layers import with_parameters
+from pyg_dist.tensor.functions.layers import sparse_rows, with_parameters
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.functions.shapes import dims_of, refuse
@@ -29,6 +29,8 @@ def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
     if x.dim() == other.dim() > 2:
         return pointwise(function, (x, other), {})
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
+        if sparse_rows(x, other) is not None and x.shape[1] == other.shape[0]:
+            return torch.nn.functional.linear(x, other.t())
         return with_parameters(function, (x, other), {})
     if isinstance(x, RowTensor) and isinstance(other, RowTensor) and x.dim() == 2 and x.shape[1] == other.shape[0]:
         return torch.matmul(x, other.full_tensor())  # a row of `x` has a column for each row of `other`
