@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,15 +30,20 @@ def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
     if x.dim() == other.dim() > 2:
         return pointwise(function, (x, other), {})
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
-        if sparse_rows(x, other) is not None and x.shape[1] == other.shape[0]:
-            return torch.nn.functional.linear(x, other.t())
-        return with_parameters(function, (x, other), {})
+        return with_parameters(function, (x, other), {}, run=partial(_times, function))
     if isinstance(x, RowTensor) and isinstance(other, RowTensor) and x.dim() == 2 and x.shape[1] == other.shape[0]:
         return torch.matmul(x, other.full_tensor())  # a row of `x` has a column for each row of `other`
     raise MixedRowsError(
         f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows use "
         f"x.T @ y, for all pairs x @ y.T, for neighbours data.adj_t @ x, else .full_tensor()"
     )
+
+
+def _times(function: Function, x: RowTensor, other: Tensor) -> Tensor:
+    """The product of this rank's rows."""
+    matrix = sparse_rows(x, other) if x.shape[-1] == other.shape[0] else None
+    product: Tensor = function(x, other) if matrix is None else matrix.product(other)
+    return product
 
 
 @implements("addmm")
