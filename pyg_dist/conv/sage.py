@@ -100,13 +100,15 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             if root is not None:
                 pairs.append((graph.align(root, source), self.lin_r.weight))
             return graph.linear_sum(pairs, self.lin_l.bias)
-        out = graph.aggregate(graph.linear_sum([(source, self.lin_l.weight)]), operator, self)
+        pending = graph.start(graph.linear_sum([(source, self.lin_l.weight)]), operator, self)
+        of_root = None if root is None else graph.linear_sum([(root, self.lin_r.weight)])
+        out = pending.wait()
         # The bias comes after: a mean keeps it, a sum or a node without neighbours would not. Autocast narrows the sum.
         if self.lin_l.bias is not None:
             with local_tensors():
                 bias = self.lin_l.bias.to(out.dtype)
             out = add_into_(out, bias)
-        return out if root is None else add_into_(out, graph.linear_sum([(root, self.lin_r.weight)]))
+        return out if of_root is None else add_into_(out, of_root)
 
     def __prepare_scriptable__(self) -> SAGEConv:
         return stock_twin(self, SAGEConv)

@@ -346,7 +346,7 @@ class DistributedGraph(GraphProducts, Protocol):
 
     # ---- Linear algebra --------------------------------------------------------------------------------------------
 
-    def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> NodeTensor | Pending[NodeTensor]:
+    def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> Pending[NodeTensor]:
         """:meth:`aggregate` as far as nothing is waited for: what follows may hide its last messages."""
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:

@@ -97,11 +97,12 @@ def aggregate(x: Tensor, by: LinearMap) -> Tensor:
         - x: ``[m, F]`` (float32, float64, bfloat16 or float16)
         - output: ``[n, F]``, or as many rows as there are slots
     """
-    _require_dtype(x)
+    require_dtype(x)
     return apply(by, x)
 
 
-def _require_dtype(x: Tensor) -> None:
+def require_dtype(x: Tensor) -> None:
+    """Refuse what products do not take."""
     # Before any message leaves: an error later would leave the others' messages without receiver.
     if x.dim() != 2 or x.dtype not in ops.FLOATS:
         raise UnsupportedError(
@@ -168,13 +169,13 @@ class LearningOperator:
 
     def by_rows(self, x: Tensor, post: HaloTransfer) -> Tensor:
         """Weighted sums, loops included; rows of sources are sent (collective). Shapes: ``[m, F] -> [n, F]``."""
-        _require_dtype(x)
+        require_dtype(x)
         weight = self.weight.to(x.dtype)
         return self._product(x, weight, post.to_slots, x, weight, self.halo)
 
     def by_sums(self, x: Tensor, codecs: Codecs) -> Tensor:
         """The same; partial sums are sent, too. One exchange of weights serves all products (collective)."""
-        _require_dtype(x)
+        require_dtype(x)
         weight, sums, key = self.weight.to(x.dtype), self.sums(), (x.dtype, torch.is_grad_enabled())
         if key not in self._remote_weights:
             self._remote_weights[key] = sums.remote_weights(weight)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.autograd.linear_map import begin
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
@@ -21,7 +22,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.graph.protocol import Norm, the_one
 from pyg_dist.halo.exchange import Exchange, exchange_of
-from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, aggregate
+from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, require_dtype
 from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
 from pyg_dist.halo.plan.transfer import UNIT
 from pyg_dist.halo.transfer import HaloTransfer
@@ -51,20 +52,25 @@ class HaloProducts(HaloView):
 
     def aggregate(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.aggregate`."""
+        return self.start(x, operator, layer).wait()
+
+    def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Pending[NodeTensor]:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.start`; local edges are multiplied at once."""
         if isinstance(operator, LearningOperator):
-            return self._learning_product(x, operator, layer)
+            out = self._learning_product(x, operator, layer)
+            return Pending(lambda: out)
         codecs = self.codecs(layer)
         known = caches.lookup(x, operator)
         if known is None:
-            cached = caches.is_cacheable(x, self.targets)
-            result = aggregate(x.to_local(), operator if cached else operator.coded(codecs))
+            local, is_kept = x.to_local(), caches.is_cacheable(x, self.targets)
+            require_dtype(local)
+            pending = begin(operator if is_kept else operator.coded(codecs), local)
             x._is_reused = True
-            if not cached:
-                return as_row_tensor_(result, self.targets)  # type: ignore[return-value]
-            known = caches.store(x, operator, result)
-        return known.rows(NodeTensor, self.targets)
-
-    start = aggregate  # which hides its messages behind local edges
+            if not is_kept:
+                return Pending(lambda: as_row_tensor_(pending.wait(), self.targets))  # type: ignore[arg-type, return-value]
+            known = caches.store(x, operator, pending.wait())
+        rows = known.rows(NodeTensor, self.targets)
+        return Pending(lambda: rows)
 
     def align(self, x: NodeTensor, like: NodeTensor) -> NodeTensor:
         """Itself: products are whole rows."""
@@ -73,16 +79,16 @@ class HaloProducts(HaloView):
     def linear_sum(
         self, pairs: Sequence[tuple[NodeTensor | Pending[NodeTensor], Tensor]], bias: Tensor | None = None
     ) -> NodeTensor:
-        """``sum_k X_k W_k^T + bias``, added in the order given, the bias with the first: PyG's bits."""
-        out: Any = None
-        for given, weight in pairs:
-            x = given if isinstance(given, NodeTensor) else given.wait()
-            product = local_linear(x, weight, bias if out is None else None)
-            if out is None:
-                out, rows = product, x._sharding
-            else:
-                out = large_tensors.add_into_(out, product)
-        return as_row_tensor_(out, rows)  # type: ignore[no-any-return]
+        """``sum_k X_k W_k^T + bias``, added in the order given, the bias with the first: PyG's bits.
+
+        An X that is under way is waited for last: its messages hide behind the other products.
+        """
+        products: list[Any] = [None] * len(pairs)
+        for k in sorted(range(len(pairs)), key=lambda k: isinstance(pairs[k][0], Pending)):
+            given, weight = pairs[k]
+            x = given.wait() if isinstance(given, Pending) else given
+            products[k] = local_linear(x, weight, None if k else bias)
+        return as_row_tensor_(reduce(large_tensors.add_into_, products), x._sharding)  # type: ignore[no-any-return]
 
     def is_cached(self, x: NodeTensor, operator: HaloOperator) -> bool:
         """Whether the product of the operator and x is known, or would be kept."""

@@ -70,6 +70,59 @@ def apply(a: LinearMap, x: Tensor, pending: Pending[Tensor] | None = None, leaf:
     return _Apply.apply(x, a, None, pending, leaf)
 
 
+class _Way:
+    """A map that is applied in two autograd nodes, and its transpose, which is under way between their derivatives."""
+
+    def __init__(self, a: LinearMap, x: Tensor) -> None:
+        self.map, self.transposed, self.shape = a, a.transposed, x.shape
+        self.returning: Pending[Tensor] | None = None
+
+
+class _Begin(LocalFunction[Tensor]):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, way: _Way) -> Tensor:
+        ctx.way = way
+        ctx.set_materialize_grads(False)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        returning, ctx.way.returning = ctx.way.returning, None
+        return grad if returning is None else returning.wait(), None
+
+
+class _End(LocalFunction[Tensor]):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, way: _Way, pending: Pending[Tensor]) -> Tensor:
+        ctx.way = way
+        ctx.set_materialize_grads(False)
+        return pending.wait()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
+        way = ctx.way
+        if grad is None:
+            return None, None, None
+        if torch.is_grad_enabled():  # for a derivative of the gradient
+            return _Apply.apply(grad, way.transposed, way.map, None, None), None, None
+        way.returning = way.transposed.start(grad)
+        return grad.new_zeros(()).expand(way.shape), None, None  # in its place; _Begin puts in what arrives
+
+
+def begin(a: LinearMap, x: Tensor) -> Pending[Tensor]:
+    """:func:`apply` whose messages, both ways, hide behind what is recorded before the result is waited for.
+
+    The engine runs the latest recorded node first: the derivative of the result starts the transpose, then come those
+    of all that was recorded in between, and that of x waits.
+    """
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return a.start(x)
+    way = _Way(a, x)
+    begun = _Begin.apply(x, way)
+    pending = a.start(x.detach())
+    return Pending(lambda: _End.apply(begun, way, pending))
+
+
 def append(tensors: Sequence[Tensor]) -> Tensor:
     """``torch.cat`` along dimension 0, whose derivatives reach tensors without elements, too; not collective.
 
