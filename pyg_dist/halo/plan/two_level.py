@@ -29,23 +29,11 @@ _MASK_BITS = 62
 
 
 class Hops(NamedTuple):
-    """Items on their way from rank to rank, by (sender, receiver, kind, node): int64 ``[k]`` each."""
+    """Items on their way from rank to rank, in any order: int64 ``[k]`` each."""
 
     sender: Tensor
     receiver: Tensor
     item: Tensor
-
-    def some(self, chosen: Tensor) -> Hops:
-        """Those of a mask or of places."""
-        return Hops(*(column[chosen] for column in self))
-
-    def of_sender(self, rank: int) -> Hops:
-        """Those that leave a rank."""
-        return self.some(self.sender == rank)
-
-    def of_receiver(self, rank: int) -> Hops:
-        """Those that arrive at a rank."""
-        return self.some(self.receiver == rank)
 
     def rows(self, num_ranks: int) -> Tensor:
         """How many go from each rank to each, int64 ``[P, P]``."""
@@ -98,39 +86,50 @@ class Routes:
             ranks_per_machine: consecutive ranks share a machine.
             num_ranks: P.
         """
-        cover = edges.cover(exchange)
+        cover, num_machines = edges.cover(exchange), edges.load.numel()
         is_post = cover.left[edges.row]
         (rows, row_item), (sums, sum_item) = (_numbered(chosen) for chosen in cover)
-        needs = _distinct(row_item[edges.row[is_post]], sum_owner[edges.sum[is_post]], num_ranks)
-        adds = _distinct(sum_item[edges.sum[~is_post]], row_owner[edges.row[~is_post]], num_ranks)
         owner_of_row, owner_of_sum = row_owner[rows], sum_owner[sums]
-        num_machines = edges.load.numel()
         pair_of_row, pair_of_sum = (
             kind.sender.long()[some] * num_machines + kind.receiver.long()[some]
             for kind, some in ((edges.rows, rows), (edges.sums, sums))
         )
+        needs = _options(
+            row_item[edges.row[is_post]], sum_owner[edges.sum[is_post]], pair_of_row % num_machines, ranks_per_machine
+        )
+        adds = _options(
+            sum_item[edges.sum[~is_post]], row_owner[edges.row[~is_post]], pair_of_sum // num_machines,
+            ranks_per_machine,
+        )  # fmt: skip
         of_row = _agents(pair_of_row, needs, pair_of_sum * num_ranks + owner_of_sum, ranks_per_machine, num_ranks)
         of_sum = _agents(pair_of_sum, adds, pair_of_row * num_ranks + owner_of_row, ranks_per_machine, num_ranks)
-
-        node = torch.cat([edges.rows.node[rows], edges.sums.node[sums]])
-        owner = torch.cat([owner_of_row, owner_of_sum])
-        is_sum = torch.arange(node.numel()) >= rows.numel()
-
-        def hops(sender: Tensor, receiver: Tensor, item: Tensor) -> Hops:
-            keys = _keys(is_sum[item].long(), node[item]), sender * num_ranks + receiver
-            order = np.lexsort(tuple(key.numpy() for key in keys))
-            return Hops(sender, receiver, item).some(torch.from_numpy(order))
 
         need, add = (item_rank[1] != agent[item_rank[0]] for item_rank, agent in ((needs, of_row), (adds, of_sum)))
         item, needer = (column[need] for column in needs)
         total, adder = (column[add] for column in adds)
+        node = torch.cat([edges.rows.node[rows], edges.sums.node[sums]])
+        every = torch.arange(node.numel())
         return Routes(
-            num_ranks, ranks_per_machine, node, owner, is_sum,
-            hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), torch.arange(node.numel())),
-            hops(adder, of_sum[total], total + rows.numel()),
-            hops(of_row[item], needer, item),
+            num_ranks, ranks_per_machine, node, torch.cat([owner_of_row, owner_of_sum]), every >= rows.numel(),
+            Hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), every),
+            Hops(adder, of_sum[total], total + rows.numel()),
+            Hops(of_row[item], needer, item),
             torch.bincount(torch.where(is_post, sum_owner[edges.sum], row_owner[edges.row]), minlength=num_ranks),
         )  # fmt: skip
+
+    def leaving(self, hops: Hops, rank: int) -> Hops:
+        """Those that leave a rank, in the order of its buffer: by receiver, kind and node."""
+        return self._sorted(hops, hops.sender == rank)
+
+    def arriving(self, hops: Hops, rank: int) -> Hops:
+        """Those that arrive at a rank, in the order of its buffer: by sender, kind and node."""
+        return self._sorted(hops, hops.receiver == rank)
+
+    def _sorted(self, hops: Hops, chosen: Tensor) -> Hops:
+        sender, receiver, item = (column[chosen] for column in hops)
+        keys = _keys(self.is_sum[item].long(), self.node[item]), sender * self.num_ranks + receiver
+        order = torch.from_numpy(np.lexsort(tuple(key.numpy() for key in keys)))
+        return Hops(sender[order], receiver[order], item[order])
 
     def slots(self, edges: OneWay, cover: Cover) -> Slots:
         """Where one rank's rows and sums are in its buffer; ``cover`` is that of one level, by pairs of ranks.
@@ -142,8 +141,8 @@ class Routes:
         row_peer, sum_peer = _peers(edges.rows), _peers(edges.sums)
         row_inside, sum_inside = (peer // on_each == rank // on_each for peer in (row_peer, sum_peer))
         direct = Slots.of(edges, Cover(cover.left & row_inside, cover.right & sum_inside))
-        link = self.link.of_sender(rank) if edges.leaves else self.link.of_receiver(rank)
-        other = self.gather.of_sender(rank) if edges.leaves else self.spread.of_receiver(rank)
+        of_rank = self.leaving if edges.leaves else self.arriving
+        link, other = of_rank(self.link, rank), of_rank(self.gather if edges.leaves else self.spread, rank)
         item = torch.cat([link.item, other.item])
         peer = torch.cat([link.receiver if edges.leaves else link.sender, self.owner[other.item]])
         slot = sum(direct.counts) + torch.arange(item.numel())
@@ -179,8 +178,8 @@ class Routes:
 
         return RelayLists(
             counts(self.gather), counts(self.link), counts(self.spread),
-            number(self.link.of_sender(rank), self.gather.of_receiver(rank)),
-            number(self.link.of_receiver(rank), self.spread.of_sender(rank)),
+            number(self.leaving(self.link, rank), self.arriving(self.gather, rank)),
+            number(self.arriving(self.link, rank), self.leaving(self.spread, rank)),
         )  # fmt: skip
 
 
@@ -244,10 +243,12 @@ def _numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.nonzero().view(-1), chosen.cumsum(0) - 1
 
 
-def _distinct(item: Tensor, rank: Tensor, num_ranks: int) -> tuple[Tensor, Tensor]:
-    """The distinct (item, rank), ascending: int64 ``[o]`` each."""
-    keys = torch.unique(item * num_ranks + rank)
-    return keys // num_ranks, keys % num_ranks
+def _options(item: Tensor, rank: Tensor, machine: Tensor, ranks_per_machine: int) -> tuple[Tensor, Tensor]:
+    """The distinct (item, rank), ascending: int64 ``[o]`` each. All ranks of an item are on its ``machine``."""
+    is_there = torch.zeros(machine.numel(), ranks_per_machine, dtype=torch.bool)
+    is_there.view(-1)[item * ranks_per_machine + rank % ranks_per_machine] = True
+    item, local_rank = is_there.nonzero().unbind(1)
+    return item, machine[item] * ranks_per_machine + local_rank
 
 
 def _agents(
@@ -270,7 +271,7 @@ def _agents(
     if pair.numel() == 0:
         return pair
     of_item, of_rank = (column.numpy() for column in options)
-    start = np.searchsorted(of_item, np.arange(pair.numel() + 1))
+    start = np.concatenate([[0], np.bincount(of_item, minlength=pair.numel()).cumsum()])
     group, first = _groups(pair.numpy(), start[:-1], of_rank % ranks_per_machine, ranks_per_machine)
     size, count = np.diff(start)[first], np.bincount(group)
     begin = np.concatenate([[0], np.cumsum(size)])
