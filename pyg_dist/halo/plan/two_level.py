@@ -25,7 +25,8 @@ from pyg_dist.halo.plan.transfer import Counts, RelayLists, Slots
 _ROUNDS = 40
 """Of balancing: loads of agents that can be equal then differ by a percent or two."""
 
-_MASK_BITS = 62
+_MASK_BITS = 40
+"""Of 63, which leave room for the pairs of 2,800 machines."""
 
 
 class Hops(NamedTuple):
@@ -272,8 +273,10 @@ def _agents(
         return pair
     of_item, of_rank = (column.numpy() for column in options)
     start = np.concatenate([[0], np.bincount(of_item, minlength=pair.numel()).cumsum()])
-    group, first = _groups(pair.numpy(), start[:-1], of_rank % ranks_per_machine, ranks_per_machine)
-    size, count = np.diff(start)[first], np.bincount(group)
+    order, count = _groups(pair, start[:-1], of_rank % ranks_per_machine, ranks_per_machine)
+    before = np.concatenate([[0], np.cumsum(count)])
+    first = order[before[:-1]]
+    size = np.diff(start)[first]
     begin = np.concatenate([[0], np.cumsum(size)])
     # The options of each group: those of its first item.
     of_group = np.repeat(np.arange(len(first)), size)
@@ -296,23 +299,20 @@ def _agents(
         there = np.flatnonzero(size > turn)
         so_far[there] += share[begin[there] + turn]
         last[begin[there] + turn] = np.rint(so_far[there])
-    before = np.concatenate([[0], np.cumsum(count)])
     last[begin[1:] - 1] = count
-    order = np.argsort(group, kind="stable")
     chosen = np.searchsorted(last + before[of_group], np.arange(pair.numel()), side="right")
     agent = np.empty(pair.numel(), np.int64)
     agent[order] = rank[chosen]
     return torch.from_numpy(agent)
 
 
-def _groups(pair: Array, start: Array, local_rank: Array, ranks_per_machine: int) -> tuple[Array, Array]:
-    """The group of each item, by pair of machines and options, and the first item of each group.
+def _groups(pair: Tensor, start: Array, local_rank: Array, ranks_per_machine: int) -> tuple[Array, Array]:
+    """Items group by group, by pair of machines and options, in their order within each; and the sizes of the groups.
 
     The options of an item begin at its ``start``: ranks, numbered within their machine.
     """
     if ranks_per_machine > _MASK_BITS:  # each item for itself
-        return np.arange(len(pair)), np.arange(len(pair))
-    mask = np.bitwise_or.reduceat(np.int64(1) << local_rank, start)
-    masks, number = np.unique(mask, return_inverse=True)
-    _, first, group = np.unique(pair * len(masks) + number, return_index=True, return_inverse=True)
-    return group, first
+        return np.arange(pair.numel()), np.ones(pair.numel(), np.int64)
+    mask = torch.from_numpy(np.bitwise_or.reduceat(np.int64(1) << local_rank, start))
+    group, order = ((pair << ranks_per_machine) + mask).sort(stable=True)
+    return order.numpy(), torch.unique_consecutive(group, return_counts=True)[1].numpy()

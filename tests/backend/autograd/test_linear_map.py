@@ -284,7 +284,7 @@ def drawn(shapes: list[tuple[int, ...]]) -> Pieces:
 
 
 def check(case: Case, group: Any) -> None:
-    from pyg_dist.backend.autograd.linear_map import apply
+    from pyg_dist.backend.autograd.linear_map import apply, begin
 
     a = case.linear_map
     x = [piece.requires_grad_() for piece in drawn(case.x_shapes)]
@@ -306,16 +306,23 @@ def check(case: Case, group: Any) -> None:
     by_v.requires_grad_()
     (first,) = torch.autograd.grad(apply(a, mine), mine, by_v, create_graph=True)
     close(first, back)
+    begun = begin(a, mine)
+    between = mine * 2  # recorded meanwhile
+    out_later = begun.wait()
+    assert torch.equal(out_later, out)
+    (twice,) = torch.autograd.grad([out_later, between], mine, [by_v.detach(), torch.ones_like(between)])
+    close(twice, back + 2)
     (forward_again,) = torch.autograd.grad(first, by_v, mine.detach())
     assert torch.equal(forward_again, out), f"{case.name}: the transpose of the transpose is another map"
 
     # Of what is not linear: three times through the map and its transpose.
     slopes = torch.autograd.grad(sum((piece**3).sum() for piece in case.dense(x)), x, create_graph=True)
     expected = torch.autograd.grad(sum((slope**2).sum() for slope in slopes), x)
-    (slope,) = torch.autograd.grad((apply(a, mine) ** 3).sum(), mine, create_graph=True)
-    close(slope, case.x_piece(list(slopes)))
-    (found,) = torch.autograd.grad((slope**2).sum(), mine)
-    close(found, case.x_piece(list(expected)))
+    for result in (apply(a, mine), begin(a, mine).wait()):
+        (slope,) = torch.autograd.grad((result**3).sum(), mine, create_graph=True)
+        close(slope, case.x_piece(list(slopes)))
+        (found,) = torch.autograd.grad((slope**2).sum(), mine)
+        close(found, case.x_piece(list(expected)))
 
 
 def check_all(source: int, size: int) -> list[str]:
