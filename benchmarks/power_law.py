@@ -1,7 +1,8 @@
 """Power-law graphs for benchmarks, by name, as a PyG ``Data`` each.
 
-An endpoint of an edge is drawn with P(node of rank r) ~ r^-0.6, ids are permuted at random, and each edge stands there
-once in both directions, without self loops.
+An endpoint of an edge is drawn with P(node of rank r) ~ r^-0.6, or edges by the recursive model R-MAT with Graph500's
+probabilities, whose hubs are larger. Ids are permuted at random, and each edge stands there once in both directions,
+without self loops.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ EXPONENT = 0.6
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Sizes of a generated graph; ``num_edges`` counts both directions."""
+    """Sizes of a generated graph; ``num_edges`` counts both directions. R-MAT drops the copies of an edge."""
 
     num_nodes: int
     num_edges: int
     num_features: int
     num_classes: int
     seed: int
+    rmat: bool = False
 
 
 SIZES = {
@@ -33,6 +35,7 @@ SIZES = {
     "small": PowerLaw(20_000, 300_000, 128, 40, seed=2),
     "A": PowerLaw(170_000, 2_300_000, 128, 40, seed=11),  # the size of ogbn-arxiv with both directions
     "B": PowerLaw(400_000, 12_000_000, 100, 47, seed=22),  # ogbn-products with a sixth of its nodes
+    "hubs": PowerLaw(1 << 14, 1_600_000, 128, 40, seed=5, rmat=True),
     "C": PowerLaw(58_000, 14_000_000, 256, 41, seed=33),  # Reddit with a quarter of its nodes
 }
 
@@ -51,7 +54,7 @@ def generate(size: PowerLaw) -> Data:
     """Return the graph of these sizes; the same one every time."""
     rng = np.random.default_rng(size.seed)
     permutation = rng.permutation(size.num_nodes)
-    low, high = _links(size, rng)
+    low, high = (_recursive_links if size.rmat else _links)(size, rng)
     source, target = permutation[np.concatenate([low, high])], permutation[np.concatenate([high, low])]
     order = np.lexsort((source, target))
     x = rng.standard_normal((size.num_nodes, size.num_features), dtype=np.float32)
@@ -74,6 +77,17 @@ def _links(size: PowerLaw, rng: np.random.Generator) -> tuple[np.ndarray, np.nda
         ends = ends[:, ends[0] != ends[1]]
         keys = np.union1d(keys, ends[0] * size.num_nodes + ends[1])
     return np.divmod(rng.choice(keys, wanted, replace=False), size.num_nodes)
+
+
+def _recursive_links(size: PowerLaw, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of different links, of ``num_edges / 2`` drawn by R-MAT (Chakrabarti et al., 2004)."""
+    ends = np.zeros((2, size.num_edges // 2), np.int64)
+    for _ in range(size.num_nodes.bit_length() - 1):
+        quadrant = np.searchsorted([0.57, 0.76, 0.95], rng.random(ends.shape[1]), side="right")
+        ends = 2 * ends + np.stack([quadrant // 2, quadrant % 2])
+    low, high = np.sort(ends[:, ends[0] != ends[1]], axis=0)
+    low, high = np.divmod(np.unique(low * size.num_nodes + high), size.num_nodes)
+    return low, high
 
 
 def _read(path: Path) -> Data:

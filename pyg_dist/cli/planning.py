@@ -83,7 +83,9 @@ def run(args: argparse.Namespace) -> None:
     if args.ranks_per_node is not None:
         machine = machine.with_ranks_per_node(args.ranks_per_node)
     if is_store(args.graph):
-        stored = plan_of_store(Path(args.graph), args.ranks[0], args.exchange, args.ranks_per_node, machine)
+        stored = plan_of_store(
+            Path(args.graph), args.ranks[0], args.exchange, args.ranks_per_node, machine, args.hierarchy
+        )
         text = stored.describe(args.widths, machine)
         print(json.dumps(stored.to_dict(args.widths, machine)) if args.json else text)
         _draw(args, stored, text)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_share
+from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_rows_across, stored_share
 from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.errors import OptionError, StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.plan import Plan, pairs_of
-from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.halo.plan.plan import Hierarchy, Plan, pairs_of, shares_machines
+from pyg_dist.halo.plan.sizes import ShareSizes, rows_between_nodes
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.grid_store import GridStore
@@ -28,19 +30,26 @@ def is_store(graph: str) -> bool:
 
 
 def plan_of_store(
-    path: Path, ranks: int, exchange: ExchangeKind, ranks_per_node: int | None = None, machine: Machine | None = None
+    path: Path,
+    ranks: int,
+    exchange: ExchangeKind,
+    ranks_per_node: int | None = None,
+    machine: Machine | None = None,
+    hierarchy: Hierarchy = "auto",
 ) -> DistributionPlan:
     """The plan that :meth:`pyg_dist.DistributedData.open` makes on ``ranks`` ranks.
 
     From the manifest alone for the number of ranks that the store was written for. For another number every rank's part
-    is read, one after another: of a halo store merged parts, of a grid store the tiles of the cheapest mesh.
+    is read, one after another: of a halo store merged parts, of a grid store the tiles of the cheapest mesh. Where
+    ranks share machines, what crosses these is read, too.
 
     Args:
         path: the store.
         ranks: how many.
         exchange: of a halo store.
         ranks_per_node: see :class:`~pyg_dist.plan.Plan`.
-        machine: to choose a mesh by; None: as :meth:`~pyg_dist.plan.Machine.load` finds it.
+        machine: to choose a mesh, or levels, by; None: as :meth:`~pyg_dist.plan.Machine.load` finds it.
+        hierarchy: see :meth:`~pyg_dist.plan.Plan.of`.
     """
     manifest = Manifest.load(path)
     if ranks < 1:
@@ -48,21 +57,36 @@ def plan_of_store(
     if manifest.layout == "grid":
         return _grid_plan(GridStore(path, manifest), ranks, machine)
     store = HaloStore(path, manifest)
-    if ranks == manifest.num_parts:
-        return stored_plan(store, exchange, (32, 32), ranks_per_node)
-    return _merged_plan(store, ranks, exchange, ranks_per_node)
-
-
-def _merged_plan(store: HaloStore, ranks: int, exchange: ExchangeKind, ranks_per_node: int | None) -> Plan:
     of_part = rank_of_part(store, ranks)
-    sizes, rows = [], torch.zeros(ranks, ranks, dtype=torch.int64)
+    if ranks == manifest.num_parts:
+        plan = stored_plan(store, exchange, (32, 32), ranks_per_node)
+    else:
+        plan = _counted_plan(store, of_part, exchange, ranks_per_node)
+    if ranks_per_node is None or not shares_machines(ranks, ranks_per_node):
+        return plan
+    hybrid = plan if exchange == "hybrid" else _counted_plan(store, of_part, "hybrid", ranks_per_node)
+    one = rows_between_nodes(hybrid.rows_between(), ranks_per_node)
+    plan = replace(plan, across=(one, stored_rows_across(store, of_part, ranks_per_node)))
+    if hierarchy == "off":
+        return plan
+    both = _counted_plan(store, of_part, exchange, ranks_per_node, two_levels=True)
+    both = replace(both, across=plan.across, hash=plan.hash)
+    return both if hierarchy == "on" else min(plan, both, key=lambda plan: plan.price(machine=machine).seconds)
+
+
+def _counted_plan(
+    store: HaloStore, of_part: Tensor, exchange: ExchangeKind, ranks_per_node: int | None, two_levels: bool = False
+) -> Plan:
+    """By the share of each rank, one after another."""
+    ranks, sizes = int(of_part.max()) + 1, []
+    rows = torch.zeros(ranks, ranks, dtype=torch.int64)
     for rank in range(ranks):
-        share = stored_share(store, rank, of_part, exchange)
+        share = stored_share(store, rank, of_part, exchange, ranks_per_node if two_levels else None)
         sizes.append(ShareSizes.of(share))
-        rows[rank] = torch.tensor(share.sum_transfer.send_counts)
+        rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
     return Plan(
         "halo", store.manifest.plan["partition"], exchange, tuple(sizes), pairs_of(rows),
-        merged_hash(store, of_part, exchange), ranks_per_node=ranks_per_node,
+        merged_hash(store, of_part, exchange), ranks_per_node=ranks_per_node, two_levels=two_levels,
     )  # fmt: skip
 
 

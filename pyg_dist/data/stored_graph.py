@@ -243,6 +243,15 @@ def stored_ways(
     }
 
 
+def stored_rows_across(store: HaloStore, ranks: Tensor, ranks_per_machine: int) -> int:
+    """Rows of the hybrid exchange that cross machines in two levels. Reads what crosses, not collective."""
+    return sum(
+        int((ways.link.sender // ranks_per_machine == first // ranks_per_machine).sum())
+        for first in range(0, int(ranks.max()) + 1, ranks_per_machine)
+        for ways in (stored_ways(store, first, ranks, "hybrid", ranks_per_machine)["hybrid"],)
+    )
+
+
 def node_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:
     """The rows of a node attribute in the share's order."""
     ascending, order = share.node_id.sort()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -266,13 +267,31 @@ def opened(world_size: int, path: str) -> None:
                 torch.testing.assert_close(whole(ours), theirs, rtol=1e-10, atol=1e-10)
 
 
-def test_a_store(workers: Pools, tmp_path: Any) -> None:
+def test_a_store(workers: Pools, tmp_path: Any, capsys: Any) -> None:
+    """It is planned as the graph is, by ranks and by merged parts, and trains."""
     import pyg_dist
     from pyg_dist.cli import main
+    from pyg_dist.cli.stored_plan import plan_of_store
+    from pyg_dist.data.stored_graph import rank_of_part
+    from pyg_dist.halo.plan.plan import Plan
+    from pyg_dist.store.halo_reader import HaloStore
+    from pyg_dist.store.manifest import Manifest
 
-    pyg_dist.save_graph(hub_graph(), tmp_path / "graph.safetensors")
-    parts = ["--model", "random"]
-    assert (
-        main(["partition", str(tmp_path / "graph.safetensors"), str(tmp_path / "store"), "--parts", "4", *parts]) == 0
-    )
-    workers(4).run(opened, 4, str(tmp_path / "store"))
+    graph, path = hub_graph(), tmp_path / "store"
+    pyg_dist.save_graph(graph, tmp_path / "graph.safetensors")
+    assert main(["partition", str(tmp_path / "graph.safetensors"), str(path), "--parts", "6", "--model", "random"]) == 0
+    store = HaloStore(path, Manifest.load(path))
+    for ranks in (6, 4):
+        parts = torch.empty(NUM_NODES, dtype=torch.int64)
+        for part, rank in enumerate(rank_of_part(store, ranks).tolist()):
+            parts[store.node_id([part])] = rank
+        for hierarchy in ("on", "off"):
+            planned: Any = plan_of_store(path, ranks, "hybrid", 2, hierarchy=hierarchy)  # type: ignore[arg-type]
+            expected = Plan.of(graph.edge_index, parts, ranks, ranks_per_node=2, hierarchy=hierarchy)  # type: ignore[arg-type]
+            assert (planned.sizes, planned.pairs, planned.across) == (expected.sizes, expected.pairs, expected.across)
+            assert planned.two_levels == (hierarchy == "on")
+    store.close()
+    capsys.readouterr()
+    assert main(["plan", str(path), "--ranks", "4", "--ranks-per-node", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["between_machines"]["machine_pairs"] == expected.across[1]  # type: ignore[index]
+    workers(4).run(opened, 4, str(path))

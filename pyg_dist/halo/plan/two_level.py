@@ -22,7 +22,7 @@ from torch import Tensor
 from pyg_dist.halo.plan.cover import Array, BothEnds, Cover, Ends, ExchangeKind, OneWay, RemoteEdges, both_ends
 from pyg_dist.halo.plan.transfer import Counts, RelayLists, Slots
 
-_ROUNDS = 40
+_ROUNDS = 16
 """Of balancing: loads of agents that can be equal then differ by a percent or two."""
 
 _MASK_BITS = 40
