@@ -170,6 +170,18 @@ def test_price_of_a_step() -> None:
     assert published.messages == pytest.approx(exchanges + gradients)
 
 
+def test_a_root_hides_the_link() -> None:
+    """SAGE multiplies the root's rows, once forward and twice backward, while messages are between machines."""
+    machine = replace(BARE, ranks_per_node=1, inter_bandwidth=1.0, inter_latency=0.0, gemm_rate=4.0)
+    loads = loads_of((1, 1, 1), (0, 0, 0), ROWS, 1)[1:2]
+    of_sage, of_gcn = (halo_price(Model(3, 30, (8, 8, 8), conv), loads, machine, 3) for conv in ("sage", "gcn"))  # type: ignore[arg-type]
+    root = 2 * 8 * 8 / 4
+    link, weights = 35 * 8 * 4, {"sage": 2 * 8 * (2 * 8 + 1), "gcn": 2 * 8 * (8 + 1)}
+    gradients = {conv: 2 * 2 * number * 4 // 3 for conv, number in weights.items()}
+    assert of_gcn.messages == pytest.approx(2 * link + gradients["gcn"])
+    assert of_sage.messages == pytest.approx(2 * link - root - 2 * root + gradients["sage"])
+
+
 def test_saved_and_stale(tmp_path: Path) -> None:
     edge_index, parts, plan = example()
     plan.save(tmp_path / "plan.safetensors")

@@ -102,11 +102,18 @@ def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
     """
     if not load.messages_inside + load.messages_between:
         return 0.0
-    size, size_inside = (row_bytes(width, ELEMENT_BYTES, b) for b in (bits, load.bits_inside(bits)))
-    inside = machine.send_seconds(load.rows_inside * size_inside, load.messages_inside, num_ranks, True)
-    between = machine.send_seconds(load.rows_between * size, load.messages_between, num_ranks, False)
+    size = row_bytes(width, ELEMENT_BYTES, load.bits_inside(bits))
+    inside = machine.send_seconds(load.rows_inside * size, load.messages_inside, num_ranks, True)
     calls = 1 if load.levels == 1 else 4  # inside, to agents, between, from agents
-    return machine.turns(num_ranks) * (calls * machine.call_seconds + inside) + between
+    return machine.turns(num_ranks) * (calls * machine.call_seconds + inside) + _link_seconds(
+        load, width, machine, num_ranks, bits
+    )
+
+
+def _link_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
+    """Of these, the messages between machines, which need no core."""
+    num_bytes = load.rows_between * row_bytes(width, ELEMENT_BYTES, bits)
+    return machine.send_seconds(num_bytes, load.messages_between, num_ranks, False)
 
 
 def quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
@@ -156,13 +163,16 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
     for layer in model.layers():
         directions = bits if layer.learns else () if saves and layer.is_cached else bits[:1]
         aggregated = min(layer.in_channels, layer.out_channels) if saves and layer.learns else layer.in_channels
-        for direction in directions:
+        of_matrix = 2.0 * load.nodes * layer.in_channels * layer.out_channels  # flops
+        for number, direction in enumerate(directions):
             sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)
             messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)
+            if saves and model.num_matrices > 1:  # the root's products, one forward, two backward, hide the link's time
+                of_root = turns * (1 + number) * of_matrix / machine.gemm_rate
+                messages -= min(of_root, _link_seconds(load, aggregated, machine, num_ranks, direction))
             quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
-        weights = layer.in_channels * layer.out_channels * model.num_matrices
-        flops += 2.0 * load.nodes * weights * (3 if layer.learns else 2)
+        flops += of_matrix * model.num_matrices * (3 if layer.learns else 2)
         streams += ACTIVATION_PASSES * load.nodes * layer.out_channels * model.element_size
     messages += reduction_seconds(model, machine, num_ranks)
     return Price(
