@@ -81,7 +81,7 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
         work.note_nan()
         load = np.bincount(parts, weights=work.edges.in_degree, minlength=options.parts)
         shards |= write_edges(
-            work.folder, work.edges, nodes, _cover(load), options.memory, lambda n: work.tell("sorting", n)
+            work.folder, work.edges, nodes, _cover(load), options.memory, lambda n: work.progress("sorting", n)
         )
         return shards, {
             "partition": "given" if options.method.endswith(".npy") else options.method,
@@ -122,7 +122,7 @@ def write_grid_store(
         )  # fmt: skip
         shards = write_grid(
             work.folder, edges, work.attributes(), [order.node_id.numpy() for order in orders], tiles, options.memory,
-            lambda n: work.tell("sorting", n),
+            lambda n: work.progress("sorting", n),
         )  # fmt: skip
         work.note_nan()
         stored = {k: v for k, v in asdict(plan).items() if k not in ("layout", "tries")}
@@ -162,12 +162,12 @@ class _Conversion:
         knows_nan: whether an interrupted run has counted it.
     """
 
-    def __init__(self, folder: StoreFolder, source: Source, options: StoreOptions, tell: Progress) -> None:
-        self.folder, self.source, self.options, self.tell = folder, source, options, tell
+    def __init__(self, folder: StoreFolder, source: Source, options: StoreOptions, progress: Progress) -> None:
+        self.folder, self.source, self.options, self.progress = folder, source, options, progress
         known, path = folder.known("spool"), folder.work / "spool"
         edges = None if known is None else load_spool(path, known, source.edges)
         if edges is None:
-            edges = spool(source, path, options.undirected, options.memory, lambda n: tell("reading", n))
+            edges = spool(source, path, options.undirected, options.memory, lambda n: progress("reading", n))
             folder.note("spool", save_spool(edges))
         self.edges = edges
         say_what_was_read(source, edges)

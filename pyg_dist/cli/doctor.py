@@ -168,8 +168,8 @@ def describe(facts: Mapping[str, Any]) -> str:
         "environment": " ".join(f"{k}={v}" for k, v in facts["environment"].items()) or "nothing set",
     }  # fmt: skip
     notes = [f"slower than it could be: {remark}" for remark in facts["remarks"]]
-    told = [f"{name:<12} {value}" for name, value in lines.items()]
-    return fold("\n".join([*told, *(notes or ["nothing is slower than it could be"])]))
+    shown = [f"{name:<12} {value}" for name, value in lines.items()]
+    return fold("\n".join([*shown, *(notes or ["nothing is slower than it could be"])]))
 
 
 def add_command(commands: Commands) -> None:

@@ -56,7 +56,7 @@ def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Rea
     """Read the edges of an input; its features stay on disk.
 
     Raises:
-        DataError: It is no such input, or its edges lie between other nodes.
+        DataError: It is no such input, or it has edges between nodes that it does not have.
     """
     source = open_source(str(graph), replace(reading, is_strict=False))
     with tempfile.TemporaryDirectory(prefix="pyg_dist") as folder:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_rows_across, stored_share
 from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
-from pyg_dist.errors import OptionError, StoreError
+from pyg_dist.errors import StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import ExchangeKind
@@ -52,8 +52,6 @@ def plan_of_store(
         hierarchy: see :meth:`~pyg_dist.plan.Plan.of`.
     """
     manifest = Manifest.load(path)
-    if ranks < 1:
-        raise OptionError(f"Expected at least one rank (got {ranks}): give --ranks a positive integer")
     if manifest.layout == "grid":
         return _grid_plan(GridStore(path, manifest), ranks, machine)
     store = HaloStore(path, manifest)

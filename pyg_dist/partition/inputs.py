@@ -25,7 +25,7 @@ def as_edges(edge_index: object) -> Tensor:
 
 
 def check_ends(edge_index: Tensor, num_nodes: int, name: str) -> None:
-    """Check that edges lie between nodes that exist."""
+    """Check that the ends of edges are nodes that exist."""
     if edge_index.numel() == 0:
         return
     low, high = edge_index.aminmax()

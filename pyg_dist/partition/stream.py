@@ -78,52 +78,54 @@ def stream_parts(chunks: Chunks, weight: Array, num_parts: int, epsilon: float, 
 
 
 def _move(
-    chunks: Chunks, item: Array, place: Array, size: Array, load: Array, limit: float, rng: np.random.Generator
+    chunks: Chunks, item: Array, group: Array, size: Array, load: Array, limit: float, rng: np.random.Generator
 ) -> None:
-    """One pass: items (nodes, or clusters of them) move to the place of most of their neighbours that has room.
+    """One pass: items (nodes, or clusters of them) move to the group (a cluster, or a part) where most neighbours are.
+
+    They move only into groups whose load stays within the limit.
 
     Args:
         chunks: a pass over the edges.
         item: of each node.
-        place: of each item; changed in place.
+        group: of each item; changed in place.
         size: of each item.
-        load: of each place; ``load`` belongs to ``place`` before the first pass, and is changed with it.
+        load: of each group; counted at the beginning, then changed with ``group``.
         limit: of a load.
-        rng: half of those that want to move may, so that neighbours do not change places for ever.
+        rng: only half of the moves are made, so that neighbours do not change groups for ever.
     """
-    load[:] = np.bincount(place, size, load.size)
+    load[:] = np.bincount(group, size, load.size)
     for edges in chunks():
         ends = item[edges]
         ends = ends[:, ends[0] != ends[1]].astype(np.int64)
         if ends.shape[1] == 0:
             continue
         mover, other = np.concatenate([ends[0], ends[1]]), np.concatenate([ends[1], ends[0]])
-        pair, votes = np.unique(mover * load.size + place[other], return_counts=True)
-        mover, wanted = pair // load.size, pair % load.size
-        is_there = place[mover] == wanted
-        fits = (load[wanted] + size[mover] <= limit) | is_there
-        mover, wanted, votes, is_there = mover[fits], wanted[fits], votes[fits], is_there[fits]
+        pair, votes = np.unique(mover * load.size + group[other], return_counts=True)
+        mover, goal = pair // load.size, pair % load.size
+        stays = group[mover] == goal
+        fits = (load[goal] + size[mover] <= limit) | stays
+        mover, goal, votes, stays = mover[fits], goal[fits], votes[fits], stays[fits]
         if mover.size == 0:
             continue
         # Of one item's wishes the largest in this order: most votes, where it is already, then by chance.
-        wish = (votes * 2 + is_there) * _CHANCES + rng.integers(0, _CHANCES, mover.size)
+        wish = (votes * 2 + stays) * _CHANCES + rng.integers(0, _CHANCES, mover.size)
         begin = np.flatnonzero(np.append(True, mover[1:] != mover[:-1]))
         is_best = wish == np.repeat(np.maximum.reduceat(wish, begin), np.diff(np.append(begin, mover.size)))
-        goes = np.flatnonzero(is_best & ~is_there)
-        mover, wanted = mover[goes], wanted[goes]
+        goes = np.flatnonzero(is_best & ~stays)
+        mover, goal = mover[goes], goal[goes]
         is_first = np.append(True, mover[1:] != mover[:-1])[: mover.size]  # of equal wishes
         goes = np.flatnonzero(is_first & (rng.random(mover.size) < 0.5))
-        # Each place takes as many, by chance, as it has room for.
-        goes = goes[np.argsort(wanted[goes] * goes.size + rng.permutation(goes.size))]
-        mover, wanted = mover[goes], wanted[goes]
+        # Of those that go to one group, in an order by chance, the first whose weights fit.
+        goes = goes[np.argsort(goal[goes] * goes.size + rng.permutation(goes.size))]
+        mover, goal = mover[goes], goal[goes]
         taken = np.cumsum(size[mover])
-        begin = np.flatnonzero(np.append(True, wanted[1:] != wanted[:-1])) if mover.size else np.empty(0, np.int64)
+        begin = np.flatnonzero(np.append(True, goal[1:] != goal[:-1])) if mover.size else np.empty(0, np.int64)
         before = np.repeat((taken - size[mover])[begin], np.diff(np.append(begin, mover.size)))
-        fits = load[wanted] + taken - before <= limit
-        mover, wanted = mover[fits], wanted[fits]
-        np.subtract.at(load, place[mover], size[mover])
-        np.add.at(load, wanted, size[mover])
-        place[mover] = wanted
+        fits = load[goal] + taken - before <= limit
+        mover, goal = mover[fits], goal[fits]
+        np.subtract.at(load, group[mover], size[mover])
+        np.add.at(load, goal, size[mover])
+        group[mover] = goal
 
 
 def _packed(size: Array, num_parts: int) -> Array:

@@ -55,7 +55,7 @@ class PartsOptions:
         memory: bytes that a method may take.
         batches: mini-batches of "stochastic".
         exchange: what sums will send; "cover" makes parts for "hybrid".
-        ranks_per_node: ranks on each machine; None: they are not known to lie there one after another.
+        ranks_per_node: ranks on each machine; None: it is not known which ranks share one.
         two_levels: whether ranks of a machine may share what crosses to another.
     """
 
@@ -191,8 +191,9 @@ class Covered(NamedTuple):
 def covered(edge_index: Tensor, parts: Tensor, num_parts: int, is_post: Array) -> Covered:
     """Choose post or pre for every edge by the minimum cover of the remote ones. Not collective, O(E log E) time.
 
-    A local edge could lie in either net and costs nothing now. It goes to the net that already reaches more parts: its
-    nodes can then follow one another across a boundary at no cost. Where both reach as many, it stays with ``is_post``.
+    A local edge could be a pin of either net and costs nothing now. It goes to the net that already reaches more
+    parts: its nodes can then follow one another across a boundary at no cost. Where both reach as many, it stays with
+    ``is_post``.
     """
     source, target = edge_index
     remote = RemoteEdges.of(edge_index, parts, num_parts)
@@ -258,9 +259,9 @@ def _by_cover(
 
     found: list[tuple[Covered, Report]] = []
     for name, seed in (("metis", 0), ("cover", 0), ("cover", 1), ("hypergraph", 0)):
-        told = report_of(name)
+        say = report_of(name)
         first = covered(edge_index, start(name, options.seed + seed), num_parts, by_degree)
-        told(f"start: {first.rows:,} rows", first.parts)
-        found.append((refine(edge_index, first, num_parts, options, train_mask, told, range(1)), told))
-    best, told = min(found, key=lambda one: one[0].rows)
-    return refine(edge_index, best, num_parts, options, train_mask, told, range(1, _MAX_ROUNDS)).parts
+        say(f"start: {first.rows:,} rows", first.parts)
+        found.append((refine(edge_index, first, num_parts, options, train_mask, say, range(1)), say))
+    best, say = min(found, key=lambda one: one[0].rows)
+    return refine(edge_index, best, num_parts, options, train_mask, say, range(1, _MAX_ROUNDS)).parts

@@ -1,6 +1,6 @@
 """What a graph's attributes belong to: PyG's rules, the same for graphs in memory and for every file format.
 
-A file that is read in pieces is a ``Data`` of tensors on the device ``meta`` here: names, types and shapes decide.
+Names, types and shapes decide. So a file that is read in pieces is a ``Data`` of tensors on the device ``meta`` here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_geometric.typing import SparseTensor
 from pyg_dist.errors import DataError, UnsupportedError
 
 GRAPH_KEYS = ("edge_index", "adj_t")
-_OWN = ("graph", "plan", "traffic")
+_OWN = ("graph", "plan", "traffic")  # of every DistributedData
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True)
             return int(x.shape[0])
         if is_strict:
             raise DataError(f"Expected 'x' to have num_nodes={declared} rows (got {x.shape[0]}): one row per node")
-    told = copy.copy(data)
+    without_ids = copy.copy(data)
     for key in ("edge_index", "face"):  # of both PyG would take the largest id
-        if not isinstance(told.get(key), EdgeIndex):
-            del told[key]
+        if not isinstance(without_ids.get(key), EdgeIndex):
+            del without_ids[key]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyG warns where it has to guess
-        found = told.num_nodes
+        found = without_ids.num_nodes
     return largest() + 1 if found is None else int(found)
 
 

@@ -117,9 +117,7 @@ def _way_to_data(given: object) -> str:
 
 
 def read_edges(data: Any) -> tuple[Tensor, str, LoopRule, Tensor | None]:
-    """Edges of a ``Data`` or a store of edges, as (sources, targets); where they came from; what that says of self
-    loops; their values.
-    """
+    """Edges of a ``Data`` or a store of edges as (sources, targets), their key, loop rule and values."""
     if all(data.get(key) is not None for key in GRAPH_KEYS):
         raise DataError(
             "Expected 'edge_index' or 'adj_t' in data (got both): delete the one that the model does not use"

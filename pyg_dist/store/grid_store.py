@@ -1,7 +1,7 @@
 """A grid store: edges in R x C tiles under the plan's node orders, rows of nodes by position.
 
 Files: ``orders``, global ids by position (``orderK``) and positions by global id (``positionK``), int32 where they fit:
-ranks look them up where they lie; ``rows-r``, attributes of the nodes at range r of the positions in order 0;
+ranks look them up in the file; ``rows-r``, attributes of the nodes at range r of the positions in order 0;
 ``edges-r``, range r of the edges in input order, with attributes; ``tile-o-r-c``, the edges whose target is in range r
 of the other order and whose source is in range c of order o, by ascending id (2D shards: Plexus, 5.4; orders: 5.1).
 """
@@ -200,7 +200,7 @@ class GridStore(ShardReader):
         return found
 
     def count(self, order: int, rows: Span, columns: Span) -> int:
-        """The edges in a rectangle of positions. Of tiles that lie in it as a whole, no file is read."""
+        """The edges in a rectangle of positions. No file is read of tiles that are wholly inside."""
         total = 0
         for key, row, column in self.overlapping(order, rows, columns):
             if all(a[0] >= b[0] and a[1] <= b[1] for a, b in ((row, rows), (column, columns))):
@@ -234,5 +234,5 @@ class GridStore(ShardReader):
 
 
 def _inside(place: Tensor, rows: Span, columns: Span) -> Tensor:
-    """Whether places that are counted from a rectangle's corner lie in it, bool ``[e]``."""
+    """Whether positions, counted from a rectangle's corner, are inside it: bool ``[e]``."""
     return (place >= 0).all(0) & (place[0] < rows[1] - rows[0]) & (place[1] < columns[1] - columns[0])

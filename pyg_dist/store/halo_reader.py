@@ -42,7 +42,7 @@ class Ends:
 class CrossEdges:
     """Edges between a rank and all others in one direction, by ascending ``sum``, in input order for each."""
 
-    edge_id: Tensor | None  # global ids, int64 ``[m]``; None of edges that leave, whose values lie elsewhere
+    edge_id: Tensor | None  # global ids, int64 ``[m]``; None of edges that leave, whose values the other rank has
     row: Tensor  # the number of each edge's source in ``rows``, int32 ``[m]``
     sum: Tensor  # the number of its target in ``sums``, int32 ``[m]``
     rows: Ends  # the distinct sources

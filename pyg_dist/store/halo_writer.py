@@ -144,15 +144,16 @@ def write_edges(
     for part in todo:
         writer = _PartWriter(folder, edges, nodes, part, counts[:, part], choose, memory // 2)
         size = max(nodes.size(part), 1)
-        for records in sorted_records(buckets.path(part), dtype, _key(size), 0, num_parts * size, limit):
+
+        def key(records: Array, size: int = size) -> Array:
+            by_block: Array = records["sender"].astype(np.int64) * size + records["target"]
+            return by_block
+
+        for records in sorted_records(buckets.path(part), dtype, key, 0, num_parts * size, limit):
             writer.add(records)
             tick(len(records))
         shards |= writer.close()
     return shards
-
-
-def _key(size: int) -> Callable[[Array], Array]:
-    return lambda records: records["sender"].astype(np.int64) * size + records["target"]
 
 
 class _PartWriter:

@@ -230,13 +230,13 @@ def _require_grid(manifest: Manifest) -> None:
     found = shards["orders"].tensors.keys() if "orders" in shards else ()
     num_orders = min(max(len(found) // 2, 1), 2)
     kinds = ("rows", "edges") if manifest.node_attributes else ("edges",)
-    wanted = ["orders", *(f"{kind}-{r:05d}" for kind in kinds for r in range(tiles[0]))]
+    expected = ["orders", *(f"{kind}-{r:05d}" for kind in kinds for r in range(tiles[0]))]
     places = product(range(num_orders), range(tiles[0]), range(tiles[1]))
-    wanted += [f"tile-{number}-{r:05d}-{c:05d}" for number, r, c in places]
-    _require_keys(shards, wanted)
+    expected += [f"tile-{number}-{r:05d}-{c:05d}" for number, r, c in places]
+    _require_keys(shards, expected)
     _require_tensors(shards, "orders", order_specs(num_nodes, num_orders))
     counts = dict.fromkeys(range(num_orders), 0)
-    for key in wanted:
+    for key in expected:
         kind, *place = key.split("-")
         if kind == "tile":
             count = shards[key].tensors.get("edge_id", TensorSpec("I64", ())).num_rows
@@ -294,18 +294,18 @@ def bounds(size: int, count: int) -> Array:
     return np.array([size * k // count for k in range(count + 1)], np.int64)
 
 
-def _require_keys(shards: Mapping[str, Shard], wanted: Iterable[str]) -> None:
+def _require_keys(shards: Mapping[str, Shard], expected: Iterable[str]) -> None:
     """Raise unless there is a shard for each key, and no other but for what has no rows."""
-    keys = set(wanted)
+    keys = set(expected)
     for key in sorted(keys ^ (shards.keys() - {"other"})):
         raise ValueError(f"{'no' if key in keys else 'a foreign'} file {key!r}")
 
 
-def _require_tensors(shards: Mapping[str, Shard], key: str, wanted: Mapping[str, TensorSpec]) -> None:
+def _require_tensors(shards: Mapping[str, Shard], key: str, expected: Mapping[str, TensorSpec]) -> None:
     found = shards[key].tensors
-    for name in sorted(wanted.keys() | found.keys()):
-        if found.get(name) != wanted.get(name):
-            raise ValueError(f"{key!r} with {name!r} of {_in_words(found, name)}, not {_in_words(wanted, name)}")
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            raise ValueError(f"{key!r} with {name!r} of {_in_words(found, name)}, not {_in_words(expected, name)}")
 
 
 def _in_words(tensors: Mapping[str, TensorSpec], name: str) -> str:

@@ -184,7 +184,7 @@ class ShardReader:
         require_digest(file.path, name, file.digest(name, take), self.shards[key].digests[name])
 
     def column(self, key: str, name: str) -> Column:
-        """Integers of a shard, checked, where they lie. They outlive :meth:`close`."""
+        """Integers of a shard, checked, which stay in the file. They may be used after :meth:`close`."""
         self.check(key, name)
         return Column(self.file(key), name)
 

@@ -145,7 +145,7 @@ class TensorSource(Source):
 
 
 class _Stream:
-    """Rows in pieces of other lengths than they are wanted in."""
+    """Rows that come in pieces of any length, and are taken in others."""
 
     def __init__(self, pieces: Iterator[Array]) -> None:
         self._pieces = pieces

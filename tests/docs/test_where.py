@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ TERMS = {
 }
 
 
+@functools.cache
 def first_lines() -> dict[str, str]:
     """The first docstring line of each file of the package, in small letters."""
     files = sorted((ROOT / "pyg_dist").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Edges as lines of text, in whatever dialect: what a file means is read from its first lines, and said."""
+"""Edges as lines of text: separator, header and columns are read from a file's first lines, and printed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TextEdges(Source):
         raise DataError(f"Expected 'source target' or 'source target weight' in {self.path}, line 1 (got {got}): {ASK}")
 
     def _konect_weight(self) -> str | None:
-        """What KONECT's first line says that the third column is."""
+        """The third column, by KONECT's first line."""
         kind, weights = self.konect.groups() if self.konect else ("", "")
         if kind == "bip" or weights == "dynamic":
             raise UnsupportedError(

@@ -103,7 +103,7 @@ class Npz(TensorSource):
         return np.ascontiguousarray(member.array().T) if member.shape[1] == self.num_nodes else None
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
-        """Sources and targets lie one after the other: two streams."""
+        """Sources come first, then all targets: two streams."""
         return self.ends_of(edge_columns(self.edge_index, size), self.path)
 
     def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
@@ -192,7 +192,7 @@ class Member:
                         raise DataError(f"Expected all of '{self.name}' in {self.path} (it breaks off): fetch it again")
                     yield np.frombuffer(content, self.dtype).reshape(count, *self.shape[1:])
                 return
-            with tempfile.TemporaryFile() as file:  # columns lie one after another: rows are everywhere
+            with tempfile.TemporaryFile() as file:  # columns follow one another, so that a row is spread over the file
                 shutil.copyfileobj(stream, file, _COPY_BYTES)
                 file.flush()
                 for count in counts:

@@ -86,7 +86,7 @@ class RMat(Source):
             yield centres[self._labels(low, high)] + noise
 
     def _mask(self, first: int, last: int) -> ReadRows:
-        """Nodes whose number of ten that is drawn lies in a range."""
+        """Nodes that draw a number from ``first`` to ``last - 1`` out of ten."""
 
         def rows(num_bytes: int) -> Iterator[Array]:
             for number, (low, high) in enumerate(self._ids()):

@@ -88,7 +88,7 @@ def counted(columns: int) -> str:
 
 
 def _read(file: IO[str], num_chars: int, done: int) -> str:
-    """Whole lines of about as many characters; an error says after how many lines, with ``done`` before, it came."""
+    """The next lines, about ``num_chars`` characters; errors name the last line read, counted after ``done`` others."""
     pieces, num_read = [], 0
     try:
         while num_read < num_chars and (piece := file.read(_PIECE)):
