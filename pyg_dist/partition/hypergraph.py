@@ -47,6 +47,12 @@ class HypergraphModel:
         return int(self.net_weight @ (np.bincount(reached, minlength=self.num_nets) - 1)) if self.num_nets else 0
 
 
+def ranges(first: Array, size: Array) -> Array:
+    """The integers ``first[k]``, ``first[k] + 1``, ... of ranges of these sizes, one range after another."""
+    before = np.cumsum(size) - size
+    return np.arange(int(size.sum())) + np.repeat(first - before, size)
+
+
 def nets_of(owner: Array, pin: Array, num_nodes: int) -> tuple[Array, Array]:
     """For each owner the net of the owner and its pins, in the form of :class:`HypergraphModel`: ``start``, ``pin``.
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.partition.hypergraph import HypergraphModel, nets_of
+from pyg_dist.partition.hypergraph import HypergraphModel, nets_of, ranges
 from pyg_dist.partition.inputs import Array, node_work
 
 DrawBatch = Callable[[int, int], object]
@@ -133,7 +133,7 @@ def _batch_nets(ids: Array, first: Array, target: Array, num_nodes: int) -> tupl
     slot[ids] = np.arange(ids.size)
     degree = first[ids + 1] - first[ids]
     owner = np.repeat(np.arange(ids.size), degree)
-    edge = np.arange(owner.size) - np.repeat(np.cumsum(degree) - degree, degree) + np.repeat(first[ids], degree)
+    edge = ranges(first[ids], degree)
     inside = slot[target[edge]] >= 0
     key = np.concatenate([owner[inside] * ids.size + slot[target[edge[inside]]], np.arange(ids.size) * (ids.size + 1)])
     key = np.unique(key)
@@ -154,5 +154,4 @@ def _merged(start: Array, pin: Array, num_nodes: int) -> tuple[Array, Array, Arr
     digest = np.stack([np.add.reduceat(key[pin], start[:-1]) for key in keys], axis=1)
     _, first, count = np.unique(digest, axis=0, return_index=True, return_counts=True)
     size = np.diff(start)[first]
-    place = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size) + np.repeat(start[first], size)
-    return np.concatenate([[0], np.cumsum(size)]), pin[place], count
+    return np.concatenate([[0], np.cumsum(size)]), pin[ranges(start[first], size)], count

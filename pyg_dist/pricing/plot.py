@@ -6,7 +6,7 @@ import html
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pyg_dist.errors import MissingPackageError
 
@@ -47,14 +47,14 @@ def draw(path: str | Path, title: str, heat_map: HeatMap | None, *bars: Bars) ->
         image = first.imshow(heat_map.rows, cmap="viridis")
         figure.colorbar(image, ax=first, label=heat_map.unit)
         first.set(title=heat_map.title, xlabel=heat_map.xlabel, ylabel=heat_map.ylabel)
-        whole_numbers(first, "both")
+        _whole_numbers(first, "x", "y")
     for axes, panel in zip(panels, bars, strict=True):
-        draw_bars(axes, panel)
+        _draw_bars(axes, panel)
     figure.suptitle(title)
     figure.savefig(path)
 
 
-def draw_bars(axes: Axes, panel: Bars) -> None:
+def _draw_bars(axes: Axes, panel: Bars) -> None:
     """Bars by rank, or, of many ranks, each series sorted and drawn as steps."""
     num_ranks = max((len(values) for values in panel.series.values()), default=0)
     if num_ranks > MOST_BARS:
@@ -70,16 +70,16 @@ def draw_bars(axes: Axes, panel: Bars) -> None:
             axes.bar(places, values, width=width, bottom=below if panel.is_stacked else None, label=name)
             below = [a + b for a, b in zip(below, values, strict=True)]
         axes.set(title=panel.title, xlabel="rank", ylabel=panel.unit)
-        whole_numbers(axes, "x")
+        _whole_numbers(axes, "x")
     if len(panel.series) > 1:  # beside the bars, which it would hide
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
 
 
-def whole_numbers(axes: Axes, which: str) -> None:
+def _whole_numbers(axes: Axes, *which: Literal["x", "y"]) -> None:
     """Ticks at integers alone: there is no rank 0.5."""
     from matplotlib.ticker import MaxNLocator
 
-    for axis in ("x", "y") if which == "both" else (which,):
+    for axis in which:
         getattr(axes, f"{axis}axis").set_major_locator(MaxNLocator(integer=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,9 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
     has_edge, nan = np.zeros(0, bool), {a.name: NanCount() for a in source.edges}
     num_edges, last, least = 0, -1, np.iinfo(np.int64).max
     size = max(1 << 14, min(1 << 20, memory // 512))
-    files = {name: (folder / name).open("wb") for name in ("source", "target")}
-    files |= {a.name: (folder / f"attribute.{a.name}").open("wb") for a in source.edges}
-    try:
+    with ExitStack() as stack:
+        names = ["source", "target", *(f"attribute.{a.name}" for a in source.edges)]
+        source_file, target_file, *files = (stack.enter_context((folder / name).open("wb")) for name in names)
         for chunk in source.chunks(size):
             if len(chunk.source) == 0:
                 continue
@@ -116,20 +117,17 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
                 degree = np.concatenate([degree, np.zeros(more, np.int64)])
                 has_edge = np.concatenate([has_edge, np.zeros(more, bool)])
             ends = chunk.source.astype(np.int64, copy=False), chunk.target.astype(np.int64, copy=False)
-            np.ascontiguousarray(ends[0]).tofile(files["source"])
-            np.ascontiguousarray(ends[1]).tofile(files["target"])
-            for a in source.edges:
+            np.ascontiguousarray(ends[0]).tofile(source_file)
+            np.ascontiguousarray(ends[1]).tofile(target_file)
+            for a, file in zip(source.edges, files, strict=True):
                 rows = np.require(chunk.attributes[a.name], storage_dtype(a.dtype), ["C", "W"])
-                rows.tofile(files[a.name])
+                rows.tofile(file)
                 nan[a.name] += NanCount.of(as_torch(rows, a.dtype), num_edges)
             if source.num_nodes is None:
                 has_edge[ends[0]] = has_edge[ends[1]] = True
             np.add.at(degree, ends[1], 1)  # bincount takes O(N) for each chunk
             num_edges += len(ends[0])
             tick(len(ends[0]))
-    finally:
-        for file in files.values():
-            file.close()
     if num_edges == 0 and source.num_nodes is None:
         raise DataError(f"Expected edges in {source.name} (got none): give one for each edge")
     num_nodes = last + 1 if source.num_nodes is None else source.num_nodes
