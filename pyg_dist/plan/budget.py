@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyg_dist import errors
 from pyg_dist.errors import OptionError, PygDistError
-from pyg_dist.halo.plan.cover import ExchangeKind, RemoteEdges
+from pyg_dist.halo.plan.cover import RemoteEdges
 from pyg_dist.partition import Batches
 from pyg_dist.partition.stochastic import build_stochastic_model
 from pyg_dist.plan.parts import PartsOptions, Report, solve
@@ -90,18 +90,17 @@ def _wait(child: subprocess.Popen[bytes], folder: Path, seconds: float) -> int |
 def _measure(
     edge_index: Tensor, num_nodes: int, num_parts: int, options: PartsOptions, train_mask: Tensor | None
 ) -> Callable[[Tensor], int]:
-    """What parts are compared by."""
+    """What parts are compared by: the rows of one aggregation, or of mini-batches that no seed was solved for."""
     if options.method != "stochastic" or not 1 < num_parts < num_nodes:
-        return lambda parts: rows_of(edge_index, parts, num_parts, options.exchange)
+
+        def rows_sent(parts: Tensor) -> int:
+            cover = RemoteEdges.of(edge_index, parts, num_parts).cover(options.exchange)
+            return int(cover.left.sum() + cover.right.sum())
+
+        return rows_sent
     batches = options.batches or Batches()
     fresh = build_stochastic_model(edge_index, num_nodes, num_parts, batches, options.seed - 1, train_mask)
     return lambda parts: fresh.connectivity(parts.numpy())
-
-
-def rows_of(edge_index: Tensor, parts: Tensor, num_parts: int, exchange: ExchangeKind) -> int:
-    """Rows that one aggregation sends, all ranks together. Not collective, O(E log E) time."""
-    cover = RemoteEdges.of(edge_index, parts, num_parts).cover(exchange)
-    return int(cover.left.sum() + cover.right.sum())
 
 
 def _main(folder: Path) -> None:

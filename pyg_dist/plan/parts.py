@@ -101,12 +101,7 @@ def require_hybrid(method: str, exchange: ExchangeKind) -> None:
 
 
 def find_parts(
-    edge_index: Tensor,
-    num_nodes: int,
-    num_parts: int,
-    options: PartsOptions,
-    train_mask: Tensor | None = None,
-    report: Report = _silent,
+    edge_index: Tensor, num_nodes: int, num_parts: int, options: PartsOptions, train_mask: Tensor | None = None
 ) -> Tensor:
     """Return the rank of every node: int32 ``[N]``. Not collective.
 
@@ -119,7 +114,7 @@ def find_parts(
         OptionError: Another argument is not valid, the method would take too much memory, or the solver fails.
         MissingPackageError: The package of the method is not installed.
     """
-    parts = solve(edge_index, num_nodes, num_parts, options, train_mask, report)
+    parts = solve(edge_index, num_nodes, num_parts, options, train_mask)
     if not isinstance(options.method, str) or options.ranks_per_node is None:
         return parts
     edge_index, on_each = as_edges(edge_index), options.ranks_per_node

@@ -156,11 +156,11 @@ class Metis(Source):
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The neighbours of the nodes in their order."""
         node, count = 0, 0
-        for first, lines in Table(self.path, (), head=self.head, rules=(_COMMENTS,)).blocks():
+        for _, lines in Table(self.path, (), head=self.head, rules=(_COMMENTS,)).blocks():
             lines = lines[: self.num_nodes - node] + [line for line in lines[self.num_nodes - node :] if line.strip()]
             if node + len(lines) > self.num_nodes:
                 raise self._error(f"{self.num_nodes} lines, one per node", f"more, {lines[-1][:40]!r}")
-            chunk = self._chunk(node, first, lines)
+            chunk = self._chunk(node, lines)
             node, count = node + len(lines), count + len(chunk.source)
             if len(chunk.source):
                 yield chunk
@@ -169,7 +169,7 @@ class Metis(Source):
                 f"{self.num_nodes} nodes with {self.num_edges} neighbours, two of each edge", f"{node} with {count}"
             )
 
-    def _chunk(self, node: int, first: int, lines: list[str]) -> EdgeChunk:
+    def _chunk(self, node: int, lines: list[str]) -> EdgeChunk:
         rows = [line.split()[self.passed :] for line in lines]
         step = 2 if self.edges else 1
 
