@@ -50,7 +50,8 @@ class HypergraphModel:
 def ranges(first: Array, size: Array) -> Array:
     """The integers ``first[k]``, ``first[k] + 1``, ... of ranges of these sizes, one range after another."""
     before = np.cumsum(size) - size
-    return np.arange(int(size.sum())) + np.repeat(first - before, size)
+    found: Array = np.arange(int(size.sum())) + np.repeat(first - before, size)
+    return found
 
 
 def nets_of(owner: Array, pin: Array, num_nodes: int) -> tuple[Array, Array]:
