@@ -27,6 +27,14 @@ class History:
         self.losses.append(loss.item())
         self.gradients[1:] = [{name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}]
 
+    def state_dict(self) -> dict[str, list[float] | list[Gradients]]:
+        """What a checkpoint has of it."""
+        return {"losses": self.losses, "gradients": self.gradients}
+
+    def load_state_dict(self, state: dict[str, list[float] | list[Gradients]]) -> None:
+        """The reverse of :meth:`state_dict`."""
+        vars(self).update(state)
+
 
 @dataclass(frozen=True)
 class Difference:

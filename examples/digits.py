@@ -4,8 +4,9 @@
     torchrun --standalone --nproc-per-node 2 examples/digits.py
     mpirun -n 2 python examples/digits.py
 
-This is an ordinary PyG script but for three lines, which are marked, and for the comparison that it ends with: ``main``
-trains once more with stock PyG and prints how far the two are apart; the exit status says whether that is rounding.
+This is an ordinary PyG script but for three lines, which are marked, for ``--resume``, and for the comparison that it
+ends with: ``main`` trains once more with stock PyG and prints how far the two are apart; the exit status says whether
+that is rounding.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch_geometric.nn import SAGEConv as StockSAGEConv  # only for the compari
 from tqdm import tqdm
 
 from pyg_dist import DistributedData, is_main  # changed line 1 of 3: new
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.conv import DistributedSAGEConv as SAGEConv  # changed line 2 of 3: was torch_geometric.nn's SAGEConv
 
 HIDDEN = 128
@@ -45,11 +47,13 @@ class SAGE(torch.nn.Module):
         return self.conv3(x, edge_index)
 
 
-def train(model: SAGE, data: Data, num_epochs: int) -> History:
+def train(model: SAGE, data: Data, num_epochs: int, folder: str | None = None) -> History:
     """Train, and take down what the comparison needs."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003, weight_decay=5e-4)
     history = History()
-    epochs = tqdm(range(num_epochs), desc="training", disable=None if is_main() else True)  # None: terminals only
+    checkpointer = Checkpointer(folder, every=10, model=model, optimizer=optimizer, history=history)
+    remaining = checkpointer.epochs(num_epochs)
+    epochs = tqdm(remaining, desc="training", disable=None if is_main() else True)  # None: terminals only
     for epoch in epochs:
         optimizer.zero_grad()
         out = model(data.x, data.edge_index)
@@ -75,6 +79,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--picture", type=Path, default=Path("digits.png"), help="where the loss curves go")
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -84,7 +89,7 @@ def main() -> int:
 
     model = SAGE(data.num_features, HIDDEN, num_classes)
     first_values = {name: value.clone() for name, value in model.state_dict().items()}
-    ours = train(model, data, args.epochs)
+    ours = train(model, data, args.epochs, args.resume)
     accuracy = accuracies(model, data)  # every rank takes part; only rank 0 prints
     if not is_main():
         return 0

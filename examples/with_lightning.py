@@ -49,28 +49,31 @@ class Training(lightning.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=50)
-    parser.add_argument("--folder", type=Path, default=Path("lightning"), help="of logs and checkpoints")
+    parser.add_argument("--resume", metavar="FOLDER", type=Path, help="save there, and go on from what is there")
     args = parser.parse_args()
+    folder = args.resume or Path("lightning")
+    last = folder / "last.ckpt"
 
     pyg_dist.init()
     torch.manual_seed(0)
     training = Training(DistributedData(KarateClub()[0]))
     callbacks: list[Any] = [EarlyStopping("loss", min_delta=1e-3, patience=5)]
     if is_main():
-        callbacks.append(ModelCheckpoint(args.folder, monitor="loss", filename="best"))
+        callbacks.append(ModelCheckpoint(folder, monitor="loss", filename="best", save_last=args.resume is not None))
     trainer = lightning.Trainer(
         max_epochs=args.epochs,
         accelerator="cpu",
         devices=1,
         strategy=SingleDeviceStrategy(device=torch.device("cpu")),
         callbacks=callbacks,
-        logger=CSVLogger(args.folder) if is_main() else False,
+        logger=CSVLogger(folder) if is_main() else False,
         enable_checkpointing=is_main(),
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=1,
     )
-    trainer.fit(training, DataLoader([0]))  # one batch: the whole graph
+    is_there = args.resume is not None and last.exists()
+    trainer.fit(training, DataLoader([0]), ckpt_path=last if is_there else None)  # one batch: the whole graph
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,9 +60,9 @@ def save(
         {'epoch': 7}
     """
     session.init()
-    writer = Writer(Path(path), positive("keep", keep))
-    writer.begin(named(state, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader))
-    writer.wait()
+    with closing(Writer(Path(path), positive("keep", keep))) as writer:
+        writer.begin(named(state, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader))
+        writer.wait()
 
 
 def load(

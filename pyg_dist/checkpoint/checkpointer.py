@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pyg_dist.backend.session import generators, session
 from pyg_dist.backend.session.leaving import stop_requested
+from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint.checkpoint import load_into, named, newest, positive
+from pyg_dist.checkpoint.memory import MachineMemory
 from pyg_dist.checkpoint.writer import Writer
 
 T = TypeVar("T")
 
-_NEXT, _STATE = "$next", "$state"
+_NEXT, _STEPS, _STATE = "$next", "$steps", "$state"
 
 
 class Checkpointer:
@@ -22,10 +25,16 @@ class Checkpointer:
     A thread writes, so that training waits only for a copy in memory. If a rank is asked to stop (SIGTERM, SIGUSR1 or
     Ctrl-C), all ranks save after the same step, and the loop ends as after its last epoch.
 
+    A *step* is a batch of :meth:`batches`, and the end of each epoch. The newest states are kept in the machines'
+    memory (``/dev/shm``, two in turn), from where a run that is started again goes on if they are newer than what is
+    on the disk. Rows that are spread over ranks have a copy on the next machine, so that one machine may be lost.
+
     Args:
         path: the folder, as for :func:`~pyg_dist.checkpoint.save`; ``None``: nothing is saved or loaded.
         every: epochs from one checkpoint to the next. The last one is always saved.
         keep: how many of the newest checkpoints stay.
+        memory: steps from one state kept in memory to the next, 0: none. By default 1 where torchrun starts failed
+            ranks again (``--max-restarts``), else 0.
         model: as for :func:`~pyg_dist.checkpoint.save`, likewise the next four.
         optimizer: see there.
         scheduler: see there.
@@ -36,8 +45,8 @@ class Checkpointer:
         state: a dict for numbers and strings of the script's, saved with the rest and there again after a restart.
 
     Raises:
-        OptionError: ``every`` or ``keep`` is not a positive integer.
-        StoreError: The newest checkpoint is damaged, or one could not be written.
+        OptionError: ``every`` or ``keep`` is not a positive integer, ``memory`` is none.
+        StoreError: The newest checkpoint is damaged, one could not be written, or another run saves in the folder.
 
     Example:
         >>> from pyg_dist.checkpoint import Checkpointer
@@ -55,6 +64,7 @@ class Checkpointer:
         path: str | Path | None,
         every: int = 1,
         keep: int = 3,
+        memory: int | None = None,
         *,
         model: Any,
         optimizer: Any = None,
@@ -67,15 +77,33 @@ class Checkpointer:
         self._every = positive("every", every)
         self._things = named(things, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
         self._writer = None if path is None else Writer(Path(path), positive("keep", keep))
+        self._memory: MachineMemory | None = None
+        if memory is None:
+            memory = int(int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0)
+        self._memory_every = memory if memory == 0 else positive("memory", memory)
+        self._num_steps = 0  # of the run so far
         self._next: int | None = None  # the epoch to go on with
         self._epoch = 0  # that goes on
         self._is_stopped = False  # within an epoch
-        last = None if self._writer is None else newest(self._writer.path)
-        if last is not None:
-            left = load_into(last, self._things)
-            self._next = left.get(_NEXT)
-            self.state.update(left.get(_STATE, {}))
+        if self._writer is not None:
+            self._load(self._writer.path)
         self._drawn = generators.generator_states()
+
+    def _load(self, path: Path) -> None:
+        """Go on from the newest state, on the disk or in memory (collective)."""
+        found = newest(path)
+        self._num_steps = 0 if found is None else found.number(_STEPS)
+        if self._memory_every:
+            self._memory = MachineMemory(path)
+            current().close_at_end(self._memory)
+            found = self._memory.newest(self._num_steps) or found
+        if found is None:
+            return
+        left = load_into(found, self._things)
+        if self._memory is not None:
+            self._memory.forget_restored()
+        self._next, self._num_steps = left.get(_NEXT), left.get(_STEPS, 0)
+        self.state.update(left.get(_STATE, {}))
 
     def epochs(self, *bounds: int) -> Iterator[int]:
         """The epochs of ``range(*bounds)`` that are still to come; each is complete when the next is asked for.
@@ -97,12 +125,16 @@ class Checkpointer:
             if self._writer is None:
                 continue
             following = self._epoch + epochs.step
-            is_last = self._is_stopped or following not in epochs or self._stops()
+            is_last = self._is_stopped or following not in epochs
             is_due = (following - range(*bounds).start) // epochs.step % self._every == 0
+            if not is_last:
+                is_last = self._ends_step(following)
             if (is_last or is_due) and not self._is_stopped:
                 self._save(following)
         if self._writer is not None:
             self._writer.wait()
+        if self._memory is not None:
+            self._memory.close(is_over=True)
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The batches of an epoch. If a rank is asked to stop, all save after the same batch, and go on with the next.
@@ -122,7 +154,7 @@ class Checkpointer:
         for batch in loader:
             yield batch
             is_within = self._writer is not None and position.state_dict()["step"] % len(position) != 0
-            if is_within and self._stops():
+            if is_within and self._ends_step(self._epoch):
                 self._is_stopped = True
                 self._save(self._epoch)
                 return
@@ -131,7 +163,17 @@ class Checkpointer:
         """Whether a rank has been asked to stop (collective)."""
         return self._writer is not None and stop_requested()
 
+    def _ends_step(self, following: int) -> bool:
+        """Keep the state in memory if it is time; then whether a rank has been asked to stop (collective)."""
+        self._num_steps += 1
+        if self._memory is not None and self._num_steps % self._memory_every == 0:
+            self._memory.keep(self._num_steps, self._all(following))
+        return self._stops()
+
     def _save(self, following: int) -> None:
         """Begin to save, to go on with the epoch ``following`` (collective)."""
         assert self._writer is not None
-        self._writer.begin({**self._things, _NEXT: following, _STATE: self.state})
+        self._writer.begin(self._all(following))
+
+    def _all(self, following: int) -> dict[str, Any]:
+        return {**self._things, _NEXT: following, _STEPS: self._num_steps, _STATE: self.state}

@@ -2,15 +2,17 @@
 
 ``PATH/checkpoint-00000012/`` has ``state-….safetensors``, the tensors that are the same on all ranks;
 ``rows-00003-….safetensors``, the rows that rank 3 held, with their numbers; and ``manifest.json``, all else.
+``PATH/lock`` is held by the run that saves there, and has its name.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pyg_dist.store import signed_json
 from pyg_dist.store.format import sync
@@ -20,6 +22,8 @@ _KIND = signed_json.Kind(
     "checkpoint", 1, "save one with pyg_dist.checkpoint", "remove its folder: load takes the one before it", 1 << 23
 )
 _NAME = re.compile(r"checkpoint-(\d{8})")
+
+LOCK = "lock"
 
 STATE, PARTS = "state", "$parts"
 """The shard of what is the same on all ranks, and its tensor that has the parts of the graph."""
@@ -57,7 +61,7 @@ class Manifest:
     Attributes:
         num_ranks: ranks that saved it.
         state: JSON of the states by name, see :mod:`pyg_dist.backend.plain_json`; a tensor is ``{"$tensor": name}``.
-        generators: of the generators' state.
+        generators: likewise of the generators' states.
         rows: the tensors that are spread over shards, by name.
         shards: files by key.
         digest: of all of the above.
@@ -123,3 +127,16 @@ def remove(path: Path, keep: int) -> None:
     for folder in path.iterdir():
         if _NAME.fullmatch(folder.name) and folder.name not in kept:
             shutil.rmtree(folder)
+
+
+def name_run(lock: IO[str]) -> None:
+    """Give the run whose lock this is a name, unless it has one."""
+    lock.seek(0)
+    if not lock.read():
+        lock.write(secrets.token_hex(16))
+        lock.flush()
+
+
+def run_of(path: Path) -> str:
+    """The name of the run that saves, or has saved, in a folder."""
+    return (path / LOCK).read_text()

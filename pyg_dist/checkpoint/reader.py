@@ -79,7 +79,9 @@ class Checkpoint:
             StoreError: They are none.
         """
         with self._explained("states of generators"):
-            return generators.from_texts(self.manifest.generators)
+            return generators.from_arrays(
+                plain_json.decode(self.manifest.generators, lambda _, name: self.tensor(name))
+            )
 
     def tensor(self, name: str) -> Tensor:
         """A tensor that is the same on all ranks."""
@@ -88,6 +90,11 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self.manifest.shards[STATE].tensors
+
+    def number(self, name: str) -> int:
+        """A number among the states, 0 where there is none."""
+        found = self.manifest.state.get(name)
+        return found if isinstance(found, int) else 0
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a checkpoint will have, copied at a step; training goes on while a thread writes it."""
+"""What a checkpoint will have, at a step: a description of the state, and the tensors that this rank is to write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from pyg_dist.backend import plain_json
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import generators
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
-from pyg_dist.backend.session.state import current, is_main
+from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint.manifest import PARTS, Rows
 from pyg_dist.data import DistributedData
 from pyg_dist.errors import OptionError
@@ -27,23 +28,30 @@ from pyg_dist.tensor.sharding import RowSharding
 
 @dataclass
 class Snapshot:
-    """A state, as this rank holds it.
+    """A state, as this rank holds it. The tensors are the script's own until :meth:`copy`.
 
     Attributes:
         state: JSON of the states by name.
-        tensors: those that are the same on all ranks; on rank 0, which writes them.
+        generators: likewise, of the generators' states.
+        tensors: those that are the same on all ranks; on ranks that write them.
         rows: the tensors whose rows are spread over ranks.
         pieces: this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones.
+        holders: the ranks that have pieces.
         names: of all tensors.
-        generators: their states.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
+    generators: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Rows] = field(default_factory=dict)
     pieces: dict[str, Tensor] = field(default_factory=dict)
+    holders: set[int] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
-    generators: list[Any] = field(default_factory=generators.generator_states)
+
+    def copy(self) -> None:
+        """Copy the tensors into memory of their own: the script may go on."""
+        self.tensors = {name: _copy(tensor) for name, tensor in self.tensors.items()}
+        self.pieces = {name: _copy(tensor) for name, tensor in self.pieces.items()}
 
 
 def state_of(thing: Any) -> Any:
@@ -75,71 +83,94 @@ def encode(name: str, thing: Any, take: Callable[[str, Tensor], str]) -> Any:
     return plain_json.encode(state_of(thing), foreign, name)
 
 
-def take(things: Mapping[str, Any], failure: Exception | None = None) -> Snapshot:
-    """Copy the state of ``things`` into memory (collective, one small sum where no rows are spread in a new way).
+def take(
+    things: Mapping[str, Any], is_writer: bool, failure: Exception | None = None, compares: bool = True
+) -> Snapshot:
+    """The state of ``things`` (collective where it compares, and where rows are spread in a new way).
 
     Args:
         things: what is saved, by name.
+        is_writer: whether this rank writes what is the same on all.
         failure: of this rank so far, which all ranks raise.
+        compares: make sure that the ranks have the same state, by one small sum. Values of tensors are not compared.
 
     Raises:
         OptionError: There is something in it that is neither plain nor a tensor.
-        AgreementError: The ranks have different states; values of tensors are not compared.
+        AgreementError: The ranks have different states.
     """
-    snapshot, spread, parts, mine = Snapshot(), dict[str, RowTensor](), None, "0"
+    snapshot, spread, parts = Snapshot(), dict[str, RowTensor](), None
     try:
         for name, thing in things.items():
             if isinstance(thing, DistributedData):
                 parts, snapshot.state[name] = thing.plan.parts, thing.plan.hash
             else:
-                snapshot.state[name] = encode(name, thing, partial(_note, snapshot, spread))
-        mine = digest(json.dumps(snapshot.state))
+                snapshot.state[name] = encode(name, thing, partial(_note, snapshot, spread, is_writer))
     except OptionError as caught:
         failure = failure or caught
-    everyone = world_group().gather_counts(-1 if failure else int(mine[:15], 16))
-    if -1 in everyone:
-        raise_together(failure)
-    if len(set(everyone)) > 1:
-        require_equal({"state": mine}, "give every rank's checkpoint the same")
-    if parts is not None and is_main():
-        snapshot.tensors[PARTS] = _copy(parts)
+    if compares:
+        _require_alike(snapshot.state, failure)
+    elif failure is not None:
+        raise failure
+    if is_writer:
+        snapshot.generators = plain_json.encode(
+            generators.to_arrays(generators.generator_states()), partial(_note_array, snapshot), "$generators"
+        )
+        if parts is not None:
+            snapshot.tensors[PARTS] = parts
     shardings: dict[RowSharding, int] = {}
     for name, tensor in spread.items():
         rows, local = tensor._sharding, tensor.to_local()
         of = Rows(dtype_name(local.dtype), tuple(tensor.shape), shardings.setdefault(rows, len(shardings)))
         snapshot.rows[name] = of
-        if _is_first_with(rows):
-            snapshot.pieces[name] = _copy(local)
+        holders = _holders(rows)
+        snapshot.holders |= holders
+        if current().rank in holders:
+            snapshot.pieces[name] = local
             snapshot.pieces[of.positions] = rows.position
             snapshot.pieces[of.first_column] = torch.tensor(rows.first_column)
     return snapshot
 
 
-def _note(snapshot: Snapshot, spread: dict[str, RowTensor], name: str, tensor: Tensor) -> str:
+def _require_alike(state: Mapping[str, Any], failure: Exception | None) -> None:
+    """Raise on all ranks unless they have the same state, or if one has failed (collective)."""
+    mine = digest(json.dumps(state))
+    everyone = world_group().gather_counts(-1 if failure else int(mine[:15], 16))
+    if -1 in everyone:
+        raise_together(failure)
+    if len(set(everyone)) > 1:
+        require_equal({"state": mine}, "give every rank's checkpoint the same")
+
+
+def _note(snapshot: Snapshot, spread: dict[str, RowTensor], is_writer: bool, name: str, tensor: Tensor) -> str:
     """Take a tensor by a name that no other one has."""
     while name in snapshot.names:
         name += "'"
     snapshot.names.add(name)
     if isinstance(tensor, RowTensor):
         spread[name] = tensor
-    elif is_main():
-        snapshot.tensors[name] = _copy(tensor)
+    elif is_writer:
+        snapshot.tensors[name] = tensor
     return name
+
+
+def _note_array(snapshot: Snapshot, name: str, array: Any) -> dict[str, Any]:
+    snapshot.tensors[name] = torch.from_numpy(np.asarray(array))
+    return {"$tensor": name}
 
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-class _First(WeakKeyDictionary[RowSharding, bool]):
-    """Whether this rank is the first one with its rows and columns of a distribution."""
+class _Holders(WeakKeyDictionary[RowSharding, frozenset[int]]):
+    """The ranks that write the rows of a distribution: the first ones with their rows and columns."""
 
 
-def _is_first_with(rows: RowSharding) -> bool:
-    """Whether no rank before this one has the same rows and columns (collective at the first use)."""
-    known = current().of(_First)
+def _holders(rows: RowSharding) -> frozenset[int]:
+    """See :class:`_Holders` (collective at the first use of a distribution)."""
+    known = current().of(_Holders)
     if rows not in known:
         place = digest(f"{digest(rows.position)} from {rows.first_column}")[:15] if rows.num_local else "0"
         everyone = world_group().gather_counts(int(place, 16))
-        known[rows] = bool(rows.num_local) and everyone.index(int(place, 16)) == current().rank
+        known[rows] = frozenset(k for k, place in enumerate(everyone) if place and everyone.index(place) == k)
     return known[rows]

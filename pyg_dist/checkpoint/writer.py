@@ -9,24 +9,25 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.session import generators
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line, raise_together
 from pyg_dist.backend.session.state import current
-from pyg_dist.checkpoint.manifest import STATE, Manifest, folder_of, numbers, remove
+from pyg_dist.checkpoint.manifest import LOCK, STATE, Manifest, folder_of, name_run, numbers, remove
 from pyg_dist.checkpoint.snapshot import Snapshot, take
 from pyg_dist.errors import StoreError
-from pyg_dist.store.folder import explained_disk_errors, finished, replace_text
+from pyg_dist.store.folder import explained_disk_errors, finished, lock, replace_text
 from pyg_dist.store.format import ShardWriter, as_storage, spec_of, sync
 from pyg_dist.store.manifest import FILE, Shard
 
 logger = logging.getLogger("pyg_dist")
 
+_LOCK_SECONDS = 10.0
+"""For processes that a killed rank has left behind."""
 _REMEDY = "free space; the checkpoint before it is complete"
 
 
@@ -47,13 +48,33 @@ class Writer:
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, keep
+        self._lock: IO[str] | None = None
         self._future: Future[None] | None = None
-        self._number: int | None = None  # of the latest one
+        self._number: int | None = None  # of the latest one, while no other run may save
         session = current()
         # A connection of its own: a waiting one is locked until its key is set.
         self._store: dist.Store | None = None if session.store is None else session.store.clone()  # type: ignore[attr-defined]  # not in the stub
         self._rank, self._world_size = session.rank, session.world_size
         session.close_at_end(self)
+        self._hold()
+
+    def _hold(self) -> None:
+        """Be the only run that saves in the folder, and find the latest number in it (collective).
+
+        Raises:
+            StoreError: Another run saves there.
+        """
+        number, error = 0, None
+        try:
+            if self._rank == 0:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = lock(self.path / LOCK, _LOCK_SECONDS)
+                name_run(self._lock)
+                number = max(numbers(self.path, are_complete=False), default=0)
+        except (OSError, StoreError) as caught:
+            error = caught
+        raise_together(error)
+        self._number = world_group().gather_counts(number)[0]
 
     def begin(self, things: Mapping[str, Any]) -> None:
         """Copy the state of ``things`` and begin to write it; what was being written is waited for (collective).
@@ -61,28 +82,25 @@ class Writer:
         Raises:
             StoreError: A rank could not write its part of the checkpoint before.
         """
-        snapshot = take(things, self._failure())
+        snapshot = take(things, self._rank == 0, self._failure())
+        snapshot.copy()
         if self._number is None:
-            number, error = 0, None
-            try:
-                number = max(numbers(self.path, are_complete=False), default=0) if self._rank == 0 else 0
-            except OSError as caught:
-                error = caught
-            raise_together(error)
-            self._number = world_group().gather_counts(number)[0]
-        self._number += 1
-        folder, serial = folder_of(self.path, self._number), next(current().of(_Saves).count)
+            self._hold()
+        self._number = number = (self._number or 0) + 1
+        folder, serial = folder_of(self.path, number), next(current().of(_Saves).count)
         thread = ThreadPoolExecutor(1, "pyg_dist checkpoint")
         self._future = thread.submit(self._write, snapshot, folder, serial)
         thread.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Wait until what was begun is on the disk (collective).
+        """Wait until what was begun is on the disk, and let other runs save in the folder (collective).
 
         Raises:
             StoreError: A rank could not write its part. The checkpoint before it is still complete.
         """
-        raise_together(self._failure())
+        failure = self._failure()
+        self.close()
+        raise_together(failure)
 
     def _failure(self) -> Exception | None:
         """Wait for what was begun, and return what this rank has failed with."""
@@ -93,8 +111,12 @@ class Writer:
         return error
 
     def close(self) -> None:
-        """Finish what was begun. Not collective."""
-        error = None if self._future is None else self._future.exception()
+        """Finish what was begun, and let other runs save in the folder. Not collective."""
+        error = self._failure()
+        self._number = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         if error is not None:
             logger.error("rank %d could not save a checkpoint: %s", self._rank, one_line(error))
 
@@ -115,8 +137,7 @@ class Writer:
             for shard in written.values():
                 if not (folder / shard.file).exists():
                     raise StoreError(f"Expected one {self.path} for all ranks (got several): take a shared folder")
-            texts = generators.to_texts(snapshot.generators)
-            manifest = Manifest(self._world_size, snapshot.state, texts, snapshot.rows, written)
+            manifest = Manifest(self._world_size, snapshot.state, snapshot.generators, snapshot.rows, written)
             with explained_disk_errors(folder, _REMEDY):
                 replace_text(folder / FILE, manifest.to_json())
                 sync(self.path)
@@ -128,7 +149,7 @@ class Writer:
             tensors[f"rows-{self._rank:05d}"] = snapshot.pieces
         if tensors:
             folder.mkdir(parents=True, exist_ok=True)
-        return {key: _write_shard(folder, key, content) for key, content in tensors.items()}
+        return {key: write_shard(folder, key, content) for key, content in tensors.items()}
 
     def _gather(self, serial: int, shards: dict[str, Shard] | None) -> dict[str, Shard] | None:
         """All ranks' shards, on rank 0; ``None`` if one has failed. For the thread, beside the calls of training."""
@@ -151,7 +172,8 @@ class Writer:
         return found
 
 
-def _write_shard(folder: Path, key: str, tensors: Mapping[str, Tensor]) -> Shard:
+def write_shard(folder: Path, key: str, tensors: Mapping[str, Tensor]) -> Shard:
+    """Write tensors on the CPU into a file of a checkpoint."""
     writer = ShardWriter(folder / f"{key}.partial", {name: spec_of(tensor) for name, tensor in tensors.items()})
     for name, tensor in tensors.items():
         writer.write_whole(name, as_storage(tensor))

@@ -13,11 +13,12 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from pyg_dist.errors import DataError, StoreError
 from pyg_dist.partition.memory import shortage
@@ -46,11 +47,7 @@ class StoreFolder:
         self._check(resume, force)
         path.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
-        self._lock = (self.work / "lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StoreError(f"Expected no other writer in {path} (another process holds it): wait for it") from error
+        self._lock = lock(self.work / "lock")
         self._journal: dict[str, dict[str, Any]] = {}
         known = self._read_journal() if resume else {}
         if resume and known and known["identity"]["is"] != identity:
@@ -155,6 +152,29 @@ class StoreFolder:
         for path in self.work.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def lock(file: Path, seconds: float = 0.0) -> IO[str]:
+    """Hold a file until what is returned is closed; on file systems without locks, any number may.
+
+    Raises:
+        StoreError: Another process still holds it after so many seconds.
+    """
+    stream, end = file.open("a+"), time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return stream
+        except BlockingIOError as error:
+            if time.monotonic() >= end:
+                stream.close()
+                raise StoreError(
+                    f"Expected no other writer in {file.parent} (another process holds {file.name}): wait for it, or "
+                    f"take another folder"
+                ) from error
+            time.sleep(0.1)
+        except OSError:  # no locks here
+            return stream
 
 
 def finished(path: Path, key: str, writer: ShardWriter, blocks: Mapping[str, list[Any]] | None = None) -> Shard:

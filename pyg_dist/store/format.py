@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ _DTYPES: dict[str, tuple[torch.dtype, type[np.generic]]] = {  # the second has t
 _ALIGNMENT = 8
 
 
+@cache
 def storage_dtype(dtype: str) -> np.dtype[np.generic]:
     """The NumPy type with the bytes of a safetensors type."""
     if dtype not in _DTYPES:
@@ -47,6 +49,7 @@ def storage_dtype(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(_DTYPES[dtype][1])
 
 
+@cache
 def dtype_name(dtype: np.dtype[np.generic] | torch.dtype) -> str:
     """What safetensors calls a type of NumPy or torch."""
     for name, (of_torch, of_numpy) in _DTYPES.items():
@@ -60,6 +63,7 @@ def torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
     return _DTYPES[dtype_name(dtype)][0]
 
 
+@cache
 def is_storable(dtype: torch.dtype) -> bool:
     """Whether safetensors has a type for it."""
     return any(dtype == of_torch for of_torch, _ in _DTYPES.values())

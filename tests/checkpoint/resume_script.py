@@ -21,6 +21,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder")
 parser.add_argument("signal", nargs="?", default="", help="such as SIGTERM:7, after step 7")
 parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--every", type=int, default=2)
+parser.add_argument("--memory", type=int, default=0)
 args = parser.parse_args()
 name, _, last = args.signal.partition(":")
 
@@ -30,7 +32,9 @@ data = pyg_dist.DistributedData(random_graph(40, 250, seed=1), partition="random
 model = nn.ModuleDict({"rows": NodeEmbedding(data, 4), "first": DistributedSAGEConv(4, 8), "last": nn.Linear(8, 4)})
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 loader = UniformVertexLoader(data, 12, num_steps=4, input_nodes=data.train_mask)
-checkpointer = Checkpointer(args.folder, every=2, model=model, optimizer=optimizer, loader=loader)
+checkpointer = Checkpointer(
+    args.folder, every=args.every, memory=args.memory, model=model, optimizer=optimizer, loader=loader
+)
 best = checkpointer.state
 for epoch in checkpointer.epochs(1, 6):
     for batch in checkpointer.batches(loader):

@@ -62,7 +62,7 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path, number)
         assert loaded(tmp_path) == number
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-00000004", "checkpoint-00000005"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-00000004", "checkpoint-00000005", "lock"]
 
 
 def test_killed_anywhere_the_one_before_it_or_the_new_one_loads(
@@ -84,7 +84,7 @@ def test_killed_anywhere_the_one_before_it_or_the_new_one_loads(
     assert killed >= 50
     assert number > 3
     write(path, number + 1)
-    assert len([*path.iterdir()]) == 2, "what the killed ones have left is gone"
+    assert len([*path.glob("checkpoint-*")]) == 2, "what the killed ones have left is gone"
 
 
 def test_killed_at_every_rename_and_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +118,19 @@ def test_killed_at_every_rename_and_sync(tmp_path: Path, monkeypatch: pytest.Mon
                 break
 
 
+def test_two_runs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyg_dist import checkpoint
+    from pyg_dist.checkpoint import writer
+
+    monkeypatch.setattr(writer, "_LOCK_SECONDS", 0.0)
+    first = checkpoint.Checkpointer(tmp_path, model=model_of(1))
+    with pytest.raises(ValueError, match=r"Expected no other writer in .* \(another process holds lock\)"):
+        write(tmp_path, 2)
+    assert list(first.epochs(1)) == [0]
+    write(tmp_path, 2)
+    assert loaded(tmp_path) == 2
+
+
 def test_a_full_disk_is_told_and_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 1)
 
@@ -130,7 +143,7 @@ def test_a_full_disk_is_told_and_leaves_the_one_before_it(tmp_path: Path, monkey
             write(tmp_path, 2)
     assert "\n" not in str(caught.value)
     assert loaded(tmp_path) == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-00000001"]
+    assert [p.name for p in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000001"]
 
 
 def one_rank_fails(path: str, failing: int) -> tuple[str, int]:

@@ -125,6 +125,15 @@ def test_two_ranks_go_on_where_one_has_ended(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_comparison_is_of_a_run_in_two_parts(tmp_path: Path) -> None:
+    options = "--resume", str(tmp_path / "run"), "--picture", str(tmp_path / "curves.png")
+    _printed("ranks", 1, "digits", "--epochs", "10", *options)
+    printed = _printed("ranks", 1, "digits", *options)  # the status says that they are alike
+    assert "within the bound for fp32" in printed
+    assert printed.startswith("epoch 20:")
+
+
+@pytest.mark.slow
 def test_gat() -> None:
     assert _numbers(_printed("ranks", 2, "gat"))[-1] > 0.85
 

@@ -71,6 +71,23 @@ def test_trainers(
 
 
 @pytest.mark.slow
+def test_lightning_goes_on_from_its_own_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    monkeypatch.chdir(tmp_path)
+    losses = dict[int, float]()
+    for num_ranks, epochs in ((1, "3"), (2, "6")):
+        script = ROOT / "examples" / "with_lightning.py"
+        ended = run_script("ranks", num_ranks, script, "--epochs", epochs, "--resume", str(tmp_path / "run"))
+        assert set(ended.codes) == {0}, ended.stderr
+        found = losses_of(ended.stdout)
+        assert not losses.keys() & found.keys()
+        losses |= found
+    expected = stock_losses(lambda p: torch.optim.SGD(p, lr=0.1), 6)
+    np.testing.assert_allclose(list(losses.values()), expected, atol=2e-6)
+
+
+@pytest.mark.slow
 def test_resuming_on_other_numbers_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2, 1 and 3 ranks go on where the last ones stopped, the optimizer's moments included."""
     page = (ROOT / "docs/how-to/save-and-resume.md").read_text()

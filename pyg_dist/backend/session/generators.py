@@ -5,7 +5,6 @@ Torch has one for the CPU and one for each GPU, of which a rank has one.
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
+from pyg_dist.backend import plain_json
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.on_device import is_capturing
 from pyg_dist.backend.session import launch
@@ -73,8 +73,8 @@ def share(group: Group) -> None:
     What the ranks draw from here on, splits, negative samples, initial weights, is the same everywhere. Rank 0 warns of
     generators that were alike at the import: what the ranks have drawn with them since is not.
     """
-    texts = to_texts(generator_states())
-    different = differences({name: digest(text) for name, text in texts.items()})
+    arrays = to_arrays(generator_states())
+    different = differences({name: digest(plain_json.to_bytes(state)) for name, state in arrays.items()})
     if not different:
         return
     drawn = [name for name in different if name in (_alike or ())]
@@ -83,27 +83,31 @@ def share(group: Group) -> None:
             "what the ranks have drawn with %s differs between them; from here on they draw as rank 0",
             " and ".join(drawn),
         )
-    mine = json.dumps(texts).encode() if group.rank == 0 else b""
-    set_generator_states(from_texts(json.loads(group.gather_bytes(mine)[0])))
+    mine = plain_json.to_bytes(arrays) if group.rank == 0 else b""
+    set_generator_states(from_arrays(plain_json.from_bytes(group.gather_bytes(mine)[0])))
 
 
-def to_texts(states: list[Any]) -> dict[str, str]:
-    """JSON of each of :func:`generator_states`, by the generator's name."""
-    return {
-        name: json.dumps(state, default=lambda array: array.tolist())
-        for name, state in zip(_NAMES, states, strict=True)
-    }
+def to_arrays(states: list[Any]) -> dict[str, Any]:
+    """Numbers, tuples and arrays for each of :func:`generator_states`, by the generator's name."""
+    of_torch, of_numpy, (version, words, gauss), on_gpu = states
+    if isinstance(on_gpu, list):
+        on_gpu = np.array(on_gpu, np.uint8)
+    return dict(
+        zip(_NAMES, (of_torch.numpy(), of_numpy, (version, np.fromiter(words, np.int64), gauss), on_gpu), strict=True)
+    )
 
 
-def from_texts(texts: Mapping[str, str]) -> list[Any]:
-    """The reverse of :func:`to_texts`.
+def from_arrays(arrays: Mapping[str, Any]) -> list[Any]:
+    """The reverse of :func:`to_arrays`; an array may have become a tensor.
 
     Raises:
-        ValueError: They are no texts of states; as all else that is wrong with them, a KeyError or TypeError.
+        ValueError: They are no states; as all else that is wrong with them, a KeyError, TypeError or AttributeError.
     """
-    of_torch, of_numpy, of_python, on_gpu = (json.loads(texts[name]) for name in _NAMES)
-    version, words, gauss = of_python
-    return [torch.tensor(of_torch, dtype=torch.uint8), of_numpy, (version, tuple(words), gauss), on_gpu]
+    of_torch, (kind, words, *others), (version, of_python, gauss), on_gpu = (arrays[name] for name in _NAMES)
+    if on_gpu is not None and not isinstance(on_gpu, int):
+        on_gpu = np.asarray(on_gpu).tolist()
+    of_numpy = (kind, np.asarray(words), *others)
+    return [torch.as_tensor(of_torch), of_numpy, (version, tuple(np.asarray(of_python).tolist()), gauss), on_gpu]
 
 
 def generator_states() -> list[Any]:

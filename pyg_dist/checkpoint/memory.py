@@ -1,0 +1,349 @@
+"""The newest states in the machines' memory: what ranks that are started again go on with.
+
+Each machine has a folder of the run's in ``/dev/shm``. Its first rank writes there what is the same on all ranks, every
+rank its rows, and a rank of the next machine a copy of them. A file is a *record*: safetensors, with a description and
+a digest of everything in its metadata. There are two of each, written in turn.
+
+No message says that a state is complete. The ranks of a loop make a sum of all after each step, so a rank writes over
+its second newest record only when all have written their newest: there is always a state that all have. Started again,
+the ranks look for the newest of which every part is on some machine (:func:`newest_complete`), send what a machine
+lacks, and write a checkpoint of it, which is read as any other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.topology import machines
+from pyg_dist.backend.comm.transport import Transport
+from pyg_dist.backend.session.agreement import one_line, raise_together
+from pyg_dist.backend.session.settings import MACHINES
+from pyg_dist.checkpoint.manifest import LOCK, STATE, Manifest, Rows, run_of
+from pyg_dist.checkpoint.reader import Checkpoint
+from pyg_dist.checkpoint.snapshot import take
+from pyg_dist.checkpoint.writer import write_shard
+from pyg_dist.errors import StoreError
+from pyg_dist.store.folder import explained_disk_errors, replace_text
+from pyg_dist.store.format import FileLayout, as_storage, as_torch, spec_of
+from pyg_dist.store.manifest import FILE
+from pyg_dist.store.reader import TensorFile
+
+logger = logging.getLogger("pyg_dist")
+
+_BLANK = "0" * 32
+"""What stands for the digest where the digest is computed."""
+
+
+class Part(NamedTuple):
+    """A part of a state that a machine has in its memory.
+
+    Attributes:
+        number: steps of the run until then.
+        attempt: of the run, which may have gone that far more than once.
+        kind: ``"state"``, or such as ``"rows-00003"``.
+        holders: of the state: the ranks whose rows belong to it.
+        slot: of the two files, which one.
+    """
+
+    number: int
+    attempt: str
+    kind: str
+    holders: list[int]
+    slot: int
+
+
+def newest_complete(found: Sequence[Sequence[Part]]) -> dict[str, Part]:
+    """The parts of the newest state of which all are there, by kind; none if there is no such state.
+
+    Args:
+        found: the parts that each rank has found, the same on all ranks.
+    """
+    states: dict[tuple[int, str], dict[str, Part]] = {}
+    for part in (part for parts in found for part in parts):
+        states.setdefault((part.number, part.attempt), {})[part.kind] = part
+    for _, parts in sorted(states.items(), reverse=True):
+        if STATE in parts and all(rows_of(rank) in parts for rank in parts[STATE].holders):
+            return {kind: parts[kind] for kind in (STATE, *map(rows_of, parts[STATE].holders))}
+    return {}
+
+
+def rows_of(rank: int) -> str:
+    """The name of a rank's rows."""
+    return f"rows-{rank:05d}"
+
+
+class MachineMemory:
+    """The states of a run in the memory of this rank's machine (collective).
+
+    Args:
+        path: the folder of the run's checkpoints, which has the run's name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._world, self._machine_of = world_group(), machines()
+        self._rank = self._world.rank
+        self._is_first = self._machine_of.index(self._machine_of[self._rank]) == self._rank
+        words = json.dumps([run_of(path), secrets.token_hex(8)]) if self._rank == 0 else ""
+        run, self._attempt = json.loads(self._world.gather_bytes(words.encode())[0])
+        given = MACHINES.value()  # several of them on one
+        machine = "" if given is None else f"-{given[self._rank]}"
+        self.folder = _base() / f"pyg_dist-{os.getuid()}-{run}{machine}"
+        self._slots: dict[str, int] = {}  # the next one of each kind
+        self._files: dict[str, mmap.mmap] = {}
+        self._has_compared = self._is_off = False
+        error: Exception | None = None
+        try:
+            if self._is_first:
+                _remove_leftovers()
+                _make_private(self.folder)
+                (self.folder / "path").write_text(str(path.absolute()))
+        except OSError as caught:
+            error = caught
+        raise_together(error)
+
+    def newest(self, above: int) -> Checkpoint | None:
+        """The newest complete state, if it is of more than ``above`` steps; to be removed by :meth:`forget_restored`.
+
+        Raises:
+            StoreError: There is no room for it.
+        """
+        mine = [part for part in self._parts() if part.number > above] if self._is_first else []
+        told = self._world.gather_bytes(json.dumps(mine).encode())
+        found = [[Part(*part) for part in json.loads(parts)] for parts in told]
+        chosen = newest_complete(found)
+        if not chosen:
+            return None
+        error, checkpoint = None, None
+        try:
+            self._fetch(chosen, found)
+            if self._is_first:
+                with explained_disk_errors(self.folder, "free memory, or give the Checkpointer memory=0"):
+                    self._restore(chosen)
+        except (OSError, StoreError) as caught:
+            error = caught
+        raise_together(error)
+        try:
+            checkpoint = Checkpoint(self._restored)
+        except StoreError as caught:
+            error = caught
+        raise_together(error)
+        here = found[self._machine_of.index(self._machine_of[self._rank])]
+        self._slots = {kind: 1 - _same(here, part).slot for kind, part in chosen.items()}
+        return checkpoint
+
+    def forget_restored(self) -> None:
+        """Remove what :meth:`newest` has made."""
+        if self._is_first:
+            shutil.rmtree(self._restored, ignore_errors=True)
+
+    def keep(self, number: int, things: Mapping[str, Any]) -> None:
+        """Write the state of ``things`` after so many steps.
+
+        Returns when it is there; nothing is left to do for a thread. Where there is no room, this rank says so once and
+        keeps none.
+
+        Raises:
+            OptionError: As for :func:`~pyg_dist.checkpoint.snapshot.take`.
+            AgreementError: Likewise; the first states of the ranks are compared.
+        """
+        snapshot = take(things, self._is_first, compares=not self._has_compared)
+        self._has_compared = True
+        holders = sorted(snapshot.holders)
+        head = {"number": number, "attempt": self._attempt, "holders": holders}
+        if self._is_first:
+            rows = {name: [r.dtype, r.shape, r.sharding] for name, r in snapshot.rows.items()}
+            told = {"num_ranks": self._world.size, "state": snapshot.state, "generators": snapshot.generators}
+            self._write(STATE, record({**head, **told, "rows": rows}, snapshot.tensors))
+        mine: list[memoryview] = []
+        if snapshot.pieces:
+            mine = record(head, snapshot.pieces)
+            self._write(rows_of(self._rank), mine)
+        if holders and len(set(self._machine_of)) > 1:
+            self._copy_to_next(mine, holders)
+
+    def close(self, is_over: bool = False) -> None:
+        """Close the files, and remove them where the run ``is_over``. Not collective."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+        if is_over and self._is_first:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _restored(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def _write(self, kind: str, content: list[memoryview]) -> None:
+        """Write a record over the older one of its two files."""
+        if self._is_off:
+            return
+        slot = self._slots.get(kind, 0)
+        self._slots[kind] = 1 - slot
+        path = self.folder / f"{kind}.{slot}"
+        try:
+            size = sum(map(len, content))
+            file = self._files.get(path.name)
+            if file is None or len(file) != size:
+                file = self._files[path.name] = _mapped(path, size)
+            file.seek(0)
+            for piece in content:
+                file.write(piece)
+        except OSError as error:
+            logger.warning(
+                "rank %d keeps no states in memory from here on: %s; a restart goes on from the disk",
+                self._rank, one_line(error),
+            )  # fmt: skip
+            self._is_off = True
+            for name in self._files:
+                (self.folder / name).unlink(missing_ok=True)
+            self.close()
+
+    def _copy_to_next(self, mine: list[memoryview], holders: Sequence[int]) -> None:
+        """Send this rank's record to a rank of the next machine, and write those that come (collective)."""
+        sent = torch.from_numpy(np.frombuffer(bytearray().join(mine), np.uint8))
+        sizes, place, senders = self._world.gather_counts(len(sent)), 0, []
+        for rank in holders:
+            if self._next_to(rank) == self._rank:
+                senders.append((rank, place, place + sizes[rank]))
+                place += sizes[rank]
+        out = torch.empty(place, dtype=torch.uint8)
+        receivers = [(self._next_to(self._rank), 0, len(sent))] if mine else []
+        Transport(self._world).to_neighbours(sent, receivers, senders, out).wait()
+        for rank, low, high in senders:
+            self._write(rows_of(rank), [out[low:high].numpy().data])
+
+    def _next_to(self, rank: int) -> int:
+        """The rank of the next machine that has a copy of a rank's rows."""
+        machine_of = self._machine_of
+        own = [other for other, machine in enumerate(machine_of) if machine == machine_of[rank]]
+        following = (machine_of[rank] + 1) % (max(machine_of) + 1)
+        there = [other for other, machine in enumerate(machine_of) if machine == following]
+        return there[own.index(rank) % len(there)]
+
+    def _parts(self) -> list[Part]:
+        """What this machine has, checked by its digests."""
+        parts = []
+        for path in sorted(self.folder.glob("*.[01]")):
+            if (told := read_record(path)) is not None:
+                head = told[0]
+                parts.append(Part(head["number"], head["attempt"], path.stem, head["holders"], int(path.suffix[1:])))
+        return parts
+
+    def _fetch(self, chosen: Mapping[str, Part], found: Sequence[Sequence[Part]]) -> None:
+        """Send the parts that some machines lack to all (collective)."""
+        firsts = {self._machine_of.index(machine) for machine in self._machine_of}
+        for part in chosen.values():
+            have = [rank for rank, parts in enumerate(found) if any(p[:3] == part[:3] for p in parts)]
+            if firsts <= set(have):
+                continue
+            source = have[0]
+            is_source = self._rank == source
+            content = np.fromfile(self._path_of(_same(found[source], part)), np.uint8) if is_source else np.empty(0)
+            size = max(self._world.gather_counts(len(content)))
+            whole = torch.from_numpy(content) if is_source else torch.empty(size, dtype=torch.uint8)
+            self._world.broadcast_(whole, source)
+            if self._rank in firsts - set(have):
+                self._path_of(part).write_bytes(whole.numpy().data)
+
+    def _path_of(self, part: Part) -> Path:
+        return self.folder / f"{part.kind}.{part.slot}"
+
+    def _restore(self, chosen: Mapping[str, Part]) -> None:
+        """Write the parts as a checkpoint."""
+        shutil.rmtree(self._restored, ignore_errors=True)
+        self._restored.mkdir()
+        shards, head = {}, dict[str, Any]()
+        mine = self._parts()
+        for kind, part in chosen.items():
+            told = read_record(self._path_of(_same(mine, part)))
+            if told is None:
+                raise StoreError(f"Expected '{kind}' as it was written in {self.folder}: free memory, and start again")
+            shards[kind] = write_shard(self._restored, kind, told[1])
+            head = head or told[0]
+        rows = {name: Rows(dtype, tuple(shape), sharding) for name, (dtype, shape, sharding) in head["rows"].items()}
+        manifest = Manifest(head["num_ranks"], head["state"], head["generators"], rows, shards)
+        replace_text(self._restored / FILE, manifest.to_json())
+
+
+def _same(here: Sequence[Part], part: Part) -> Part:
+    """The part as a machine has it; the part itself, where it is sent there."""
+    return next((p for p in here if p[:3] == part[:3]), part)
+
+
+def record(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """The content of a file: safetensors whose metadata has a description, and a digest of all there is."""
+    there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    specs = {name: spec_of(tensor) for name, tensor in there.items()}
+    layout = FileLayout.of(specs, {"digest": _BLANK, "head": json.dumps(head)})
+    content = [as_storage(there[name]).reshape(-1).view(np.uint8).data for name in layout.tensors]
+    hasher = xxhash.xxh3_128(layout.header)
+    for piece in content:
+        hasher.update(piece)
+    header = layout.header.replace(_BLANK.encode(), hasher.hexdigest().encode(), 1)
+    return [memoryview(header), *content]
+
+
+def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """The description in a file and its tensors, which are read when they are used; ``None``: it is not whole."""
+    try:
+        file = TensorFile(path)
+    except StoreError:
+        return None
+    digest = file.metadata.get("digest", "")
+    hasher = xxhash.xxh3_128(file.header.replace(digest.encode(), _BLANK.encode(), 1))
+    tensors = {name: file.whole(name) for name in file.tensors}
+    for array in tensors.values():
+        hasher.update(array.reshape(-1).view(np.uint8).data)
+    if hasher.hexdigest() != digest:
+        return None
+    return json.loads(file.metadata["head"]), {n: as_torch(a, file.tensors[n].dtype) for n, a in tensors.items()}
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """A file of so many bytes, for which there is room."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(file, size)
+        os.posix_fallocate(file, 0, size)  # else a write to it without room for it ends the process
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
+
+
+def _base() -> Path:
+    """Where files are in memory; the folder of temporary files where the system has no such place."""
+    shm = Path("/dev/shm")
+    return shm if shm.is_dir() else Path(tempfile.gettempdir())
+
+
+def _make_private(folder: Path) -> None:
+    """A folder that only this user can read."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+
+
+def _remove_leftovers() -> None:
+    """Remove what this user's runs have left here whose folders of checkpoints are gone, or are other runs'."""
+    for folder in _base().glob(f"pyg_dist-{os.getuid()}-*"):
+        try:
+            path = Path((folder / "path").read_text())
+        except OSError:  # it is being made
+            continue
+        if path.parent.exists() and (not (path / LOCK).exists() or run_of(path) not in folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
