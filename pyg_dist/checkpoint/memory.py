@@ -299,7 +299,7 @@ def record(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[memor
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The description in a file and its tensors, which are read when they are used; ``None``: it is not whole."""
+    """The description in a file and its tensors, copied; ``None``: it is not whole."""
     try:
         file = TensorFile(path)
     except StoreError:
@@ -311,7 +311,7 @@ def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         hasher.update(array.reshape(-1).view(np.uint8).data)
     if hasher.hexdigest() != digest:
         return None
-    return json.loads(file.metadata["head"]), {n: as_torch(a, file.tensors[n].dtype) for n, a in tensors.items()}
+    return json.loads(file.metadata["head"]), {n: as_torch(a.copy(), file.tensors[n].dtype) for n, a in tensors.items()}
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:

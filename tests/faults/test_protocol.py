@@ -1,0 +1,299 @@
+"""The protocol of a run in simulation: numbered calls, sums that carry digests, states in memory, failure, agreement.
+
+Each schedule is a loop of three steps on simulated ranks (``simulated_ranks.py``) with one fault or none. It ends in a
+result that all ranks share, or each rank that is left names another one; and then the machines' memory has the newest
+state that any rank has gone beyond. ``python tests/faults/test_protocol.py 100000`` runs so many, or ``... 5 7``
+seed 5 to 7.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import simulated_ranks
+import torch
+from simulated_ranks import Outcome, Rank, Simulation
+
+from pyg_dist.backend.comm import connection
+from pyg_dist.backend.comm.checks import replicas
+from pyg_dist.backend.comm.checks.noted import Numbers
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.session.state import current
+from pyg_dist.checkpoint import memory
+from pyg_dist.checkpoint.memory import MachineMemory, Part, newest_complete, read_record
+from pyg_dist.checkpoint.snapshot import Snapshot
+from pyg_dist.errors import AgreementError, ConnectionLostError
+
+NUM_STEPS = 3
+MACHINES = (0,), (0, 0), (0, 1), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)
+FAULTS = "none", "a kill", "a lost machine", "an extra call", "another value"
+
+
+class Schedule(NamedTuple):
+    """What a seed stands for."""
+
+    machine_of: tuple[int, ...]
+    fault: str
+    odd: int  # the rank at fault, or a rank of the machine
+    time: int  # when it is killed
+    step: int  # when it differs
+
+    @staticmethod
+    def of(seed: int) -> Schedule:
+        rng = random.Random(f"schedule {seed}")
+        machine_of, fault = rng.choice(MACHINES), rng.choice(FAULTS)
+        if len(machine_of) == 1 or (fault == "a lost machine" and len(set(machine_of)) == 1):
+            fault = "none" if fault != "a kill" else fault
+        return Schedule(
+            machine_of, fault, rng.randrange(len(machine_of)), rng.randrange(130), rng.randint(1, NUM_STEPS)
+        )
+
+
+class File:
+    """A mapped file, at each write to which another rank may go on, or this one is killed."""
+
+    def __init__(self, rank: Rank, content: bytes, size: int) -> None:
+        self.rank, self.content = rank, bytearray(content[:size].ljust(size, b"\0"))
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def seek(self, place: int) -> None:
+        self.place = place
+
+    def write(self, piece: memoryview) -> None:
+        self.rank.pause()
+        self.content[self.place : self.place + len(piece)] = piece
+        self.place += len(piece)
+
+    def close(self) -> None: ...
+
+
+class Run:
+    """One schedule."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.schedule, self.folder = Schedule.of(seed), folder
+        self.simulation = Simulation(seed, self.schedule.machine_of)
+        self.files: dict[Path, File] = {}
+        self.done = [0] * len(self.schedule.machine_of)
+
+    def body(self, rank: Rank) -> int:
+        group, schedule, kept = world_group(), self.schedule, MachineMemory(self.folder)
+        is_odd = rank.number == schedule.odd
+        for step in range(1, NUM_STEPS + 1):
+            differs = is_odd and step == schedule.step
+            value = step + (differs and schedule.fault == "another value")
+            replicas.noted().add(Numbers("number", (value,)), "script.py", step)
+            if differs and schedule.fault == "an extra call":
+                assert world_group().sum(torch.ones(2)).tolist() == [rank.size] * 2
+            total = group.sum(torch.full((2,), float(step + rank.number)))
+            assert total.tolist() == [float(sum(step + r for r in range(rank.size)))] * 2
+            kept.keep(step, {})
+            self.ends_step(group)
+            self.done[rank.number] = step
+        return NUM_STEPS
+
+    def ends_step(self, group: Any) -> None:
+        group.gather_counts(0)
+
+    def mapped(self, path: Path, size: int) -> File:
+        rank = self.simulation.ranks[current().rank]
+        before = self.files[path].content if path in self.files else b""
+        self.files[path] = File(rank, before, size)
+        return self.files[path]
+
+    def run(self) -> None:
+        schedule = self.schedule
+        lost = {schedule.odd: schedule.time} if schedule.fault == "a kill" else {}
+        if schedule.fault == "a lost machine":
+            machine = schedule.machine_of[schedule.odd]
+            lost = {rank: schedule.time for rank, m in enumerate(schedule.machine_of) if m == machine}
+        with mock.patch.object(memory, "_mapped", self.mapped):
+            self.check(self.simulation.run(self.body, lost), lost)
+        self.check_memory(f"-{schedule.machine_of[schedule.odd]}" if schedule.fault == "a lost machine" else None)
+
+    def check(self, outcomes: Sequence[Outcome], lost: Mapping[int, int]) -> None:
+        """All have the same result, or each one that is left names another."""
+        fault, odd = self.schedule.fault, self.schedule.odd
+        if all(outcome.result == NUM_STEPS for outcome in outcomes):
+            assert fault in ("none", "a kill", "a lost machine"), f"{fault} of rank {odd} was not noticed"
+            return
+        for rank, outcome in enumerate(outcomes):
+            error, told = outcome.error, str(outcome.error or outcome.waits)
+            if outcome.is_killed or outcome.result == NUM_STEPS:
+                assert rank in lost or outcome.result == NUM_STEPS
+                continue
+            named = {int(number) for number in re.findall(r"ranks? (\d+)", told)}
+            assert named - {rank}, f"rank {rank} names nobody: {error!r} {told}"
+            if isinstance(error, AgreementError):
+                assert fault == "another value", told
+            elif error is None:
+                assert fault == "an extra call", told
+            else:
+                assert isinstance(error, ConnectionLostError), repr(error)
+                assert fault != "none", told
+
+    def check_memory(self, lost: str | None) -> None:
+        """No step that a rank has gone beyond is lost, and all parts are of one step."""
+        found: dict[str, list[Part]] = {}
+        content: dict[tuple[int, str, str], dict[str, Any]] = {}
+        for path, file in self.files.items():
+            machine = path.parent.name
+            if lost is not None and machine.endswith(lost):
+                continue
+            there = self.folder / "record"
+            there.write_bytes(file.content)
+            if (told := read_record(there)) is not None:
+                head, tensors = told
+                part = Part(head["number"], head["attempt"], path.stem, head["holders"], int(path.suffix[1:]))
+                found.setdefault(machine, []).append(part)
+                content[part[:3]] = {name: tensor.tolist() for name, tensor in tensors.items()}
+        chosen = newest_complete([*found.values()])
+        number = chosen[memory.STATE].number if chosen else 0
+        assert max(self.done) <= number <= max(self.done) + 1, f"step {number} is left of {self.done}"
+        for kind, part in chosen.items():
+            assert part.number == number
+            expected = snapshot_of(number, 0 if kind == memory.STATE else int(kind[5:]), 0, True)
+            wanted = expected.tensors if kind == memory.STATE else expected.pieces
+            assert content[part[:3]] == {name: tensor.tolist() for name, tensor in wanted.items()}, kind
+
+
+def snapshot_of(number: int, rank: int, size: int, is_writer: bool) -> Snapshot:
+    """What a rank has at a step; rank 0 has no rows, if there are several."""
+    tensors = {"a": torch.full((5,), number), "b": torch.full((3,), -number)} if is_writer else {}
+    pieces = {"first": torch.full((2,), 10 * number + rank), "second": torch.full((4,), rank - number)}
+    return Snapshot(tensors=tensors, pieces=pieces if rank or size == 1 else {}, holders=set(range(size)) - {0})
+
+
+def taken(things: Any, is_writer: bool, compares: bool = True) -> Snapshot:
+    """In the place of :func:`~pyg_dist.checkpoint.snapshot.take`."""
+    session, step = current(), sys._getframe(1).f_locals["number"]
+    return snapshot_of(step, session.rank, session.world_size, is_writer)
+
+
+@contextmanager
+def simulated(folder: Path) -> Iterator[None]:
+    """Patches that hold for all schedules."""
+    (folder / "lock").write_text("run")
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (memory, "_base", lambda: folder),
+            (memory, "_remove_leftovers", lambda: None),
+            (memory, "take", taken),
+            (memory.MACHINES.__class__, "value", lambda setting: MACHINE_OF[0] if setting is memory.MACHINES else None),
+            (connection.dist, "get_rank", lambda: current().rank),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+MACHINE_OF: list[tuple[int, ...]] = [()]
+"""Of the schedule that is run."""
+
+
+def run_all(seeds: Sequence[int], folder: Path, kind: type[Run] = Run) -> None:
+    """Run schedules; the error of one that fails begins with its seed."""
+    with simulated(folder):
+        for seed in seeds:
+            MACHINE_OF[0] = Schedule.of(seed).machine_of
+            try:
+                kind(seed, folder).run()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}, {Schedule.of(seed)}: {error}") from error
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 200), pytest.param(200, 5000, marks=pytest.mark.slow)])
+def test_schedules(tmp_path: Path, first: int, last: int) -> None:
+    run_all(range(first, last), tmp_path)
+
+
+def test_a_seed_replays(tmp_path: Path) -> None:
+    def outcomes(seed: int) -> list[str]:
+        run, said = Run(seed, tmp_path), list[str]()
+        run.check = lambda found, lost: said.extend(map(repr, found))  # type: ignore[method-assign]
+        MACHINE_OF[0] = run.schedule.machine_of
+        run.run()
+        return said
+
+    with simulated(tmp_path):
+        for seed in range(20):
+            assert outcomes(seed) == outcomes(seed)
+
+
+class NoSumAfterAStep(Run):
+    """A rank may be two steps ahead of another."""
+
+    def ends_step(self, group: Any) -> None: ...
+
+
+class SameDigest:
+    """A hasher for which all is alike."""
+
+    def __init__(self, content: object = b"") -> None: ...
+
+    def update(self, content: object) -> None: ...
+
+    def hexdigest(self) -> str:
+        return "1" * 32
+
+
+def newest_state(found: Sequence[Sequence[Part]]) -> dict[str, Part]:
+    """Of which not all is there."""
+    states = [part for parts in found for part in parts if part.kind == memory.STATE]
+    return {memory.STATE: max(states)} if states else {}
+
+
+def write_over(kept: MachineMemory, kind: str, content: list[memoryview], write: Any = MachineMemory._write) -> None:
+    """The newest record, and not the one before it."""
+    kept._slots[kind] = 0
+    write(kept, kind, content)
+
+
+def state_first(kept: MachineMemory, number: int, things: Any, keep: Any = MachineMemory.keep) -> None:
+    """Say that a step is done before it is written."""
+    world_group().gather_counts(0)
+    keep(kept, number, things)
+
+
+def nothing(*_: Any) -> None: ...
+
+
+MUTANTS: dict[str, Callable[[], tuple[Any, str, Any]]] = {
+    "one tag for all messages": lambda: (simulated_ranks, "message_tag", lambda tag, num_bytes: 1),
+    "values are not compared": lambda: (replicas, "compare", nothing),
+    "torn records are taken": lambda: (memory.xxhash, "xxh3_128", SameDigest),
+    "rows that are not there": lambda: (sys.modules[__name__], "newest_complete", newest_state),
+    "one file, not two in turn": lambda: (MachineMemory, "_write", write_over),
+    "no copies on other machines": lambda: (MachineMemory, "_copy_to_next", nothing),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_found(tmp_path: Path, name: str) -> None:
+    with mock.patch.object(*MUTANTS[name]()), pytest.raises(AssertionError, match=r"^seed \d+, Schedule"):
+        run_all(range(400), tmp_path)
+
+
+def test_steps_without_a_sum_of_all_are_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"^seed \d+, Schedule"):
+        run_all(range(400), tmp_path, NoSumAfterAStep)
+
+
+if __name__ == "__main__":
+    numbers = [int(word) for word in sys.argv[1:]]
+    chosen = range(numbers[0]) if len(numbers) == 1 else range(numbers[0], numbers[1] + 1)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=memory._base()) as given:
+        run_all(chosen, Path(given))
+    sys.stdout.write(f"{len(chosen)} schedules in {time.perf_counter() - start:.1f} s\n")
