@@ -16,6 +16,7 @@ import json
 import logging
 import mmap
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -39,12 +40,12 @@ from pyg_dist.checkpoint.snapshot import take
 from pyg_dist.checkpoint.writer import write_shard
 from pyg_dist.errors import StoreError
 from pyg_dist.store.folder import explained_disk_errors, replace_text
-from pyg_dist.store.format import FileLayout, as_storage, as_torch, spec_of
+from pyg_dist.store.format import FileLayout, as_storage, as_torch, spec_of, storage_dtype
 from pyg_dist.store.manifest import FILE
-from pyg_dist.store.reader import TensorFile
 
 logger = logging.getLogger("pyg_dist")
 
+_DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
 _BLANK = "0" * 32
 """What stands for the digest where the digest is computed."""
 
@@ -294,24 +295,30 @@ def record(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[memor
     hasher = xxhash.xxh3_128(layout.header)
     for piece in content:
         hasher.update(piece)
-    header = layout.header.replace(_BLANK.encode(), hasher.hexdigest().encode(), 1)
+    header = layout.header.replace(_BLANK.encode(), hasher.hexdigest().encode(), 1)  # the first entry of all
     return [memoryview(header), *content]
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The description in a file and its tensors, copied; ``None``: it is not whole."""
+    """The description in a file and its tensors, which share their memory; ``None``: it is not whole."""
     try:
-        file = TensorFile(path)
-    except StoreError:
+        content = np.fromfile(path, np.uint8)
+    except OSError:
         return None
-    digest = file.metadata.get("digest", "")
-    hasher = xxhash.xxh3_128(file.header.replace(digest.encode(), _BLANK.encode(), 1))
-    tensors = {name: file.whole(name) for name in file.tensors}
-    for array in tensors.values():
-        hasher.update(array.reshape(-1).view(np.uint8).data)
-    if hasher.hexdigest() != digest:
+    found = _DIGEST.search(content[:100].tobytes())
+    if found is None:
         return None
-    return json.loads(file.metadata["head"]), {n: as_torch(a.copy(), file.tensors[n].dtype) for n, a in tensors.items()}
+    content[slice(*found.span(1))] = ord("0")
+    if xxhash.xxh3_128_hexdigest(content.data) != found[1].decode():
+        return None
+    first = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    entries = json.loads(content[8:first].tobytes())
+    head, tensors = json.loads(entries.pop("__metadata__")["head"]), {}
+    for name, entry in entries.items():
+        low, high = entry["data_offsets"]
+        array = content[first + low : first + high].view(storage_dtype(entry["dtype"]))
+        tensors[name] = as_torch(array.reshape(entry["shape"]), entry["dtype"])
+    return head, tensors
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
