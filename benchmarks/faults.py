@@ -1,278 +1,321 @@
-"""What it costs that ranks which diverge are told: an epoch of cora's two-layer GCN with each check and without it.
+"""How a run ends when something goes wrong: each fault several times, who says what, the status, and how long it takes.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/faults.py --data cora.npz
+    python benchmarks/faults.py                    # every fault ten times, started by hand
+    python benchmarks/faults.py --launcher torchrun --times 3
+    python benchmarks/faults.py --kills 200 --load 4   # kills in a row, beside so many busy processes
+    python benchmarks/faults.py --restart cora.npz     # from a kill to the next epoch, by torchrun --max-restarts
+    python benchmarks/faults.py --soak 1200            # memory, threads and files of two ranks that train
 
-The check of *calls* is the number, kind, size and user's line of every collective call, mixed into the tag of its
-messages, and the note of the last calls (``backend/comm/checks/calls.py``). Without it a call is only counted. The
-check of *replicas* is the digests of plain tensors that meet distributed rows, parameters among them, and the number
-that small sums carry for it (``backend/comm/checks/replicas.py``). Four epochs with a check and four without it take
-turns in the same processes, the first of each pair in turn, after one that is not timed and warms what the switch has
-made cold. They are as long as their slowest rank. The median of the pairs' ratios is the result; other programs on the
-machine disturb both sides of a pair alike. ``cpu us`` is what a rank's thread takes of the processor for the check in
-an epoch, ``calls`` how many calls it makes in it. Parameters are compared in one epoch of eight: *parameters* is what
-such an epoch takes beside one that compares other tensors alone, and ``replicas`` at the end is the sum of both, with
-an eighth of the one, by the clock and by the processor.
-
-Pairs of epochs of milliseconds differ by several percent either way. So *inside* measures the checks directly: the time
-that main threads spend in their functions, as a share of the epochs' time in which they run.
+Three ranks train a small GCN; in step 20 something happens to rank 1. *Seconds* are from then to the end of the last
+process. A run is right if every status is as expected, each line of output that a rank had printed before is there,
+and the expected words are in what the others say.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
+import re
+import signal
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, NamedTuple
 
 import machine
-import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch_geometric.data import Data
 
-import pyg_dist
-from pyg_dist.backend.comm import group
-from pyg_dist.backend.comm.checks import calls, replicas
-from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.comm.wires import gloo, point_to_point
-from pyg_dist.backend.session.state import current
-from pyg_dist.conv import DistributedGCNConv as GCNConv
-from pyg_dist.graph import training_state
-
-EPOCHS = 4
+RANKS, STEPS, FAULTY_STEP = 3, 40, 20
 RESULT = Path(__file__).resolve().parent / "results" / "faults.json"
 
 
-def main() -> None:
-    """Measure both layouts, print a table and write the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="cora.npz")
-    parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--layouts", nargs="+", default=["halo", "grid"])
-    parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
+@dataclass(frozen=True)
+class Fault:
+    """What happens, and what is to follow.
+
+    Attributes:
+        happens: on rank 1.
+        says: a regular expression that is in what is said.
+        bound: seconds until all have ended, by hand.
+    """
+
+    happens: Callable[[], Any]
+    says: str
+    bound: float = 5.0
+
+
+def raises() -> None:
+    """As a mistake in a script does."""
+    raise RuntimeError("the fault of the script")
+
+
+def raises_in_thread() -> None:
+    """In a thread with the name of the package's."""
+    threading.Thread(target=raises, name="pyg_dist trial").start()
+    time.sleep(60)
+
+
+def sends_more() -> None:
+    """A call that the others do not make."""
+    import torch
+
+    from pyg_dist.backend.comm.group import world_group
+
+    world_group().sum(torch.ones(3))
+
+
+LOST = r"lost its connection to rank 1|ended before"
+FAULTS = {
+    "kill -9": Fault(lambda: os.kill(os.getpid(), signal.SIGKILL), LOST),
+    "a crash (SIGSEGV)": Fault(lambda: os.kill(os.getpid(), signal.SIGSEGV), LOST),
+    "SIGTERM, nobody asks": Fault(lambda: os.kill(os.getpid(), signal.SIGTERM), LOST),
+    "os._exit(3)": Fault(lambda: os._exit(3), LOST),
+    "an exception": Fault(raises, "RuntimeError: the fault of the script"),
+    "an exception in a thread": Fault(raises_in_thread, "rank 1 failed: RuntimeError: the fault of the script"),
+    "sys.exit(0), too early": Fault(lambda: sys.exit(0), "rank 1 has ended after"),
+    "another collective": Fault(sends_more, "Expected the same calls on every rank", 15.0),
+}
+
+
+def train(fault: str, seconds: float) -> None:
+    """What a rank does."""
+    import torch
+    import torch.nn.functional as F
+    from torch_geometric.data import Data
+
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
     torch.set_num_threads(1)
-    pyg_dist.init()
-    found = {layout: measure(read(options.data), layout, options.pairs) for layout in options.layouts}
-    if not pyg_dist.is_main():
-        return
-    report = {"machine": machine.describe(), "ranks": pyg_dist.world_size(), "pairs": options.pairs, "layouts": found}
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
-    sys.stdout.write("layout  check       with ms  without ms  median ratio  cpu us  cpu ratio\n")
-    for layout, row in found.items():
-        for name, times in row["checks"].items():
-            sys.stdout.write(
-                f"{layout:6}  {name:10}  {times['with_ms']:7.2f}  {times['without_ms']:10.2f}  "
-                f"{times['median_ratio']:12.4f}  {times['cpu_us']:6.1f}  {times['cpu_ratio']:9.4f}\n"
-            )
-        sys.stdout.write(
-            f"{layout:6}  {row['calls']} calls, {row['us_per_call']:.2f} us each; "
-            f"replicas {row['replicas']['median_ratio']:.4f}, cpu {row['replicas']['cpu_ratio']:.4f}; "
-            f"inside: calls {row['inside']['calls']:.2%}, replicas {row['inside']['replicas']:.2%}\n"
-        )
-
-
-def read(path: Path) -> Data:
-    """The graph of a file of arrays, with each edge in both directions."""
-    with np.load(path, allow_pickle=False) as file:
-        edges = torch.from_numpy(file["edge_index"].astype(np.int64))
-        num_entries = torch.from_numpy(np.diff(file["x_indptr"].astype(np.int64)))
-        row = torch.repeat_interleave(torch.arange(num_entries.numel()), num_entries)
-        x = torch.zeros(*file["x_shape"].tolist())
-        x[row, torch.from_numpy(file["x_indices"].astype(np.int64))] = 1.0
-        y, mask = torch.from_numpy(file["y"].astype(np.int64)), torch.from_numpy(file["train_mask"])
-    return Data(x=x, edge_index=torch.cat([edges, edges.flip(0)], dim=1), y=y, train_mask=mask)
-
-
-class Net(torch.nn.Module):
-    """The two-layer GCN of Kipf and Welling."""
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.first = GCNConv(in_channels, 16, cached=True)
-        self.second = GCNConv(16, out_channels, cached=True)
-
-    def forward(self, x: Tensor, edges: Any) -> Tensor:
-        x = F.dropout(x, training=self.training)
-        x = F.dropout(self.first(x, edges).relu(), training=self.training)
-        return self.second(x, edges)
-
-
-def measure(graph: Data, layout: str, num_pairs: int) -> dict[str, Any]:
-    """Epochs with each check and without it, in turns (collective)."""
-    data = pyg_dist.DistributedData(graph, layout=layout)
     torch.manual_seed(0)
-    model = Net(graph.num_features, int(graph.y.max()) + 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def epoch() -> None:
+    graph = Data(x=torch.randn(300, 16), edge_index=torch.randint(0, 300, (2, 2000)), y=torch.arange(300) % 4)
+    data = pyg_dist.DistributedData(graph, partition="random")
+    model = DistributedGCNConv(16, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    end, step = time.monotonic() + seconds, 0
+    while step < STEPS or time.monotonic() < end:
         optimizer.zero_grad()
-        out = model(data.x, data.edge_index)
-        F.cross_entropy(out[data.train_mask], data.y[data.train_mask]).backward()
+        F.cross_entropy(model(data.x, data.edge_index), data.y).backward()
         optimizer.step()
+        if step == FAULTY_STEP - 1:
+            sys.stdout.write(f"rank {pyg_dist.rank()} has come here\n")  # stays in a buffer of Python's
+        if step == FAULTY_STEP and fault and pyg_dist.rank() == 1:
+            sys.stdout.flush()
+            sys.stderr.write(f"\nfault at {time.time()}\n")
+            sys.stderr.flush()
+            FAULTS[fault].happens()
+        step += 1
+        if seconds and step % 200 == 0 and pyg_dist.is_main():
+            sys.stdout.write(f"soak {json.dumps(resources())}\n")
+            sys.stdout.flush()
 
-    for _ in range(5):
-        epoch()
-    before = num_calls()
-    epoch()
-    per_epoch = num_calls() - before
-    pairs: dict[str, list[tuple[Seconds, Seconds]]] = {name: [] for name in CHECKS}
-    for number in range(num_pairs):
-        for name, (with_it, without_it) in CHECKS.items():
-            taken = {}
-            for is_on in (True, False) if number % 2 else (False, True):
-                with with_it() if is_on else without_it():
-                    taken[is_on] = timed(epoch)
-            pairs[name].append((taken[True], taken[False]))
-    checks = {name: compared(of_check) for name, of_check in pairs.items()}
-    return {
-        "checks": checks,
-        "replicas": {
-            kind: checks["tensors"][kind] + (checks["parameters"][kind] - 1) / replicas._PARAMETERS_EVERY
-            for kind in ("median_ratio", "cpu_ratio")
-        },
-        "inside": inside(epoch, num_pairs * EPOCHS),
-        "calls": per_epoch,
-        "us_per_call": us_per_call(),
+
+def resources() -> dict[str, int]:
+    """Of this process."""
+    status = Path("/proc/self/status").read_text()
+    (kib,) = re.findall(r"VmRSS:\s+(\d+)", status)
+    (threads,) = re.findall(r"Threads:\s+(\d+)", status)
+    return {"kib": int(kib), "threads": int(threads), "files": len(os.listdir("/proc/self/fd"))}
+
+
+class Ended(NamedTuple):
+    """A run that has ended."""
+
+    codes: list[int]
+    said: str
+    seconds: float
+
+
+def launch(launcher: str, ranks: int, *args: str) -> Ended:
+    """Start this file on some ranks, and wait for the last."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--rank", *args]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environs = [environ]
+    if launcher == "torchrun":
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={ranks}",
+            *command[1:],
+        ]
+    elif launcher == "mpirun":
+        command = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks), *command]
+    else:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        place = {**environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
+        environs = [{**place, "RANK": str(rank)} for rank in range(ranks)]
+    with tempfile.TemporaryFile("w+") as said:
+        started = [subprocess.Popen(command, env=e, stdout=said, stderr=subprocess.STDOUT) for e in environs]
+        codes = [process.wait(300) for process in started]
+        end = time.time()
+        said.seek(0)
+        text = said.read()
+    begin = re.search(r"fault at (\S+)", text)
+    return Ended(codes, text, end - float(begin[1]) if begin else 0.0)
+
+
+def wrong(fault: str, launcher: str, ended: Ended) -> str:
+    """What is not as it should be; "" if all is."""
+    others = ended.codes if launcher != "by hand" else [code for rank, code in enumerate(ended.codes) if rank != 1]
+    if not all(others):
+        return f"status {ended.codes}"
+    if -6 in ended.codes:
+        return "an abort"
+    if not re.search(FAULTS[fault].says, ended.said):
+        return "not said"
+    missing = [rank for rank in range(RANKS) if f"rank {rank} has come here" not in ended.said]
+    return f"lost lines of {missing}" if missing and launcher == "by hand" else ""
+
+
+def measure(launcher: str, times: int) -> dict[str, Any]:
+    """Each fault so many times."""
+    rows = {}
+    for name, fault in FAULTS.items():
+        ends = [launch(launcher, RANKS, "--fault", name) for _ in range(times)]
+        seconds, faulty = [end.seconds for end in ends], [wrong(name, launcher, end) for end in ends]
+        rows[name] = {
+            "median_s": statistics.median(seconds), "worst_s": max(seconds), "bound_s": fault.bound,
+            "wrong": [what for what in faulty if what],
+        }  # fmt: skip
+        sys.stdout.write(
+            f"{name:26} median {rows[name]['median_s']:5.2f} s, worst {max(seconds):5.2f} s, bound {fault.bound:4.1f} s"
+            f"{'; ' + ', '.join(filter(None, faulty)) if any(faulty) else ''}\n"
+        )
+        sys.stdout.flush()
+    return rows
+
+
+def busy() -> None:
+    """Load."""
+    while True:
+        sum(range(10_000))
+
+
+def kills(count: int, load: int) -> dict[str, Any]:
+    """Kills in a row, and runs that nothing happens to in between, beside busy processes."""
+    with ExitStack() as stack:
+        for _ in range(load):
+            process = multiprocessing.Process(target=busy, daemon=True)
+            process.start()
+            stack.callback(process.kill)
+        found: list[str] = []
+        seconds = []
+        for number in range(count):
+            ended = launch("by hand", RANKS, "--fault", "kill -9")
+            found += filter(None, [wrong("kill -9", "by hand", ended)])
+            seconds.append(ended.seconds)
+            if number % 10 == 0 and any(launch("by hand", RANKS).codes):
+                found.append("a false alarm")
+    row = {
+        "kills": count,
+        "load": load,
+        "median_s": statistics.median(seconds),
+        "worst_s": max(seconds),
+        "wrong": found,
     }
+    sys.stdout.write(f"{row}\n")
+    return row
 
 
-Seconds = tuple[float, float]
-"""Of the slowest rank by the clock, and of this rank's main thread on its processor."""
+def soak(seconds: float) -> list[dict[str, int]]:
+    """Resources of rank 0 of two that train for so long, at ten moments."""
+    ended = launch("by hand", 2, "--seconds", str(seconds))
+    found = [json.loads(text) for text in re.findall(r"soak (.*)", ended.said)]
+    rows = found[:: max(1, len(found) // 10)]
+    sys.stdout.write("\n".join(map(str, [ended.codes, *rows])) + "\n")
+    return rows
 
 
-def timed(epoch: Callable[[], None]) -> Seconds:
-    """An epoch, the mean of a turn (collective)."""
-    epoch()
-    world_group().barrier()
-    start, start_cpu = time.perf_counter(), time.thread_time()
-    for _ in range(EPOCHS):
-        epoch()
-    cpu = (time.thread_time() - start_cpu) / EPOCHS
-    taken = torch.tensor([(time.perf_counter() - start) / EPOCHS], dtype=torch.float64)
-    return float(world_group().all_reduce_(taken, "max")), cpu
+def restart(graph: Path) -> dict[str, float]:
+    """Parts of the time from ``kill -9`` of a rank of two to the next epoch, by torchrun."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(__file__).resolve().parent.parent / "examples" / "full_batch_gcn.py"
+        killer = Path(folder) / "killed.py"
+        killer.write_text(KILLED.format(script=script, examples=script.parent, marks=folder))
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
+            str(killer), "--data", str(graph), "--epochs", "60", "--resume", f"{folder}/run",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+        marks = {path.name: float(path.read_text()) for path in Path(folder).glob("at *")}
+    order = ["at kill", "at start", "at import", "at data", "at epoch"]
+    row = {name[3:]: marks[name] - marks["at kill"] for name in order}
+    sys.stdout.write(f"seconds after the kill: {row}\n")
+    return row
 
 
-def inside(epoch: Callable[[], None], num_epochs: int) -> dict[str, float]:
-    """Shares of the time of so many epochs that are spent in the functions of each check (collective)."""
-    spent = dict.fromkeys(FUNCTIONS, 0)
-    with ExitStack() as patches:
-        for check, functions in FUNCTIONS.items():
-            for owner, name in functions:
-                patches.enter_context(mock.patch.object(owner, name, clocked(getattr(owner, name), spent, check)))
-        epoch()
-        spent.update(dict.fromkeys(FUNCTIONS, 0))
-        start = time.perf_counter_ns()
-        for _ in range(num_epochs):
-            epoch()
-        taken = time.perf_counter_ns() - start
-    return {check: nanoseconds / taken for check, nanoseconds in spent.items()}
-
-
-def clocked(function: Callable[..., Any], spent: dict[str, int], check: str) -> Callable[..., Any]:
-    """A function that adds its time to that of its check."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        start, before = time.perf_counter_ns(), spent[check]
-        try:
-            return function(*args, **kwargs)
-        finally:
-            spent[check] = before + time.perf_counter_ns() - start  # what it has called is in it
-
-    return call
-
-
-def compared(pairs: list[tuple[Seconds, Seconds]]) -> dict[str, float]:
-    """Medians over pairs of epochs with a check and without it."""
-    return {
-        "with_ms": 1e3 * statistics.median(a for (a, _), _ in pairs),
-        "without_ms": 1e3 * statistics.median(b for _, (b, _) in pairs),
-        "median_ratio": statistics.median(a / b for (a, _), (b, _) in pairs),
-        "cpu_us": 1e6 * statistics.median(a - b for (_, a), (_, b) in pairs),
-        "cpu_ratio": statistics.median(a / b for (_, a), (_, b) in pairs),
-    }
-
-
-def num_calls() -> int:
-    """Calls so far, in all groups."""
-    return sum(sequence.number for sequence in current().of(calls.Standing).sequences.values())
-
-
-@contextmanager
-def without_calls() -> Iterator[None]:
-    """Switch the check of calls off; it has no option, since it costs next to nothing."""
-    with mock.patch.object(calls.Calls, "next", counted):
-        yield
-
-
-@contextmanager
-def without_replicas() -> Iterator[None]:
-    """Switch the check of replicas off; it has no option, either."""
-    with mock.patch.object(replicas.Noted, "add", unnoted), mock.patch.object(group, "_SMALL", -1):
-        yield
-
-
-def unnoted(*_: Any) -> None:
-    """``Noted.add`` that does nothing."""
-
-
-@contextmanager
-def parameters(every: int) -> Iterator[None]:
-    """Compare parameters, too, before one in so many sums."""
-    with mock.patch.object(replicas, "_PARAMETERS_EVERY", every):
-        current().add(replicas.Noted()).is_on = True
-        replicas.noted().agree()
-        yield
-
-
-FUNCTIONS: dict[str, list[tuple[Any, str]]] = {
-    "calls": [(calls.Calls, "next"), (gloo, "message_tag")],
-    "replicas": [
-        *((replicas.Noted, name) for name in ("tensor", "numbers", "loss", "digest", "agree")),
-        (training_state, "note_model"),
-        (training_state, "note_step"),
-        (point_to_point.PointToPoint, "_packets_like"),
-    ],
-}
-NEVER = 2**63
-CHECKS = {
-    "calls": (nullcontext, without_calls),
-    "tensors": (partial(parameters, NEVER), without_replicas),
-    "parameters": (partial(parameters, 1), partial(parameters, NEVER)),
-}
-
-
-def counted(self: calls.Calls, kind: str, dtype: torch.dtype | None = None, size: int = 0, has_tag: bool = True) -> int:
-    """``Calls.next`` without what tells calls apart."""
-    self.number += 1
-    return self.number
-
-
-_FRAMES = """
-def down(n):
-    if n:
-        return down(n - 1)
-    for _ in range(repeats):
-        sequence.next("sum")
+KILLED = """
+import os, runpy, signal, sys, time
+from pathlib import Path
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+def mark(name):
+    file = Path("{marks}") / f"at {{name}}"
+    if again == (name != "kill") and os.environ["RANK"] == "0" and not file.exists():
+        file.write_text(str(time.time()))
+mark("start")
+sys.path.insert(0, "{examples}")
+import pyg_dist
+from pyg_dist.checkpoint import Checkpointer
+mark("import")
+inits, epochs = Checkpointer.__init__, Checkpointer.epochs
+def __init__(self, *args, **kwargs):
+    mark("data")
+    inits(self, *args, **kwargs)
+def marked(self, *bounds):
+    for epoch in epochs(self, *bounds):
+        if not again and epoch == 30:
+            mark("kill")
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+        yield epoch
+        mark("epoch")
+Checkpointer.__init__, Checkpointer.epochs = __init__, marked
+sys.argv[0] = "{script}"
+runpy.run_path("{script}", run_name="__main__")
 """
 
 
-def us_per_call(depth: int = 25, repeats: int = 5000) -> float:
-    """Microseconds of one call's check under so many frames of the package, as in a backward pass."""
-    sequence = calls.Calls((0, 1))
-    namespace = {"__name__": "pyg_dist.frames", "sequence": sequence, "repeats": repeats}
-    exec(compile(_FRAMES, "frames of pyg_dist", "exec"), namespace)
-    start = time.process_time()
-    namespace["down"](depth)  # type: ignore[operator]
-    return 1e6 * (time.process_time() - start) / repeats
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launcher", choices=["by hand", "torchrun", "mpirun"], default="by hand")
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside the kills")
+    parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--restart", type=Path, metavar="cora.npz")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=0.0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        train(options.fault, options.seconds)
+        return
+    found: dict[str, Any]
+    if options.kills:
+        found = {"kills": kills(options.kills, options.load)}
+    elif options.soak:
+        found = {"soak": soak(options.soak)}
+    elif options.restart:
+        found = {"restart": restart(options.restart.resolve())}
+    else:
+        found = {f"faults, {options.launcher}": measure(options.launcher, options.times)}
+    known = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine.describe()}
+    options.out.write_text(json.dumps(known | found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

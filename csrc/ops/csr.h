@@ -6,7 +6,7 @@
 namespace pyg_dist {
 
 // Every row's bounds are looked at: kernels split the work by them, and write. That col lies in range is the caller's
-// promise (CSR.from_edges looks): a pass over all edges takes 3 to 15 % of a product of width 16. On a GPU so are the
+// promise (CSR looks, once): a pass over all edges takes 3 to 15 % of a product of width 16. On a GPU so are the
 // bounds: a look would wait for it.
 inline void check_csr(const char* op, const OnDevice& device, const Tensor& rowptr, const Tensor& col) {
   check_vector(op, "rowptr", rowptr, ScalarType::Long);

@@ -282,10 +282,13 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
     host = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     began = time.monotonic()
     try:
+        is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        if is_host and launch.master_addr in _LOOPBACK:
+            return _store_on_loopback(launch.master_addr, launch.master_port, launch.world_size, timeout)
         # torch's own rendezvous, because torchrun's agent may already hold the store.
         meeting = dist.rendezvous(f"tcp://{host}:{launch.master_port}", launch.rank, launch.world_size, timeout=timeout)
         store: dist.Store = next(meeting)[0]
-    except dist.DistError as error:
+    except (dist.DistError, OSError) as error:
         raise LaunchError(
             f"Expected {launch.world_size} ranks to meet at {host}:{launch.master_port} "
             f"(got, after {time.monotonic() - began:.1f} s of {timeout.total_seconds():g}: "
@@ -336,9 +339,26 @@ def _store_of_rank_0(comm: Any, host: str, timeout: timedelta) -> dist.Store:
     """On a free port."""
     store = None
     if comm.Get_rank() == 0:
-        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        if host in _LOOPBACK:
+            store = _store_on_loopback(host, 0, None, timeout)
+        else:
+            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
     host, port = comm.bcast(None if store is None else (store.host, store.port))
     return store or dist.TCPStore(host, port, is_master=False, timeout=timeout)
+
+
+def _store_on_loopback(host: str, port: int, world_size: int | None, timeout: timedelta) -> dist.TCPStore:
+    """A store that other machines cannot reach: torch's own would listen on every interface.
+
+    It waits until ``world_size`` ranks have come, ``None``: for none. Port 0 is any that is free.
+    """
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    port = listener.getsockname()[1]
+    waits = world_size is not None
+    return dist.TCPStore(
+        host, port, world_size, is_master=True, timeout=timeout, wait_for_workers=waits, multi_tenant=True,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
 
 
 def _use_loopback() -> None:

@@ -16,7 +16,7 @@ from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
 from pyg_dist.backend.session.state import current
 from pyg_dist.backend.sparse.form_trial import FormTrial
-from pyg_dist.errors import OptionError
+from pyg_dist.errors import DataError, OptionError
 
 Place = Literal["source", "neighbour", "target", "edge", "all"]
 """What an input has rows of: local nodes, which go to edges from them; these with halo slots behind them; local nodes,
@@ -53,7 +53,7 @@ class CSR:
 
     Attributes:
         rowptr: int64 ``[num_rows + 1]``.
-        col: int32 ``[num_entries]``.
+        col: in ``[0, num_cols)``, int32 ``[num_entries]``.
         place: position of each value in the caller's edge storage, int32 or int64 ``[num_entries]``, on the host; None:
             values lie in the order of the entries, from ``first`` on.
         num_cols: number of columns.
@@ -69,6 +69,20 @@ class CSR:
     is_identity: bool = False
     host: CSR | None = field(default=None, repr=False, compare=False)
     first: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the columns, once: the native ops that take a pattern do not.
+
+        Raises:
+            DataError: One is outside of the matrix.
+        """
+        if self.host is None and not self.is_identity and self.col.is_cpu and self.num_entries:
+            least, most = self.col.aminmax()
+            if least < 0 or most >= self.num_cols:
+                raise DataError(
+                    f"Expected columns from 0 to {self.num_cols - 1} in a pattern (got {int(least)} to {int(most)}): "
+                    f"write the store again, or report a defect"
+                )
 
     @property
     def device(self) -> torch.device:

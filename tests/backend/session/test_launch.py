@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
+import psutil
 import pytest
+import torch.distributed as dist
 from limits import COMMAND_SECONDS
 
+from pyg_dist.backend.session import launch
 from pyg_dist.backend.session.launch import Launch, Run, detect, expand_node_list, identify, meet
 from pyg_dist.errors import LaunchError
 
@@ -204,3 +207,12 @@ def test_a_port_that_is_taken_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(LaunchError, match=rf"got, after \d+\.\d s of {COMMAND_SECONDS:g}: .*in use") as caught:
             meet(found, timedelta(seconds=COMMAND_SECONDS))
     assert "within" not in str(caught.value)
+
+
+def test_the_store_of_one_machine_listens_on_the_loopback_interface_alone() -> None:
+    store = launch._store_on_loopback("127.0.0.1", 0, None, timedelta(seconds=5))
+    listening = {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.laddr.port == store.port}
+    assert listening == {"127.0.0.1"}
+    other = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=5))
+    other.set("key", "value")
+    assert store.get("key") == b"value"

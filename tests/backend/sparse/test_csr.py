@@ -328,3 +328,10 @@ def test_small_products_have_one_form() -> None:
     pattern = CSR.from_edges(*entries((40, 7, 9)), None, 7, 9)
     assert pattern.form(torch.ones(9, 64)) is None
     assert pattern.form(torch.ones(9)) is None
+
+
+@pytest.mark.parametrize("column", [-1, 3])
+def test_columns_outside_are_refused_when_the_pattern_is_made(column: int) -> None:
+    rowptr, col = torch.tensor([0, 1, 2]), torch.tensor([0, column], dtype=torch.int32)
+    with pytest.raises(DataError, match="Expected columns from 0 to 2 in a pattern"):
+        CSR(rowptr, col, None, 3)
