@@ -12,15 +12,12 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
-from pyg_dist.store import signed_json
 from pyg_dist.store.format import sync
-from pyg_dist.store.manifest import FILE, Shard, shards_of
+from pyg_dist.store.manifest import Shard, shards_of
+from pyg_dist.store.signed_json import FILE, Kind, Signed
 
-_KIND = signed_json.Kind(
-    "checkpoint", 1, "save one with pyg_dist.checkpoint", "remove its folder: load takes the one before it", 1 << 23
-)
 _NAME = re.compile(r"checkpoint-(\d{8})")
 
 LOCK = "lock"
@@ -55,7 +52,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Signed):
     """See the module.
 
     Attributes:
@@ -67,6 +64,10 @@ class Manifest:
         digest: of all of the above.
     """
 
+    kind: ClassVar[Kind] = Kind(
+        "checkpoint", 1, "save one with pyg_dist.checkpoint", "remove its folder: load takes the one before it", 1 << 23
+    )
+
     num_ranks: int
     state: dict[str, Any]
     generators: dict[str, Any]
@@ -74,26 +75,18 @@ class Manifest:
     shards: dict[str, Shard]
     digest: str = ""
 
-    def to_json(self) -> str:
-        """The content of the file."""
+    def content(self) -> dict[str, object]:
+        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         rows = {
             name: {"dtype": r.dtype, "shape": list(r.shape), "sharding": r.sharding} for name, r in self.rows.items()
         }
         shards = {key: shard.to_dict() for key, shard in sorted(self.shards.items())}
-        content = {"num_ranks": self.num_ranks, "state": self.state, "generators": self.generators, "rows": rows}
-        return signed_json.signed(_KIND, content | {"shards": shards})
+        said = {"num_ranks": self.num_ranks, "state": self.state, "generators": self.generators}
+        return {**said, "rows": rows, "shards": shards}
 
-    @staticmethod
-    def load(path: Path) -> Manifest:
-        """Read the manifest of the checkpoint in the folder ``path``.
-
-        Raises:
-            StoreError: There is none, it is of another version, it was altered, or contradicts itself.
-        """
-        return signed_json.read(path / FILE, _KIND, Manifest._of)
-
-    @staticmethod
-    def _of(content: dict[str, Any], digest: str) -> Manifest:
+    @classmethod
+    def of(cls, content: dict[str, Any], digest: str) -> Manifest:
+        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         if not all(isinstance(content[name], dict) for name in ("state", "generators")):
             raise ValueError("no states by name")
         rows = {n: Rows(r["dtype"], tuple(r["shape"]), r["sharding"]) for n, r in content["rows"].items()}
@@ -103,7 +96,7 @@ class Manifest:
                 raise ValueError(f"a foreign file {key!r}")
         if STATE not in shards:
             raise ValueError(f"no file {STATE!r}")
-        return Manifest(content["num_ranks"], content["state"], content["generators"], rows, shards, digest)
+        return cls(content["num_ranks"], content["state"], content["generators"], rows, shards, digest)
 
 
 def numbers(path: Path, are_complete: bool = True) -> list[int]:

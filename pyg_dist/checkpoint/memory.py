@@ -41,7 +41,7 @@ from pyg_dist.checkpoint.writer import write_shard
 from pyg_dist.errors import StoreError
 from pyg_dist.store.folder import explained_disk_errors, replace_text
 from pyg_dist.store.format import FileLayout, as_storage, as_torch, spec_of, storage_dtype
-from pyg_dist.store.manifest import FILE
+from pyg_dist.store.signed_json import FILE
 
 logger = logging.getLogger("pyg_dist")
 

@@ -22,7 +22,8 @@ from pyg_dist.checkpoint.snapshot import Snapshot, take
 from pyg_dist.errors import StoreError
 from pyg_dist.store.folder import explained_disk_errors, finished, lock, replace_text
 from pyg_dist.store.format import ShardWriter, as_storage, spec_of, sync
-from pyg_dist.store.manifest import FILE, Shard
+from pyg_dist.store.manifest import Shard
+from pyg_dist.store.signed_json import FILE
 
 logger = logging.getLogger("pyg_dist")
 

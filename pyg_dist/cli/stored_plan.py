@@ -20,8 +20,9 @@ from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.manifest import FILE, Manifest
+from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.reader import check_shard
+from pyg_dist.store.signed_json import FILE
 
 
 def is_store(graph: str) -> bool:

@@ -23,8 +23,9 @@ from typing import IO, Any
 from pyg_dist.errors import DataError, StoreError
 from pyg_dist.partition.memory import shortage
 from pyg_dist.store.format import ShardWriter, sync
-from pyg_dist.store.manifest import FILE, Manifest, Shard
+from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.reader import check_shard, name_digest
+from pyg_dist.store.signed_json import FILE
 
 PARTIAL = ".partial"
 _JOURNAL = "journal.jsonl"

@@ -10,19 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store import signed_json
 from pyg_dist.store.format import FileLayout, TensorSpec, of_rows, storage_dtype
-from pyg_dist.store.signed_json import Kind
-
-FILE = "manifest.json"
-# One of 512 parts has 30 MB.
-_STORE = Kind("store", 2, "write one with python -m pyg_dist partition", "write the store again", 1 << 26)
+from pyg_dist.store.signed_json import Kind, Signed
 
 LoopRule = Literal["remaining", "add", "replace"]
 """What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
@@ -91,7 +85,7 @@ def shards_of(content: Mapping[str, Any]) -> dict[str, Shard]:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Signed):
     """See the module.
 
     Attributes:
@@ -108,6 +102,10 @@ class Manifest:
         digest: of all of the above.
     """
 
+    kind: ClassVar[Kind] = Kind(
+        "store", 2, "write one with python -m pyg_dist partition", "write the store again", 1 << 26
+    )  # one of 512 parts has 30 MB
+
     layout: Literal["halo", "grid"]
     num_nodes: int
     num_edges: int
@@ -120,29 +118,21 @@ class Manifest:
     shards: dict[str, Shard]
     digest: str = ""
 
-    def to_json(self) -> str:
-        """The content of the file; the last entry is the digest of all others."""
+    def content(self) -> dict[str, object]:
+        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         content: dict[str, object] = {name: value for name, value in vars(self).items() if name != "digest"}
         for kind in _ATTRIBUTES:
             rows: Rows = getattr(self, kind)
             content[kind] = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in rows.items()}
         content["shards"] = {key: shard.to_dict() for key, shard in sorted(self.shards.items())}
-        return signed_json.signed(_STORE, content)
+        return content
 
-    @staticmethod
-    def load(path: Path) -> Manifest:
-        """Read the manifest of the store in the folder ``path``, check it by its own digest and for contradictions.
-
-        Raises:
-            StoreError: There is none, it is of another version, it was altered, or contradicts itself.
-        """
-        return signed_json.read(path / FILE, _STORE, Manifest._of)
-
-    @staticmethod
-    def _of(content: dict[str, Any], digest: str) -> Manifest:
+    @classmethod
+    def of(cls, content: dict[str, Any], digest: str) -> Manifest:
+        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         for kind in _ATTRIBUTES:
             content[kind] = {name: (row["dtype"], tuple(row["shape"])) for name, row in content[kind].items()}
-        manifest = Manifest(**content | {"shards": shards_of(content["shards"])}, digest=digest)
+        manifest = cls(**content | {"shards": shards_of(content["shards"])}, digest=digest)
         _require_consistent(manifest)
         return manifest
 

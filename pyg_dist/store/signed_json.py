@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import xxhash
 
 from pyg_dist.errors import StoreError
 
-
-class _Manifest(Protocol):
-    def to_json(self) -> str: ...
-
-
-M = TypeVar("M", bound=_Manifest)
+FILE = "manifest.json"
+M = TypeVar("M", bound="Signed")
 
 
 @dataclass(frozen=True)
@@ -39,50 +36,69 @@ class Kind:
     most_bytes: int
 
 
-def signed(kind: Kind, content: Mapping[str, object]) -> str:
-    """The text of a manifest with some content."""
-    whole = {"format": f"pyg_dist {kind.what}", "version": kind.version, **content}
-    return json.dumps(whole | {"digest": digest_of(whole)}, indent=1, sort_keys=False)
-
-
 def digest_of(content: Mapping[str, object]) -> str:
     """Of a manifest's JSON, but for its last entry, which this is."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()))
 
 
-def read(file: Path, kind: Kind, make: Callable[[dict[str, Any], str], M]) -> M:
-    """What ``make`` makes of a manifest's content and digest, with which it must agree to the letter.
+class Signed(ABC):
+    """What such a file says.
 
-    Raises:
-        StoreError: There is none, it is of another version, it was altered, or ``make`` finds that it contradicts
-            itself: a ValueError, KeyError, TypeError or AttributeError.
+    Attributes:
+        kind: of file.
     """
-    try:
-        if file.stat().st_size > kind.most_bytes:
-            raise ValueError(f"{file.stat().st_size} bytes")
-        text = file.read_text()
-        content = json.loads(text)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"Expected a {kind.what} in {file.parent} (got no {file.name}): {kind.origin}") from error
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"Expected JSON in {file} (got: {error}): restore it, or {kind.remedy}") from error
-    try:
-        if content.pop("format") != f"pyg_dist {kind.what}":
-            raise ValueError(f"no manifest of a {kind.what}")
-        version = content.pop("version")
-        if version != kind.version:
+
+    kind: ClassVar[Kind]
+
+    @abstractmethod
+    def content(self) -> dict[str, object]:
+        """All of it, but for its digest, as plain values."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls: type[M], content: dict[str, Any], digest: str) -> M:
+        """The reverse of :meth:`content`; raises a ValueError, KeyError, TypeError or AttributeError."""
+
+    def to_json(self) -> str:
+        """The file; the last entry is the digest of all others."""
+        whole = {"format": f"pyg_dist {self.kind.what}", "version": self.kind.version, **self.content()}
+        return json.dumps(whole | {"digest": digest_of(whole)}, indent=1, sort_keys=False)
+
+    @classmethod
+    def load(cls: type[M], path: Path) -> M:
+        """Read the one in the folder ``path``, with which what is made of it must agree to the letter.
+
+        Raises:
+            StoreError: There is none, it is of another version, it was altered, or contradicts itself.
+        """
+        file, kind = path / FILE, cls.kind
+        try:
+            if file.stat().st_size > kind.most_bytes:
+                raise ValueError(f"{file.stat().st_size} bytes")
+            text = file.read_text()
+            content = json.loads(text)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(f"Expected a {kind.what} in {file.parent} (got no {file.name}): {kind.origin}") from error
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"Expected JSON in {file} (got: {error}): restore it, or {kind.remedy}") from error
+        try:
+            if content.pop("format") != f"pyg_dist {kind.what}":
+                raise ValueError(f"no manifest of a {kind.what}")
+            version = content.pop("version")
+            if version != kind.version:
+                raise StoreError(
+                    f"Expected a {kind.what} of version {kind.version} in {file.parent} (got {version!r}): write it "
+                    f"again"
+                )
+            digest = content.pop("digest")
+            made = cls.of(content, digest)
+            if made.to_json() != text:
+                raise ValueError("it is not as it was written: it was altered")
+            return made
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            if isinstance(error, StoreError):
+                raise
             raise StoreError(
-                f"Expected a {kind.what} of version {kind.version} in {file.parent} (got {version!r}): write it again"
-            )
-        digest = content.pop("digest")
-        made = make(content, digest)
-        if made.to_json() != text:
-            raise ValueError("it is not as it was written: it was altered")
-        return made
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(
-            f"Expected the manifest of a {kind.what} in {file} (got {type(error).__name__}: {error}): restore it, or "
-            f"{kind.remedy}"
-        ) from error
+                f"Expected the manifest of a {kind.what} in {file} (got {type(error).__name__}: {error}): restore it, "
+                f"or {kind.remedy}"
+            ) from error
