@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -32,7 +33,9 @@ from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint import memory
 from pyg_dist.checkpoint.memory import MachineMemory, Part, newest_complete, read_record
 from pyg_dist.checkpoint.snapshot import Snapshot
+from pyg_dist.checkpoint.writer import Writer
 from pyg_dist.errors import AgreementError, ConnectionLostError
+from pyg_dist.store.manifest import Shard
 
 NUM_STEPS = 3
 MACHINES = (0,), (0, 0), (0, 1), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)
@@ -231,6 +234,59 @@ def test_a_seed_replays(tmp_path: Path) -> None:
             assert outcomes(seed) == outcomes(seed)
 
 
+class Keys:
+    """A store that all ranks share, as a writer's thread uses it."""
+
+    def __init__(self, rank: Rank, content: dict[str, bytes]) -> None:
+        self.rank, self.content = rank, content
+
+    def set(self, key: str, value: str) -> None:
+        self.rank.pause()
+        self.content[key] = value.encode()
+
+    def wait(self, keys: list[str], timeout: Any) -> None:
+        self.rank.pause(lambda: all(key in self.content for key in keys))
+
+    def get(self, key: str) -> bytes:
+        return self.content[key]
+
+    def delete_key(self, key: str) -> None:
+        del self.content[key]
+
+
+def commits(seed: int, asked: int | None = None) -> None:
+    """Two checkpoints: rank 0 hears of all shards, or that a rank has failed, or it waits for one that was killed."""
+    rng = random.Random(f"commit {seed}")
+    size = rng.randint(1, 4)
+    fails = [{rank for rank in range(size) if rng.random() < 0.2} for _ in range(2)]
+    killed = {rng.randrange(1, size): rng.randrange(20)} if size > 1 and rng.random() < 0.3 else {}
+    content: dict[str, bytes] = {}
+
+    def body(rank: Rank) -> list[Any]:
+        writer: Any = Writer.__new__(Writer)
+        writer._store, writer._rank, writer._world_size = Keys(rank, content), rank.number, asked or size
+        heard = []
+        for serial in range(2):
+            shard = Shard(f"rows-{rank.number}-{serial}", 0, {}, {})
+            heard.append(writer._gather(serial, None if rank.number in fails[serial] else {f"{rank.number}": shard}))
+        return heard
+
+    outcomes = Simulation(seed, (0,) * size).run(body, killed)
+    if outcomes[0].result is None:
+        assert killed, "rank 0 waits"
+        return
+    for serial, heard in enumerate(outcomes[0].result):
+        whole = None if fails[serial] else {f"{r}": f"rows-{r}-{serial}" for r in range(size)}
+        assert (heard and {key: shard.file for key, shard in heard.items()}) == whole
+
+
+def test_rank_0_hears_of_all_shards_or_of_a_failure() -> None:
+    for seed in range(300):
+        commits(seed)
+    with pytest.raises(AssertionError):
+        any(map(partial(commits, asked=1), range(300)))
+
+
 class NoSumAfterAStep(Run):
     """A rank may be two steps ahead of another."""
 
@@ -254,12 +310,6 @@ def write_over(kept: MachineMemory, kind: str, content: list[memoryview], write:
     """The newest record, and not the one before it."""
     kept._slots[kind] = 0
     write(kept, kind, content)
-
-
-def state_first(kept: MachineMemory, number: int, things: Any, keep: Any = MachineMemory.keep) -> None:
-    """Say that a step is done before it is written."""
-    world_group().gather_counts(0)
-    keep(kept, number, things)
 
 
 def nothing(*_: Any) -> None: ...
