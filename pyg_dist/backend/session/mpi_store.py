@@ -80,6 +80,10 @@ class MpiStore(dist.Store):
         """Returns what the key has then."""
         return str(self._ask("compare_set", [key], [_to_text(expected), _to_text(desired)])).encode("latin-1")
 
+    def delete_key(self, key: str) -> bool:
+        """Returns whether it was there."""
+        return bool(self._ask("delete", [key]))
+
     def clone(self) -> MpiStore:
         """Threads that share one store do not wait for each other."""
         return self
@@ -157,6 +161,8 @@ class _Table:
                 if self._values.get(keys[0], "") == expected:
                     answer = desired
                     self._set(keys[0], desired)
+            elif what == "delete":
+                answer = self._values.pop(keys[0], None) is not None
             elif what == "check":
                 answer = all(key in self._values for key in keys)
             reply(answer)
