@@ -25,19 +25,21 @@ def encode(value: Any, foreign: Callable[[str, Any], dict[str, Any]], name: str 
         foreign: called with the name and the value of anything else; returns its object, or raises.
         name: of the value; what is in it is called ``name.key``.
     """
+    if value is None or type(value) in _SCALARS:
+        return value
     for scalar in _SCALARS:
         if isinstance(value, scalar):  # a number of NumPy's may be one
             return scalar(value)
-    if value is None:
-        return None
     if isinstance(value, (list, tuple)):
         items = [encode(item, foreign, f"{name}.{k}") for k, item in enumerate(value)]
         return items if isinstance(value, list) else {"$tuple": items}
     if isinstance(value, dict):
+        if type(value) is dict and all(type(key) is str and key[:1] != "$" for key in value):
+            return {key: encode(item, foreign, f"{name}.{key}") for key, item in value.items()}
         items = [[encode(k, foreign, f"{name}, a key"), encode(v, foreign, f"{name}.{k}")] for k, v in value.items()]
         if isinstance(value, Counter):
             return {"$counter": items}
-        if all(isinstance(key, str) and key[:1] != "$" for key in value):
+        if all(isinstance(key, str) and key[:1] != "$" for key in value):  # of a subclass
             return dict(items)
         return {"$dict": items}
     return foreign(name, value)

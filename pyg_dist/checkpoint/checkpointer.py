@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import generators, session
 from pyg_dist.backend.session.leaving import stop_requested
 from pyg_dist.backend.session.state import current
@@ -16,6 +18,9 @@ from pyg_dist.checkpoint.writer import Writer
 
 T = TypeVar("T")
 
+_LOOK_SECONDS = 0.1
+"""From one look for signals to the next, which is a message."""
+
 _NEXT, _STEPS, _STATE = "$next", "$steps", "$state"
 
 
@@ -23,7 +28,8 @@ class Checkpointer:
     """Saves a training run while it goes on, and goes on with it. Collective.
 
     A thread writes, so that training waits only for a copy in memory. If a rank is asked to stop (SIGTERM, SIGUSR1 or
-    Ctrl-C), all ranks save after the same step, and the loop ends as after its last epoch.
+    Ctrl-C), all ranks save after the same step, at most a tenth of a second or a step later, and the loop ends as after
+    its last epoch.
 
     A *step* is a batch of :meth:`batches`, and the end of each epoch. The newest states are kept in the machines'
     memory (``/dev/shm``, two in turn), from where a run that is started again goes on if they are newer than what is
@@ -85,6 +91,8 @@ class Checkpointer:
         self._next: int | None = None  # the epoch to go on with
         self._epoch = 0  # that goes on
         self._is_stopped = False  # within an epoch
+        # Steps since the last look for signals, the time of that, and how many there are between two.
+        self._num_unseen, self._looked, self._look_after = 0, time.monotonic(), 0
         if self._writer is not None:
             self._load(self._writer.path)
         self._drawn = generators.generator_states()
@@ -160,8 +168,15 @@ class Checkpointer:
                 return
 
     def _stops(self) -> bool:
-        """Whether a rank has been asked to stop (collective)."""
-        return self._writer is not None and stop_requested()
+        """Whether a rank has been asked to stop (collective where it looks: not after each of many short steps)."""
+        self._num_unseen += 1
+        if self._writer is None or self._num_unseen < self._look_after:
+            return False
+        now = time.monotonic()
+        of_step = int(1e6 * (now - self._looked) / self._num_unseen)
+        self._look_after = int(1e6 * _LOOK_SECONDS) // max(1, *world_group().gather_counts(of_step))
+        self._looked, self._num_unseen = now, 0
+        return stop_requested()
 
     def _ends_step(self, following: int) -> bool:
         """Keep the state in memory if it is time; then whether a rank has been asked to stop (collective)."""

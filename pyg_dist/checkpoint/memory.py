@@ -4,8 +4,8 @@ Each machine has a folder of the run's in ``/dev/shm``. Its first rank writes th
 rank its rows, and a rank of the next machine a copy of them. A file is a *record*: safetensors, with a description and
 a digest of everything in its metadata. There are two of each, written in turn.
 
-No message says that a state is complete. The ranks of a loop make a sum of all after each step, so a rank writes over
-its second newest record only when all have written their newest: there is always a state that all have. Started again,
+No message says that a state is complete. A step of training has a sum of all ranks, so a rank writes over its second
+newest record only when all have written their newest: there is always a state that all have. Started again,
 the ranks look for the newest of which every part is on some machine (:func:`newest_complete`), send what a machine
 lacks, and write a checkpoint of it, which is read as any other.
 """
@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -326,7 +327,8 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(file, size)
-        os.posix_fallocate(file, 0, size)  # else a write to it without room for it ends the process
+        if sys.platform == "linux":
+            os.posix_fallocate(file, 0, size)  # else a write to it without room for it ends the process
         return mmap.mmap(file, size)
     finally:
         os.close(file)
