@@ -80,7 +80,7 @@ class MpiStore(dist.Store):
         """Returns what the key has then."""
         return str(self._ask("compare_set", [key], [_to_text(expected), _to_text(desired)])).encode("latin-1")
 
-    def delete_key(self, key: str) -> bool:
+    def deleteKey(self, key: str) -> bool:  # so torch calls delete_key of a store in Python
         """Returns whether it was there."""
         return bool(self._ask("delete", [key]))
 

@@ -42,6 +42,12 @@ assert store.compare_set(key, "", "x") == b"x"
 assert store.compare_set(key, "x", "y") == b"y"
 assert store.compare_set(key, "x", "z") == b"y"
 
+gone = f"gone/{rank}"
+store.set(gone, "x")
+assert store.delete_key(gone)
+assert not store.delete_key(gone)
+assert not store.check([gone])
+
 # A thread waits, in a store that is its own as far as it knows, while the others of its process and of others ask.
 heard: list[bytes] = []
 own = store.clone()
