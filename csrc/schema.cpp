@@ -86,6 +86,12 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("equals_transpose_csr(Tensor rowptr, Tensor col) -> bool");
   // y[k] = i where sorted[i] = value[k], or -1
   m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
+  // Where each value that is not known comes first, and the place of each value among the known ones and, behind them,
+  // these: cpu/distinct.h
+  m.def("distinct(Tensor known, Tensor value) -> (Tensor, Tensor)");
+  // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h
+  m.def("encode_ids(Tensor rows, Tensor count, bool is_ascending) -> (Tensor, Tensor)");
+  m.def("decode_ids(Tensor content, Tensor num_bytes, int num_columns, bool is_ascending) -> (Tensor, Tensor)");
   // The column of each row in a maximum matching of rows and columns along the entries, or -1
   m.def("bipartite_matching(Tensor rowptr, Tensor col, int num_cols) -> Tensor");
 

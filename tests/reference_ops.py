@@ -267,6 +267,34 @@ def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     return torch.tensor([place.get(int(v), -1) for v in value], dtype=torch.int64)
 
 
+def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """By a dictionary."""
+    place = {int(v): k for k, v in enumerate(known)}
+    first, places = [], []
+    for k, v in enumerate(value.tolist()):
+        if v not in place:
+            place[v] = len(place)
+            first.append(k)
+        places.append(place[v])
+    return torch.tensor(first, dtype=torch.int64), torch.tensor(places, dtype=torch.int64)
+
+
+def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> list[int]:
+    """Number by number; the bytes alone."""
+    content = []
+    for part in rows.split(count.tolist()) if count.numel() else ():
+        before = 0
+        for row in part.tolist():
+            for column, value in enumerate(row):
+                number = (value - before if column == 0 else value) % 2**64
+                while number >= 128:
+                    content.append(number % 128 + 128)
+                    number //= 128
+                content.append(number)
+            before = row[0] if is_ascending else 0
+    return content
+
+
 def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
     """One row after the other, by any augmenting path (Kuhn, 1955). The op's matching may be another of that size."""
     row_of: dict[int, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -49,7 +50,12 @@ def plain_batch(data: Data, subset: Subset) -> Data:
     batch, order = data.__class__(), kept.key.argsort()
     edge_id = kept.edge_id[order]
     for name, value in data.items():
-        if name == "edge_index":
+        if isinstance(value, np.ndarray):  # as of a file that is mapped into memory: only the batch's rows are read
+            if data.is_node_attr(name):
+                value = torch.from_numpy(value[subset.node_id.numpy()])
+            elif data.is_edge_attr(name):
+                value = torch.from_numpy(value[edge_id.numpy()])
+        elif name == "edge_index":
             value = torch.stack([kept.source[order], kept.target[order]]).to(value.device)
         elif isinstance(value, Tensor) and data.is_node_attr(name):
             value = value[subset.node_id.to(value.device)]

@@ -10,6 +10,7 @@ import torch
 from torch_geometric.data import Data
 
 from pyg_dist.backend.session.agreement import require_equal
+from pyg_dist.backend.session.launch import running_mpi
 from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import add_learning, induced, plain_batch, ready
 from pyg_dist.errors import OptionError
@@ -28,7 +29,7 @@ class BatchLoader:
         data: the graph; a plain ``Data`` in one process, for samplers that name the edges.
         sampler: a :class:`~pyg_dist.loader.sampler.Sampler`.
         prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs, until a ``break``,
-            the end of the session, or of the loader.
+            the end of the session, or of the loader. Not where the sampler sends messages and MPI is for one thread.
 
     Making it is collective. Drawing batches is where the sampler sends messages; using them is.
 
@@ -45,7 +46,8 @@ class BatchLoader:
             device = partial(_device_of, data)
         else:
             device = partial(torch.device, "cpu")
-        self.data, self.sampler, self.prefetch = data, sampler, bool(prefetch)
+        self.data, self.sampler = data, sampler
+        self.prefetch = bool(prefetch) and not (sampler.sends and _is_mpi_of_one_thread())
         self._step, self._loop = 0, object()
         # Not self, which would be a cycle: the thread ends with the last reference to the loader.
         self._batches = Prefetcher(partial(_batch_of, data, sampler), device, sampler.sends)
@@ -121,6 +123,12 @@ def _batch_of(data: Data, sampler: Sampler, step: int) -> Any:
     """The batch of a step, without what learns."""
     subset = sampler.sample(step)
     return induced(data, subset) if isinstance(data, DistributedData) else plain_batch(data, subset)
+
+
+def _is_mpi_of_one_thread() -> bool:
+    """Whether MPI runs without MPI_THREAD_MULTIPLE, so that two threads may not send at once."""
+    mpi = running_mpi()
+    return mpi is not None and bool(mpi.Query_thread() < mpi.THREAD_MULTIPLE)
 
 
 def _device_of(data: Data) -> torch.device:

@@ -23,7 +23,7 @@ class InEdges:
         row: the row of each, int64 ``[n]``.
         rowptr: int64 ``[n + 1]``.
         col: which of ``source_id`` each edge's source is, int32 ``[e]``.
-        place: where each edge is stored, int64 ``[e]``; ``None``: in the order of the entries.
+        place: where each edge is stored, int32 or int64 ``[e]``; ``None``: in the order of the entries.
         position: of each stored edge in the graph's order, int64; ``None``: as they are stored.
         source_id: global ids, int64 ``[s]``; ``None``: ``col`` has them.
         owner: the rank of each of ``source_id``, int64 ``[s]``; ``None``: this one.
@@ -48,22 +48,22 @@ class InEdges:
         view = graph.edge_view
         csr, ids = view.csr.on_host, view.neighbour_id.cpu()
         node_id, row = ids[: view.num_local].sort()
+        is_whole = node_id.numel() == graph.node_sharding.size and torch.equal(row, node_id)  # all nodes, by row
         graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
-        edge = csr.edge.long()
         values = None
         if weight is not None:
             moved = view.edge_sharding.from_sharding(weight.to_local(), weight._sharding)
             assert moved is not None
-            values = moved.detach().cpu().double()[edge]
+            values = csr.values(moved.detach().cpu().double())
         return InEdges(
-            node_id,
+            None if is_whole else node_id,
             row,
             csr.rowptr,
             csr.col,
-            edge,
+            csr.place if csr.first == 0 else csr.edge,
             view.edge_sharding.position,
-            ids,
-            view.neighbour_rank,
+            None if is_whole else ids,
+            None if is_whole else view.neighbour_rank,
             graph.edge_sharding.size,
             values,
         )
@@ -71,14 +71,12 @@ class InEdges:
     @staticmethod
     def of_edge_index(edge_index: Tensor, num_nodes: int, weight: Tensor | None) -> InEdges:
         """Those of a plain graph."""
-        source, target = edge_index.cpu()
+        source, target = edge_index.cpu().long()
         csr = CSR.from_edges(target, source, None, num_nodes, num_nodes)
-        place = None if csr.place is None else csr.place.long()
         if weight is not None:
-            weight = weight.detach().cpu().double()
-            weight = weight if place is None else weight[place]
+            weight = csr.values(weight.detach().cpu().double())
         return InEdges(
-            None, torch.arange(0), csr.rowptr, csr.col, place, None, None, None, edge_index.shape[1], weight
+            None, torch.arange(0), csr.rowptr, csr.col, csr.place, None, None, None, edge_index.shape[1], weight
         )  # fmt: skip
 
     def find(self, node: Tensor) -> Tensor:
@@ -91,7 +89,7 @@ class InEdges:
     def draw(
         self, row: Tensor, tree: Tensor | None, key: Tensor, count: int, seed: int, replace: bool
     ) -> tuple[Tensor, Tensor]:
-        """Some in-edges of rows: which of the rows each belongs to, and its entry, int64 ``[m]`` each.
+        """Some in-edges of rows: how many of each, int64 ``[k]``, and their entries, row by row, int64 ``[m]``.
 
         Args:
             row: int64 ``[k]``.
@@ -104,7 +102,7 @@ class InEdges:
         if self.weight is not None and count >= 0:
             return self._draw_weighted(row, tree, count, seed, replace)
         starts, entry = ops.sample_rows(self.rowptr, row, key, count, seed, replace and count >= 0)
-        return torch.repeat_interleave(torch.arange(row.numel()), starts.diff()), entry
+        return starts.diff(), entry
 
     def _draw_weighted(
         self, row: Tensor, tree: Tensor | None, count: int, seed: int, replace: bool
@@ -131,20 +129,22 @@ class InEdges:
             time = -torch.log1p(-uniform) / weight
             order = torch.from_numpy(np.lexsort((time.numpy(), of_row.numpy())))
             taken.append(order[within < (1 if replace else count)])
-        drawn = torch.cat([of_row[:0], *taken])
-        drawn = drawn.sort().values
-        return of_row[drawn], entry[drawn]
+        drawn = torch.cat([of_row[:0], *taken]).sort().values
+        return torch.bincount(of_row[drawn], minlength=row.numel()), entry[drawn]
 
     def place_of(self, entry: Tensor) -> Tensor:
         """Where each entry's edge is stored."""
-        return entry if self.place is None else self.place[entry]
+        return entry if self.place is None else self.place.index_select(0, entry).long()
 
     def id_of(self, place: Tensor) -> Tensor:
         """The place in the graph's order of edges that are stored at some places."""
-        return place if self.position is None else self.position[place]
+        return place if self.position is None else self.position.index_select(0, place)
 
-    def source_of(self, entry: Tensor) -> tuple[Tensor, Tensor]:
-        """The source of each entry's edge, and the source's rank."""
-        col = self.col[entry].long()
-        source = col if self.source_id is None else self.source_id[col]
-        return source, torch.zeros_like(source) if self.owner is None else self.owner[col]
+    def source_of(self, entry: Tensor) -> Tensor:
+        """The source of each entry's edge."""
+        source = self.col.index_select(0, entry).long()
+        return source if self.source_id is None else self.source_id.index_select(0, source)
+
+    def owner_of(self, entry: Tensor) -> Tensor:
+        """The rank of each entry's source."""
+        return torch.zeros_like(entry) if self.owner is None else self.owner[self.col[entry].long()]

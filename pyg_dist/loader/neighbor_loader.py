@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.sampler import NegativeSampling
 
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raise_together, require_equal
 from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import listed_nodes, ready
+from pyg_dist.data.batch import ready
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
-from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.loader.batches import BatchLoader
 from pyg_dist.loader.in_edges import InEdges
+from pyg_dist.loader.inputs import input_nodes_of, labelled_edges, negatives_of
+from pyg_dist.loader.known_nodes import SamplingRanks
 from pyg_dist.loader.neighbors import NeighborSampling
-from pyg_dist.loader.own_nodes import SamplingRanks
-from pyg_dist.loader.seeds import LinkSeeds, Negatives, NodeSeeds, Seeds, Steps
+from pyg_dist.loader.seeds import LinkSeeds, NodeSeeds, Seeds, Steps
 from pyg_dist.tensor import EdgeTensor, RowTensor
 
 _SUBGRAPHS = ("directional", "induced", "bidirectional")
@@ -139,6 +139,7 @@ class NeighborLoader(_Neighbors):
         data: a ``DistributedData``, in memory or of a store; in one process a ``Data``, too.
         num_neighbors: in-edges of a node by hop; -1: all.
         input_nodes: distinct ids or a mask of the seeds; ``None``: all nodes.
+        more: PyG's further arguments, in its order.
         options: see below.
 
     ``replace`` (False): whether an edge may be drawn several times; the batch then has it several times.
@@ -170,9 +171,13 @@ class NeighborLoader(_Neighbors):
         (2, [0, 4], [2, 5, 5])
     """
 
-    def __init__(self, data: Data, num_neighbors: Sequence[int], input_nodes: Any = None, **options: Any) -> None:
+    def __init__(
+        self, data: Data, num_neighbors: Sequence[int], input_nodes: Any = None, *more: Any, **options: Any
+    ) -> None:
+        options = _named(torch_geometric.loader.NeighborLoader, 3, more) | options
+
         def inputs() -> tuple[int, Callable[[Steps], Seeds]]:
-            nodes = _input_nodes(data, input_nodes)
+            nodes = input_nodes_of(data, input_nodes)
             return nodes.numel(), lambda steps: NodeSeeds(steps, nodes)
 
         super().__init__(data, num_neighbors, inputs, options)
@@ -194,6 +199,7 @@ class LinkNeighborLoader(_Neighbors):
         neg_sampling: ``"binary"``, ``"triplet"``, or a ``NegativeSampling`` of PyG, whose weights are those of nodes as
             ends of negative edges.
         neg_sampling_ratio: negative edges for each edge; ``neg_sampling="binary"``.
+        more: PyG's further arguments, in its order.
         options: see :class:`NeighborLoader`.
 
     Example:
@@ -208,20 +214,30 @@ class LinkNeighborLoader(_Neighbors):
         num_neighbors: Sequence[int],
         edge_label_index: Any = None,
         edge_label: Tensor | None = None,
-        *,
-        neg_sampling: Any = None,
-        neg_sampling_ratio: float | None = None,
+        *more: Any,
         **options: Any,
     ) -> None:
+        options = _named(torch_geometric.loader.LinkNeighborLoader, 4, more) | options
+        neg_sampling, ratio = options.pop("neg_sampling", None), options.pop("neg_sampling_ratio", None)
         if edge_label_index is None and isinstance(data, DistributedData):
             edge_label_index = data.graph.full_edge_index().cpu()
 
         def inputs() -> tuple[int, Callable[[Steps], Seeds]]:
-            negatives = _negatives(data, neg_sampling, neg_sampling_ratio)
-            edges, label = _edge_label(data, edge_label_index, edge_label, negatives)
+            negatives = negatives_of(data, neg_sampling, ratio)
+            edges, label = labelled_edges(data, edge_label_index, edge_label, negatives)
             return edges.shape[1], lambda steps: LinkSeeds(steps, data.num_nodes, edges, label, negatives)
 
         super().__init__(data, num_neighbors, inputs, options)
+
+
+def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any]:
+    """The arguments after the first ones, by the names that PyG's loader has for them."""
+    names = list(inspect.signature(loader).parameters)[num_named:-1]
+    if len(more) > len(names):
+        raise OptionError(
+            f"Expected at most {num_named + len(names)} positional arguments (got {num_named + len(more)})"
+        )
+    return dict(zip(names, more, strict=False))
 
 
 def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) -> None:
@@ -272,87 +288,3 @@ def _check_weight(data: Data, name: Any) -> None:
     values = weight.to_local() if isinstance(weight, RowTensor) else weight
     if values.is_complex() or not bool((values.isfinite() & (values >= 0)).all()):
         raise DataError(f"Expected finite weights of at least 0 in {name!r} (got others): clamp them")
-
-
-def _whole(data: Data, value: Any, what: str) -> Any:
-    """A row tensor's values on every rank (collective)."""
-    if not isinstance(value, RowTensor):
-        return value
-    if isinstance(data, DistributedData) and value._sharding is not data.graph.node_sharding:
-        raise DataError(
-            f"Expected '{what}' over the nodes of data (got {value._sharding} of another graph or selection)"
-        )
-    return value.full_tensor()
-
-
-def _input_nodes(data: Data, input_nodes: Any) -> Tensor:
-    """Ids in the order given."""
-    if input_nodes is None:
-        return torch.arange(data.num_nodes)
-    if isinstance(input_nodes, tuple):
-        raise DataError("Expected 'input_nodes' without a node type (got a tuple): pass the ids or the mask alone")
-    ids = listed_nodes(_whole(data, input_nodes, "input_nodes"), data.num_nodes, "input_nodes")
-    if ids.numel() == 0:
-        raise DataError("Expected input_nodes to be at least one node (got none): leave it out")
-    if torch.unique(ids).numel() < ids.numel():
-        raise DataError("Expected distinct 'input_nodes' (got some of them several times): pass each node once")
-    return ids
-
-
-def _negatives(data: Data, neg_sampling: Any, ratio: float | None) -> Negatives:
-    if ratio:
-        if neg_sampling is not None:
-            raise OptionError("Expected neg_sampling or neg_sampling_ratio (got both): leave one out")
-        neg_sampling = NegativeSampling("binary", ratio)
-    try:
-        cast = NegativeSampling.cast(neg_sampling)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise OptionError(
-            f"Expected neg_sampling to be 'binary', 'triplet' or a NegativeSampling (got {neg_sampling!r})"
-        ) from error
-    if cast is None:
-        return Negatives()
-    source, target = (
-        _sums_of_weights(data, weight, name)
-        for name, weight in (("src_weight", cast.src_weight), ("dst_weight", cast.dst_weight))
-    )
-    return Negatives("triplet" if cast.is_triplet() else "binary", float(cast.amount), source, target)
-
-
-def _sums_of_weights(data: Data, weight: Any, name: str) -> Tensor | None:
-    """Sums up to each node, float64 ``[N]``, of the weights by which nodes are drawn (collective for node tensors)."""
-    weight = _whole(data, weight, name)
-    if weight is None:
-        return None
-    sums = torch.as_tensor(weight).detach().cpu().double().cumsum(0)
-    if sums.shape != (data.num_nodes,) or not bool((weight >= 0).all()) or not 0 < float(sums[-1]) < float("inf"):
-        raise DataError(
-            f"Expected '{name}' of neg_sampling to be {data.num_nodes} weights of at least 0, not all 0 (got shape "
-            f"{list(sums.shape)}): give each node one"
-        )
-    return sums
-
-
-def _edge_label(data: Data, edges: Any, label: Any, negatives: Negatives) -> tuple[Tensor, Tensor | None]:
-    """The edges and their labels."""
-    edges = data.edge_index if edges is None else edges
-    if isinstance(edges, DistributedEdgeIndex):
-        edges = edges.full_tensor()
-    if isinstance(edges, tuple) or not isinstance(edges, Tensor) or edges.dim() != 2 or edges.shape[0] != 2:
-        got = list(edges.shape) if isinstance(edges, Tensor) else type(edges).__name__
-        raise DataError(f"Expected 'edge_label_index' to be a tensor of shape [2, n] (got {got})")
-    edges = edges.cpu().long()
-    listed_nodes(edges.reshape(-1), data.num_nodes, "edge_label_index")
-    if edges.shape[1] == 0:
-        raise DataError("Expected edge_label_index to have at least one edge (got none): leave it out")
-    if label is None:
-        return edges, None
-    if negatives.mode == "triplet":
-        raise OptionError("Expected no edge_label with neg_sampling='triplet' (got one): leave it out")
-    label = label.full_tensor() if isinstance(label, RowTensor) else torch.as_tensor(label)
-    if label.dim() == 0 or label.shape[0] != edges.shape[1]:
-        raise DataError(f"Expected 'edge_label' to have {edges.shape[1]} rows (got shape {list(label.shape)})")
-    label = label.cpu()
-    if negatives.mode == "binary" and not label.is_complex() and int(label.min()) == 0:
-        label = label + 1  # zero is the label of negative edges
-    return edges, label

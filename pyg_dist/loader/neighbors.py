@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from pyg_dist.backend import ops
 from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import DataGroup, KeptEdges, Subset
 from pyg_dist.loader.in_edges import InEdges
-from pyg_dist.loader.own_nodes import OwnNodes, SamplingRanks, ascending_unique
+from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
 from pyg_dist.loader.seeds import Seeds, Start
 
 SubgraphType = Literal["directional", "induced", "bidirectional"]
@@ -63,7 +62,7 @@ class NeighborSampling:
     @property
     def num_steps(self) -> int:
         """See :class:`~pyg_dist.loader.sampler.Sampler`."""
-        return self.seeds.num_steps
+        return self.seeds.steps.num_steps
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -84,27 +83,20 @@ class NeighborSampling:
         return _Batch(self, step).subset()
 
 
-@dataclass(frozen=True, eq=False)
-class _Edges:
-    """Edges to this rank's nodes, int64 ``[m]`` each: codes of the ends, the source's rank, the entry in `InEdges`.
+class _Edges(NamedTuple):
+    """Edges to this rank's nodes, int64 ``[m]`` each.
 
-    ``copy`` counts what else is the same.
+    Attributes:
+        source, target: places of their ends among the known nodes.
+        entry: of each in :class:`~pyg_dist.loader.in_edges.InEdges`; those of one target together, ascending.
     """
 
     source: Tensor
     target: Tensor
-    owner: Tensor
     entry: Tensor
-    copy: Tensor
-
-    @staticmethod
-    def joined(hops: Sequence[_Edges]) -> _Edges:
-        none = torch.empty(0, dtype=torch.int64)
-        fields = [[none] * 5, *((e.source, e.target, e.owner, e.entry, e.copy) for e in hops)]
-        return _Edges(*(torch.cat(pieces) for pieces in zip(*fields, strict=True)))
 
     def some(self, which: Tensor) -> _Edges:
-        return _Edges(*(x[which] for x in (self.source, self.target, self.owner, self.entry, self.copy)))
+        return _Edges(*(_at(x, which) for x in self))
 
 
 class _Batch:
@@ -120,32 +112,28 @@ class _Batch:
         if sampling.disjoint:
             code = number * sampling.num_nodes + code
         here = sampling.in_edges.find(seeds[group]) >= 0
-        self.nodes = OwnNodes(sampling.ranks, sampling.num_trees * sampling.num_nodes, code[here], number[here])
+        self.nodes = KnownNodes(sampling.ranks, sampling.num_trees * sampling.num_nodes, code[here], number[here])
 
     def subset(self) -> Subset:
         """The batch, as far as this rank has to know it."""
-        sampling = self.sampling
+        sampling, nodes, groups = self.sampling, self.nodes, self.sampling.ranks
         hops = []
         for hop, count in enumerate(sampling.num_neighbors):
-            seed = ops.mixed_seed(sampling.seed, self.step, hop, 5, sampling.ranks.index)
-            hops.append(self._in_edges(self.nodes.hops[-1], count, seed, sampling.replace))
-            self.nodes.reach(hops[-1].source, hops[-1].owner)
-        num_edges, edges, fails = [hop.entry.numel() for hop in hops], _Edges.joined(hops), False
-        if sampling.subgraph_type != "directional":
-            every = self._in_edges(self.nodes.code, -1, 0, False)
-            edges, fails = (every, False) if sampling.subgraph_type == "induced" else self._both_ways(edges, every)
-        num_seeds = [seed.numel() for seed in self.start.seeds]
-        counts, num_edges, failures = self.nodes.number(num_seeds, num_edges, fails)
-        if failures:
-            raise DataError(
-                "Expected an undirected graph for subgraph_type='bidirectional' (got an edge without its opposite): "
-                "use T.ToUndirected() before, or subgraph_type='directional'"
-            )
+            seed = ops.mixed_seed(sampling.seed, self.step, hop, 5, groups.index)
+            hops.append(self._in_edges(nodes.hops[-1], count, seed, sampling.replace, True))
+        num_edges, edges = [hop.entry.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
+        is_directional = sampling.subgraph_type == "directional"
+        every = edges if is_directional else self._in_edges(torch.cat(nodes.hops), -1, 0, False, False)
+        counts, num_edges = nodes.count([seed.numel() for seed in self.start.seeds], num_edges)
         known: dict[str, Any] = {"num_sampled_nodes": counts}
-        if sampling.subgraph_type == "directional":
+        if is_directional:
             known["num_sampled_edges"] = num_edges
-        code, number = self.nodes.by_number
-        kept, groups = self._kept(edges, counts), sampling.ranks
+        else:  # all sources of those that were drawn are nodes of the batch
+            every = every.some((_at(nodes.number, every.source) >= 0).nonzero().view(-1))
+        if sampling.subgraph_type == "bidirectional":
+            every = self._both_ways(edges, every, sum(counts))
+        own = torch.cat(nodes.hops)
+        code, number, kept = nodes.code[own], nodes.number[own], self._kept(every, counts)
         if groups.gathers:
             (code, number), kept = self._gathered(code, number, kept)
         return Subset(
@@ -158,100 +146,88 @@ class _Batch:
             node_attributes={"batch": self.start.tree[code // sampling.num_nodes]} if sampling.disjoint else {},
         )
 
-    def _in_edges(self, code: Tensor, count: int, seed: int, replace: bool) -> _Edges:
-        """Some in-edges of this rank's nodes."""
-        sampling, n = self.sampling, self.sampling.num_nodes
-        tree = code // n if sampling.disjoint else None
-        row = sampling.in_edges.find(code if tree is None else code % n)
-        of_row, entry = sampling.in_edges.draw(row, tree, code, count, seed, replace)
-        source, owner = sampling.in_edges.source_of(entry)
+    def _in_edges(self, place: Tensor, count: int, seed: int, replace: bool, reaches: bool) -> _Edges:
+        """Some in-edges of this rank's nodes; whether their sources belong to the batch thereby (collective)."""
+        sampling, code, n = self.sampling, self.nodes.code[place], self.sampling.num_nodes
+        in_edges, tree = sampling.in_edges, code // n if sampling.disjoint else None
+        row = in_edges.find(code if tree is None else code % n)
+        degree, entry = in_edges.draw(row, tree, code, count, seed, replace)
+        source = in_edges.source_of(entry)
         if tree is not None:
-            source = source + tree[of_row] * n
-        copy = torch.zeros_like(entry)
-        if replace and entry.numel():
-            place, is_new = torch.arange(entry.numel()), torch.ones_like(entry, dtype=torch.bool)
-            is_new[1:] = (entry.diff() != 0) | (of_row.diff() != 0)
-            copy = place - torch.where(is_new, place, 0).cummax(0).values
-        return _Edges(source, code[of_row], owner, entry, copy)
+            source = source + (tree * n).repeat_interleave(degree)
+        owner_of = lambda first: in_edges.owner_of(entry[first])  # noqa: E731
+        met = self.nodes.reach(source, owner_of) if reaches else self.nodes.meet(source, owner_of)[0]
+        return _Edges(met, place.repeat_interleave(degree), entry)
 
-    def _both_ways(self, drawn: _Edges, every: _Edges) -> tuple[_Edges, bool]:
-        """The edges that were drawn and their opposites, and whether one of these is missing (collective).
+    def _ends(self, edges: _Edges) -> tuple[Tensor, Tensor]:
+        """The numbers of sources and targets in the batch."""
+        return _at(self.nodes.number, edges.source), _at(self.nodes.number, edges.target)
+
+    def _leaving(self, source: Tensor, target: Tensor, owner: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Tell the owners of sources of the edges from them (collective).
+
+        Returns:
+            Which of this rank's edges begin on other ranks, by rank and number of the source; and the edges that begin
+            here and end on other ranks, each rank's in its order: source, target and rank, int64 ``[k, 3]``.
+        """
+        ranks = self.sampling.ranks.part
+        away = (owner != ranks.group.rank).nonzero().view(-1)
+        away = away[(_at(owner, away) * num_nodes + _at(source, away)).argsort()]
+        counts = torch.bincount(_at(owner, away), minlength=ranks.group.size).tolist()
+        begin_here, of_rank = ranks.exchange(torch.stack([_at(source, away), _at(target, away)], 1), counts)
+        receiver = torch.repeat_interleave(torch.arange(ranks.group.size), torch.tensor(of_rank))
+        return away, torch.cat([begin_here, receiver.view(-1, 1)], 1)
+
+    def _both_ways(self, drawn: _Edges, every: _Edges, num_nodes: int) -> _Edges:
+        """The edges that were drawn and their opposites (collective).
 
         With replacement, all edges between the same nodes as one that was drawn.
+
+        Raises:
+            DataError: An opposite edge is missing, on every rank.
         """
-        order = (drawn.owner * self.nodes.span + drawn.source).argsort(stable=True)
-        there = torch.stack([drawn.source, drawn.target], 1)[order]
-        ranks = self.sampling.ranks.part
-        counts = torch.bincount(drawn.owner, minlength=ranks.group.size).tolist()
-        wanted, _ = ranks.exchange(there, counts)
-        span, size = self.nodes.span, max(len(self.nodes), 1)
-        ends = ascending_unique(torch.cat([every.source, wanted[:, 1], drawn.source]), span)
-        num_pairs = ends.numel() * size
-
-        def pairs(source: Tensor, target: Tensor) -> Tensor:
-            return ops.find_sorted(ends, source) * size + ops.find_sorted(self.nodes.code, target)
-
-        pair = pairs(every.source, every.target)
-        opposite = ascending_unique(pairs(wanted[:, 1], wanted[:, 0]), num_pairs)
+        source, target = self._ends(drawn)
+        owner = _at(self.nodes.owner, drawn.source)
+        _, leaving = self._leaving(source, target, owner, num_nodes)
+        is_here = owner == self.sampling.ranks.part.group.rank
+        wanted = torch.cat([leaving[:, 1] * num_nodes + leaving[:, 0], (target * num_nodes + source)[is_here]])
+        source_of_every, target_of_every = self._ends(every)
+        pair = source_of_every * num_nodes + target_of_every
         if self.sampling.replace:
-            is_drawn = ops.find_sorted(ascending_unique(pairs(drawn.source, drawn.target), num_pairs), pair) >= 0
+            is_drawn = _is_among(pair, source * num_nodes + target)
         else:  # a parallel of an edge that was drawn is not one
-
-            def edge(e: _Edges) -> Tensor:
-                tree = e.target // self.sampling.num_nodes if self.sampling.disjoint else 0
-                return e.entry + tree * self.sampling.in_edges.col.numel()
-
-            is_drawn = ops.find_sorted(edge(drawn).sort().values, edge(every)) >= 0
-        is_opposite = ops.find_sorted(opposite, pair) >= 0
-        is_missing = bool((ops.find_sorted(ascending_unique(pair, num_pairs), opposite) < 0).any())
-        return every.some(is_drawn | is_opposite), is_missing
+            is_drawn = _is_among(every.entry * num_nodes + target_of_every, drawn.entry * num_nodes + target)
+        is_missing = not bool(_is_among(wanted, pair).all())
+        if int(self.sampling.ranks.everyone.gather([int(is_missing)]).sum()):
+            raise DataError(
+                "Expected an undirected graph for subgraph_type='bidirectional' (got an edge without its opposite): "
+                "use T.ToUndirected() before, or subgraph_type='directional'"
+            )
+        return every.some((is_drawn | _is_among(pair, wanted)).nonzero().view(-1))
 
     def _kept(self, edges: _Edges, counts_of_hops: list[int]) -> KeptEdges:
-        """The edges between nodes of the batch, by hop; owners of sources learn of theirs (collective).
-
-        What is induced or goes both ways belongs to no hop.
-        """
-        sampling, ranks = self.sampling, self.sampling.ranks.part
-        rank, size = ranks.group.rank, ranks.group.size
-        if size == 1:
-            source, target = self.nodes.find(edges.source), self.nodes.find(edges.target)
-            leaving = torch.empty(0, 3, dtype=torch.int64)
-        else:
-            edges = edges.some((edges.owner * self.nodes.span + edges.source).argsort(stable=True))
-            target, is_other = self.nodes.find(edges.target), edges.owner != rank
-            counts = torch.bincount(edges.owner[is_other], minlength=size).tolist()
-            begin_here, of_rank = ranks.exchange(torch.stack([edges.source, target], 1)[is_other], counts)
-            at_source = self.nodes.find(begin_here[:, 0])
-            reply, _ = ranks.exchange(at_source.view(-1, 1) + 1, of_rank, is_ascending=False)
-            source = torch.empty_like(target)
-            source[~is_other] = self.nodes.find(edges.source[~is_other])
-            source[is_other] = reply.view(-1) - 1
-            receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(of_rank))
-            leaving = torch.stack([at_source, begin_here[:, 1], receiver], 1)[at_source >= 0]
-        if sampling.subgraph_type == "induced":  # else all sources are nodes of the batch
-            inside = (source >= 0).nonzero().view(-1)
-            edges, source, target = edges.some(inside), source[inside], target[inside]
+        """The edges by hop (collective). What is induced or goes both ways belongs to no hop."""
+        sampling, group, num_nodes = self.sampling, self.sampling.ranks.part.group, sum(counts_of_hops)
+        source, target = self._ends(edges)
+        owner = _at(self.nodes.owner, edges.source)
         place = sampling.in_edges.place_of(edges.entry)
         edge_id = sampling.in_edges.id_of(place)
-        hops, trees = len(sampling.num_neighbors), sampling.num_trees
-        copies = max(1, *sampling.num_neighbors) if sampling.replace else 1
-        hop = torch.zeros_like(target)
+        hops, trees, copies, key = len(sampling.num_neighbors), sampling.num_trees, 1, edge_id
         if sampling.subgraph_type == "directional":
             hop = torch.bucketize(target, torch.tensor(counts_of_hops).cumsum(0), right=True)
-        key = hop * sampling.in_edges.num_edges + edge_id
+            key = hop * sampling.in_edges.num_edges + edge_id
         if sampling.disjoint:
-            key = key * trees + edges.target // sampling.num_nodes
-        return KeptEdges(
-            edge_id,
-            place,
-            key * copies + edges.copy,
-            source,
-            target,
-            edges.owner,
-            leaving,
-            hops * sampling.in_edges.num_edges * trees * copies,
-            sampling.disjoint or sampling.replace,
-        )
+            key = key * trees + _at(self.nodes.code, edges.target) // sampling.num_nodes
+        if sampling.replace:
+            copies = max(1, *sampling.num_neighbors)
+            key = key * copies + _copy(edges)
+        away, leaving = self._leaving(source, target, owner, num_nodes)
+        columns = [edge_id, place, key, source, target, owner]
+        if group.size > 1:
+            order = torch.cat([(owner == group.rank).nonzero().view(-1), away])
+            columns = [_at(column, order) for column in columns]
+        num_keys = hops * sampling.in_edges.num_edges * trees * copies
+        return KeptEdges(*columns, leaving, num_keys, sampling.disjoint or sampling.replace)
 
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
         """Those of all ranks of the data group, edges by what stands for them (collective)."""
@@ -267,3 +243,21 @@ class _Batch:
         return (code, number), KeptEdges(
             edge_id, none[:, 0], key, source, target, sender, none, kept.num_keys, kept.repeats
         )
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """``values[index]``, for which torch takes several times as long."""
+    return values.index_select(0, index)
+
+
+def _copy(edges: _Edges) -> Tensor:
+    """How many before each are the same edge to the same node."""
+    number, is_new = torch.arange(edges.entry.numel()), torch.ones_like(edges.entry, dtype=torch.bool)
+    is_new[1:] = (edges.entry.diff() != 0) | (edges.target.diff() != 0)
+    return number - torch.where(is_new, number, 0).cummax(0).values
+
+
+def _is_among(value: Tensor, some: Tensor) -> Tensor:
+    """Whether each value is among some others, bool."""
+    known = some[ops.distinct(some[:0], some)[0]]
+    return ops.distinct(known, value)[1] < known.numel()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,25 +26,6 @@ class Start(NamedTuple):
     seeds: list[Tensor]
     tree: Tensor
     attributes: dict[str, Any]
-
-
-class Seeds(Protocol):
-    """What batches begin with, by step."""
-
-    @property
-    def num_steps(self) -> int:
-        """Of an epoch."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What they follow from."""
-
-    @property
-    def max_seeds(self) -> int:
-        """An upper bound of the seeds of a step in a disjoint batch, all data groups together."""
-
-    def at(self, step: int, is_disjoint: bool) -> Start:
-        """Of a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,16 +80,31 @@ class Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class NodeSeeds:
-    """Input nodes, distinct, int64 ``[n]``."""
+class Seeds(ABC):
+    """What batches begin with, by step."""
 
     steps: Steps
-    node: Tensor
 
     @property
-    def num_steps(self) -> int:
-        """See :class:`Seeds`."""
-        return self.steps.num_steps
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What they follow from."""
+
+    @property
+    @abstractmethod
+    def max_seeds(self) -> int:
+        """An upper bound of the seeds of a step in a disjoint batch, all data groups together."""
+
+    @abstractmethod
+    def at(self, step: int, is_disjoint: bool) -> Start:
+        """Of a step."""
+
+
+@dataclass(frozen=True, eq=False)
+class NodeSeeds(Seeds):
+    """Input nodes, distinct, int64 ``[n]``."""
+
+    node: Tensor
 
     @property
     def options(self) -> dict[str, Any]:
@@ -143,19 +140,13 @@ class Negatives:
 
 
 @dataclass(frozen=True, eq=False)
-class LinkSeeds:
+class LinkSeeds(Seeds):
     """The ends of edges, int64 ``[2, n]``, and of negative ones."""
 
-    steps: Steps
     num_nodes: int
     edges: Tensor
     label: Tensor | None
     negatives: Negatives
-
-    @property
-    def num_steps(self) -> int:
-        """See :class:`Seeds`."""
-        return self.steps.num_steps
 
     @property
     def options(self) -> dict[str, Any]:

@@ -347,6 +347,20 @@ def test_batches_of_a_store(world_size: int, workers: Pools, tmp_path: Path) -> 
         assert_same(found, whole)
 
 
+@pytest.mark.parametrize("mesh", [{"x": 1}, {"x": 2}], ids=str)
+def test_batches_of_a_grid_store(mesh: dict[str, int], workers: Pools, tmp_path: Path) -> None:
+    from pyg_dist import save_graph
+    from pyg_dist.cli.conversion import StoreOptions, write_grid_store
+    from pyg_dist.store.sources import open_source
+
+    whole, _ = workers(1).run(continued, None, None, 3)[0]
+    save_graph(graph_of("directional"), tmp_path / "graph.safetensors")
+    source, options = open_source(str(tmp_path / "graph.safetensors")), StoreOptions(parts=mesh["x"])
+    write_grid_store(source, tmp_path / "store", options, (2, 2), mesh)
+    for found, _ in workers(mesh["x"]).run(continued, None, None, 3, str(tmp_path / "store")):
+        assert_same(found, whole)
+
+
 # ---- As with PyG's loaders ----------------------------------------------------------------------
 
 
@@ -449,3 +463,34 @@ def test_a_rank_that_draws_another_batch_ends_the_run(tmp_path: Path, monkeypatc
     assert all(ended.codes), ended.stdout + ended.stderr
     assert "mini-batch" in ended.stderr
     assert "Expected the same calls on every rank" in ended.stderr
+
+
+def test_arguments_stand_where_those_of_pyg_do() -> None:
+    from pyg_dist.errors import OptionError
+    from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
+
+    graph, transform = random_graph(N, 150), lambda batch: batch.num_nodes
+    graph.weight = graph.edge_weight.abs()
+    more = (None, True, "induced", True, "uniform", None, "weight", transform)
+    loader = NeighborLoader(graph, [3, 2], graph.train_mask, *more)
+    assert (loader.sampler.replace, loader.sampler.subgraph_type, loader.sampler.disjoint) == (True, "induced", True)
+    assert loader.sampler.in_edges.weight is not None
+    assert loader.transform is transform
+    links = LinkNeighborLoader(
+        graph, [2], graph.edge_index, None, None, True, "directional", False, "uniform", "triplet"
+    )
+    assert links.sampler.seeds.negatives.mode == "triplet"  # type: ignore[attr-defined]
+    with pytest.raises(OptionError, match=r"at most 16 positional arguments \(got 43\)"):
+        NeighborLoader(graph, [2], *range(41))
+
+
+def test_batches_of_mapped_features_and_of_edges_in_32_bits(tmp_path: Path) -> None:
+    """As PyG's tests have them."""
+    from pyg_dist.loader import NeighborLoader
+
+    x = np.random.default_rng(0).standard_normal((N, 3))
+    np.save(tmp_path / "x.npy", x)
+    graph = Data(x=np.load(tmp_path / "x.npy", mmap_mode="r"), edge_index=random_graph(N, 150).edge_index.int())
+    for batch in NeighborLoader(graph, [3, 2], batch_size=7):
+        assert torch.equal(batch.x, torch.from_numpy(x)[batch.n_id])
+        assert torch.equal(batch.n_id[batch.edge_index], graph.edge_index[:, batch.e_id])

@@ -141,3 +141,20 @@ def diverging() -> None:
 
 def test_ranks_have_one_sampler(workers: Pools) -> None:
     workers(2).run(diverging)
+
+
+def without_a_thread() -> None:
+    from types import SimpleNamespace
+
+    from pyg_dist.loader import batches
+
+    data = laid_out(random_graph(41, 150), None)
+    for level, is_asked, expected in ((0, True, False), (3, True, True), (3, False, False)):
+        mpi = SimpleNamespace(Query_thread=lambda level=level: level, THREAD_MULTIPLE=3)
+        with mock.patch.object(batches, "running_mpi", return_value=mpi):
+            assert neighbours(data, prefetch=is_asked).prefetch is expected
+            assert uniform(data, prefetch=is_asked).prefetch is is_asked  # it sends nothing
+
+
+def test_where_mpi_is_for_one_thread_no_other_sends(workers: Pools) -> None:
+    workers(2).run(without_a_thread)

@@ -8,22 +8,7 @@ import pytest
 import torch
 from workers import Workers
 
-from pyg_dist.backend.comm.ids import _decoded, _encoded
-
 Pools = Callable[[int], Workers]
-
-
-def test_numbers_of_every_length() -> None:
-    edges = [0, 1, *(2**k + d for k in (7, 14, 21, 28, 35, 49, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
-    value = torch.tensor(edges).numpy()
-    content, ends = _encoded(value)
-    expected = [max(1, -(-int(v).bit_length() // 7)) for v in edges]
-    assert (ends[1:] - ends[:-1]).tolist() == expected
-    found, places = _decoded(content)
-    assert found.tolist() == edges
-    assert places.tolist() == ends.tolist()
-    assert [len(x) for x in _encoded(value[:0])] == [0, 1]
-    assert [len(x) for x in _decoded(content[:0])] == [0, 1]
 
 
 def lists(sender: int, receiver: int, columns: int, is_ascending: bool) -> torch.Tensor:

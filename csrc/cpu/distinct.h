@@ -1,0 +1,29 @@
+// The distinct values of a list, and where each value stands among them. Plans are made on the host, so that no other
+// device has this.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "problems/bad_index.h"
+
+namespace pyg_dist {
+
+// place[k] = i where known[i] = value[k]; else num_known + its number among the values that are not known, in the order
+// in which they first come. O(num_known + num_values) time.
+//
+// Open addressing with linear probing (Knuth, TAOCP 3, 6.4) by the top bits of value * 2^64 / golden ratio; a slot has
+// the number of a distinct value. The table doubles once it is half full.
+struct Distinct {
+  const int64_t* known;  // [num_known], distinct
+  const int64_t* value;  // [num_values]
+  int64_t num_known;
+  int64_t num_values;  // num_known + num_values < 2^31
+  int64_t* place;      // [num_values]
+};
+
+// Fills place, and `first` with where each value that is not known comes first; returns the first known value that
+// another one before it equals.
+BadIndex distinct(const Distinct& p, std::vector<int64_t>& first);
+
+}  // namespace pyg_dist

@@ -1,0 +1,87 @@
+"""Distinct ids and the bytes of lists of them equal their references."""
+
+from __future__ import annotations
+
+import pytest
+import reference_ops as reference
+import torch
+from torch.library import opcheck
+
+from pyg_dist.backend import ops
+from pyg_dist.errors import DataError
+
+
+@pytest.mark.parametrize("span", [3, 100, 2**62])
+def test_distinct_values_equal_the_reference(span: int) -> None:
+    """Few values and many, which the table grows for; multiples of large powers of two, whose low bits are alike."""
+    generator = torch.Generator().manual_seed(0)
+    for num_known, num_values in ((0, 0), (0, 1), (1, 0), (3, 7), (0, 3000), (200, 2000)):
+        for step in (1, -1, 2**40):
+            number = torch.randint(0, span, (num_known + num_values,), generator=generator) * (
+                step if span < 2**20 else 1
+            )
+            known, value = torch.unique(number[:num_known]), number[num_known:]
+            known = known[torch.randperm(known.numel(), generator=generator)]
+            first, place = ops.distinct(known, value)
+            for got, expected in zip((first, place), reference.distinct(known, value), strict=True):
+                assert torch.equal(got, expected)
+            assert torch.equal(torch.cat([known, value[first]])[place], value)
+
+
+EDGES = [0, 1, *(2**k + d for k in (7, 14, 21, 28, 35, 49, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
+
+
+def test_bytes_of_numbers_of_every_length() -> None:
+    rows, each = torch.tensor(EDGES).view(-1, 1), torch.ones(len(EDGES), dtype=torch.int64)
+    content, num_bytes = ops.encode_ids(rows, each, True)
+    assert num_bytes.tolist() == [max(1, -(-v.bit_length() // 7)) for v in EDGES]
+    assert content.tolist() == reference.encode_ids(rows, each, True)
+    found, count = ops.decode_ids(content, num_bytes, 1, True)
+    assert torch.equal(found, rows)
+    assert torch.equal(count, each)
+
+
+@pytest.mark.parametrize("is_ascending", [False, True])
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_bytes_of_lists(columns: int, is_ascending: bool) -> None:
+    """Empty lists and negative ids, too."""
+    generator = torch.Generator().manual_seed(0)
+    for high, counts in ((3, [0, 5, 0]), (2**40, [300, 0, 2]), (2**62, [1]), (9, []), (9, [0, 0])):
+        rows = torch.randint(-1, high, (sum(counts), columns), generator=generator)
+        if is_ascending:
+            rows = torch.cat([part[part[:, 0].argsort()] for part in rows.split(counts)] or [rows])
+        count = torch.tensor(counts, dtype=torch.int64)
+        content, num_bytes = ops.encode_ids(rows, count, is_ascending)
+        assert content.tolist() == reference.encode_ids(rows, count, is_ascending)
+        found, found_count = ops.decode_ids(content, num_bytes, columns, is_ascending)
+        assert torch.equal(found, rows)
+        assert torch.equal(found_count, count)
+
+
+def test_arguments() -> None:
+    one, byte = torch.tensor([1]), torch.tensor([1, 2, 128, 1], dtype=torch.uint8)
+    with pytest.raises(DataError, match="distinct values in 'known', got 5 again at position 2"):
+        ops.distinct(torch.tensor([5, 1, 5]), one)
+    with pytest.raises(DataError, match=r"'value' .* Long"):
+        ops.distinct(one, one.int())
+    for counts, got in (([2], 2), ([-1, 2], -1)):
+        with pytest.raises(DataError, match=f"'count' to sum up to the 1 rows, got {got}"):
+            ops.encode_ids(one.view(1, 1), torch.tensor(counts), True)
+    with pytest.raises(DataError, match=r"'rows' to be contiguous, of dtype Long and with columns, got shape \[1, 0\]"):
+        ops.encode_ids(one.view(1, 1)[:, :0], one, True)
+    with pytest.raises(DataError, match="'num_bytes' to sum up to the 4 bytes, got 3"):
+        ops.decode_ids(byte, torch.tensor([3]), 1, True)
+    for sizes, columns, at in (([1, 3], 2, 0), ([3, 1], 1, 0), ([2, 1, 1], 2, 1)):
+        with pytest.raises(DataError, match=f"bytes of whole rows of {columns} ids, got others in list {at}"):
+            ops.decode_ids(byte, torch.tensor(sizes), columns, True)
+    with pytest.raises(DataError, match="got others in list 0"):
+        ops.decode_ids(torch.tensor([128] * 10 + [1], dtype=torch.uint8), torch.tensor([11]), 1, True)
+
+
+def test_opcheck() -> None:
+    """No shapes without the data, and so nothing for FakeTensor: how many come out is in it."""
+    one = torch.tensor([1])
+    native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
+    opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20])), test_utils=tests)
+    opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
+    opcheck(native.decode_ids.default, (torch.tensor([7], dtype=torch.uint8), one, 1, True), test_utils=tests)
