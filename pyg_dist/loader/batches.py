@@ -50,7 +50,7 @@ class BatchLoader:
         self.prefetch = bool(prefetch) and not (sampler.sends and _is_mpi_of_one_thread())
         self._step, self._loop = 0, object()
         # Not self, which would be a cycle: the thread ends with the last reference to the loader.
-        self._batches = Prefetcher(partial(_batch_of, data, sampler), device, sampler.sends)
+        self._batches = Prefetcher(partial(batch_of, data, sampler), device, sampler.sends)
 
     def __len__(self) -> int:
         return self.sampler.num_steps
@@ -76,6 +76,10 @@ class BatchLoader:
         self._step += 1
         if self.prefetch:
             self._batches.begin(self._step)
+        return self._finished(batch)
+
+    def _finished(self, batch: Any) -> Any:
+        """The batch with what learns."""
         if isinstance(self.data, DistributedData):
             add_learning(self.data, batch)
         return batch
@@ -119,8 +123,8 @@ class BatchLoader:
         self._step = step
 
 
-def _batch_of(data: Data, sampler: Sampler, step: int) -> Any:
-    """The batch of a step, without what learns."""
+def batch_of(data: Data, sampler: Sampler, step: int) -> Any:
+    """The batch of a step, without what learns (collective where the sampler sends messages)."""
     subset = sampler.sample(step)
     return induced(data, subset) if isinstance(data, DistributedData) else plain_batch(data, subset)
 

@@ -109,7 +109,7 @@ class KnownNodes:
     def _add(self, code: Tensor, owner: Tensor) -> None:
         self.code, self.owner = torch.cat([self.code, code]), torch.cat([self.owner, owner])
 
-    def count(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[int], list[int]]:
+    def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[int], list[int]]:
         """Number the nodes: by hop, data group and code; ranks learn the numbers of the nodes they know (collective).
 
         The codes of a hop go in equal ranges to the ranks, which sort them and send back the places.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch_geometric.loader
@@ -16,12 +17,12 @@ from pyg_dist.backend.session.agreement import raise_together, require_equal
 from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import ready
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
-from pyg_dist.loader.batches import BatchLoader
+from pyg_dist.loader.batches import BatchLoader, batch_of
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.inputs import input_nodes_of, labelled_edges, negatives_of
 from pyg_dist.loader.known_nodes import SamplingRanks
 from pyg_dist.loader.neighbors import NeighborSampling
-from pyg_dist.loader.seeds import LinkSeeds, NodeSeeds, Seeds, Steps
+from pyg_dist.loader.seeds import LinkSeeds, Listed, NodeSeeds, Seeds, Steps
 from pyg_dist.tensor import EdgeTensor, RowTensor
 
 _SUBGRAPHS = ("directional", "induced", "bidirectional")
@@ -115,8 +116,14 @@ class _Neighbors(BatchLoader):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.sampler.num_neighbors)} neighbours, {len(self)} steps)"
 
-    def _take(self) -> Any:
-        batch = super()._take()
+    def __call__(self, index: Any) -> Any:
+        """The batch of some inputs, given by their numbers: a function of these and the seed (collective)."""
+        listed = Listed.of(self.sampler.seeds.steps, index)
+        sampler = replace(self.sampler, seeds=replace(self.sampler.seeds, steps=listed))
+        return self._finished(self._batches.alone(lambda: batch_of(self.data, sampler, 0)))
+
+    def _finished(self, batch: Any) -> Any:
+        batch = super()._finished(batch)
         return batch if self.transform is None else self.transform(batch)
 
 

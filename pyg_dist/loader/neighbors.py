@@ -124,7 +124,7 @@ class _Batch:
         num_edges, edges = [hop.entry.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
         is_directional = sampling.subgraph_type == "directional"
         every = edges if is_directional else self._in_edges(torch.cat(nodes.hops), -1, 0, False, False)
-        counts, num_edges = nodes.count([seed.numel() for seed in self.start.seeds], num_edges)
+        counts, num_edges = nodes.assign_numbers([seed.numel() for seed in self.start.seeds], num_edges)
         known: dict[str, Any] = {"num_sampled_nodes": counts}
         if is_directional:
             known["num_sampled_edges"] = num_edges

@@ -79,11 +79,16 @@ class Prefetcher(Generic[T]):
     def take(self, step: int) -> T:
         """The item of a step: the one that was begun, waited for, or else made now, as where the device is another."""
         begun, self._next = self._next, None
+        if begun is None or (begun.step, begun.device) != (step, self._device()):
+            return self.alone(partial(self._make, step))
         with timing.phase("sampling"), self._called():
-            if begun is not None and (begun.step, begun.device) == (step, self._device()):
-                return taken(begun.future.result())
+            return taken(begun.future.result())
+
+    def alone(self, make: Callable[[], T]) -> T:
+        """What ``make`` returns, called while the thread makes nothing."""
+        with timing.phase("sampling"), self._called():
             self._is_idle.wait()
-            return self._make(step)
+            return make()
 
     def stop(self) -> None:
         """End the thread once it has made what it is making; does not wait for that."""

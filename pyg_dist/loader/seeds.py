@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.session.agreement import digest
+from pyg_dist.errors import OptionError
 
 
 class Start(NamedTuple):
@@ -77,6 +78,32 @@ class Steps:
             "seed": self.seed, "batch_size": self.batch_size, "shuffle": self.shuffle, "drop_last": self.drop_last,
             "num_groups": self.num_groups,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Steps):
+    """One step, with some inputs."""
+
+    input_id: Tensor = field(default_factory=lambda: torch.arange(0))
+
+    @staticmethod
+    def of(steps: Steps, index: Any) -> Listed:
+        """Of inputs of other steps, each once.
+
+        Raises:
+            OptionError: They are none of these.
+        """
+        input_id = torch.as_tensor(index).cpu().long()
+        if input_id.dim() != 1 or not 0 < input_id.unique().numel() == input_id.numel():
+            raise OptionError(f"Expected some numbers of inputs, each once (got {index!r})")
+        if int(input_id.min()) < 0 or int(input_id.max()) >= steps.size:
+            raise OptionError(f"Expected numbers of inputs from 0 to {steps.size - 1} (got {index!r})")
+        batch_size = -(-input_id.numel() // steps.num_groups)
+        return Listed(input_id.numel(), batch_size, False, False, steps.seed, steps.num_groups, input_id)
+
+    def at(self, step: int) -> Tensor:
+        """All of them."""
+        return self.input_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,17 +232,18 @@ class LinkSeeds(Seeds):
         pieces = zip(*(self.steps.by_group(end) for end in ends), strict=True)
         pieces_of_tree = zip(*(self.steps.by_group(tree) for tree in tree_of), strict=True)
         for piece, tree in zip(pieces, pieces_of_tree, strict=True):
-            flat = torch.cat([end.reshape(-1) for end in piece])
+            by_negative = [
+                end.movedim(0, -1) for end in piece
+            ]  # of each edge the first negative end, then the second ...
+            flat = torch.cat([end.reshape(-1) for end in by_negative])
             if is_disjoint:
                 node, number = flat, torch.arange(flat.numel())
-                repeated = [
-                    t.repeat_interleave(end[:1].numel()) for t, end in zip(tree, piece, strict=True) if t.numel()
-                ]
+                repeated = [t.repeat(end[:1].numel()) for t, end in zip(tree, piece, strict=True) if t.numel()]
                 trees.append(torch.cat([flat[:0], *repeated]))
             else:
                 node, number = torch.unique(flat, return_inverse=True)
             split = torch.split(number + first, [end.numel() for end in piece])
-            numbers.append([part.view(end.shape) for part, end in zip(split, piece, strict=True)])
+            numbers.append([part.view(end.shape).movedim(-1, 0) for part, end in zip(split, by_negative, strict=True)])
             seeds.append(node)
             first += node.numel()
         of_ends = [torch.cat(of_end) for of_end in zip(*numbers, strict=True)]

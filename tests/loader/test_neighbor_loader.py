@@ -160,6 +160,32 @@ def test_steps() -> None:
     assert all(isinstance(count, int) for count in transformed)
 
 
+def of_some_inputs(mesh: dict[str, int] | str | None) -> list[Any]:
+    """Between two batches of an epoch, which stay the same."""
+    graph = graph_of("directional")
+    loader = loader_of(graph if isinstance(mesh, str) else laid_out(graph, mesh), "directional")
+    found = []
+    for batch in (next(iter(loader)), loader([3, 0, 5]), next(iter(loader))):
+        found.append([whole_of(batch[key]).tolist() for key in ("n_id", "e_id", "edge_index", "input_id")])
+    seeds = graph.train_mask.nonzero().view(-1)[[3, 0, 5]]
+    assert found[1][0][:3] == seeds.tolist()
+    assert found[1][3] == [3, 0, 5]
+    assert torch.equal(torch.tensor(found[1][0])[torch.tensor(found[1][2])], graph.edge_index[:, found[1][1]])
+    for wrong in ([], [0, 0], [-1], [999], 3):
+        with pytest.raises(ValueError, match=r"Expected .*numbers of inputs"):
+            loader(wrong)
+    return found
+
+
+def test_a_batch_of_some_inputs(workers: Pools) -> None:
+    (stock,) = workers(1).run(of_some_inputs, "stock")
+    assert [found[0] for found in (stock[0], stock[2])] == [
+        batch[0] for batch in workers(1).run(trained, "directional", "stock")[0][:2]
+    ]
+    for size, mesh in ((1, None), (2, None), (2, {"x": 2})):
+        assert all(found == stock for found in workers(size).run(of_some_inputs, mesh))
+
+
 def link_losses(mesh: dict[str, int] | str | None, negatives: str) -> list[tuple[Any, ...]]:
     import pyg_dist
     from pyg_dist.loader import LinkNeighborLoader
