@@ -74,7 +74,7 @@ class KnownNodes:
     def reach(self, code: Tensor, owner_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The places of nodes that a hop reaches: :meth:`meet` (collective)."""
         place, new = self.meet(code, owner_of)
-        self.hops.append(new[self.code[new].argsort()])
+        self.hops.append(new[self.code.index_select(0, new).argsort()])
         return place
 
     def meet(self, code: Tensor, owner_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ class KnownNodes:
         """
         size, rank, before = self._lists.group.size, self._rank, self.code.numel()
         first, place = ops.distinct(self.code, code)
-        self._add(code[first], owner_of(first))
+        self._add(code.index_select(0, first), owner_of(first))
         new = torch.arange(before, self.code.numel())
         if size == 1:
             return place, new
@@ -123,13 +123,13 @@ class KnownNodes:
         """
         ranks, lists = self._ranks, self._lists
         num_hops, size, span = len(self.hops) - 1, lists.group.size, self._span
-        sent = torch.cat([self.code[:0], *(self.code[new] + hop * span for hop, new in enumerate(self.hops[1:]))])
-        to_rank = sent % span // -(-span // size) if size > 1 else torch.zeros_like(sent)
-        order = to_rank.argsort(stable=True) if size > 1 else torch.arange(sent.numel())
-        arrived, counts = lists.exchange(sent[order].view(-1, 1), torch.bincount(to_rank, minlength=size).tolist())
-        ordered, place = arrived.view(-1), torch.arange(arrived.numel())
+        hops = (self.code.index_select(0, new) + hop * span for hop, new in enumerate(self.hops[1:]))
+        ordered = sent = torch.cat([self.code[:0], *hops])
         if size > 1:
-            ordered, place = ordered.sort()
+            to_rank = sent % span // -(-span // size)
+            order = to_rank.argsort(stable=True)
+            arrived, counts = lists.exchange(sent[order].view(-1, 1), torch.bincount(to_rank, minlength=size).tolist())
+            ordered, place = arrived.view(-1).sort()
         bounds = torch.searchsorted(ordered, torch.arange(num_hops + 1) * span)
         table = ranks.everyone.gather([ranks.index, *num_edges, *bounds.diff().tolist()])
         group, edges, nodes = torch.split(table, [1, num_hops, num_hops], dim=1)
@@ -138,13 +138,12 @@ class KnownNodes:
         before = nodes[group < ranks.index].sum(0) + nodes[group == ranks.index][: lists.group.rank].sum(0)
         first = sum(num_seeds) + torch.cat([totals.new_zeros(1), totals.cumsum(0)[:-1]])[:num_hops] + before
         number = torch.arange(ordered.numel()) + torch.repeat_interleave(first - bounds[:-1], bounds.diff())
-        back = torch.empty_like(number)
-        back[place] = number
-        numbers, _ = lists.exchange(back.view(-1, 1), counts)
-        mine = torch.empty_like(sent)
-        mine[order] = numbers.view(-1)
+        if size > 1:
+            back = torch.empty_like(number).index_copy_(0, place, number)
+            numbers, _ = lists.exchange(back.view(-1, 1), counts)
+            number = torch.empty_like(sent).index_copy_(0, order, numbers.view(-1))
         self.number = torch.full_like(self.code, -1)
-        self.number[torch.cat(self.hops)] = torch.cat([self._seed_number, mine])
+        self.number.index_copy_(0, torch.cat(self.hops), torch.cat([self._seed_number, number]))
         if size > 1:
             self._answer()
         return [sum(num_seeds), *totals.tolist()], edges.sum(0).tolist()

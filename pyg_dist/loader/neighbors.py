@@ -121,10 +121,10 @@ class _Batch:
         for hop, count in enumerate(sampling.num_neighbors):
             seed = ops.mixed_seed(sampling.seed, self.step, hop, 5, groups.index)
             hops.append(self._in_edges(nodes.hops[-1], count, seed, sampling.replace, True))
-        num_edges, edges = [hop.entry.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
+        drawn, edges = [hop.entry.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
         is_directional = sampling.subgraph_type == "directional"
         every = edges if is_directional else self._in_edges(torch.cat(nodes.hops), -1, 0, False, False)
-        counts, num_edges = nodes.assign_numbers([seed.numel() for seed in self.start.seeds], num_edges)
+        counts, num_edges = nodes.assign_numbers([seed.numel() for seed in self.start.seeds], drawn)
         known: dict[str, Any] = {"num_sampled_nodes": counts}
         if is_directional:
             known["num_sampled_edges"] = num_edges
@@ -133,7 +133,8 @@ class _Batch:
         if sampling.subgraph_type == "bidirectional":
             every = self._both_ways(edges, every, sum(counts))
         own = torch.cat(nodes.hops)
-        code, number, kept = nodes.code[own], nodes.number[own], self._kept(every, counts)
+        code, number = _at(nodes.code, own), _at(nodes.number, own)
+        kept = self._kept(every, drawn if is_directional else [], sum(counts))
         if groups.gathers:
             (code, number), kept = self._gathered(code, number, kept)
         return Subset(
@@ -205,27 +206,29 @@ class _Batch:
             )
         return every.some((is_drawn | _is_among(pair, wanted)).nonzero().view(-1))
 
-    def _kept(self, edges: _Edges, counts_of_hops: list[int]) -> KeptEdges:
+    def _kept(self, edges: _Edges, edges_of_hops: list[int], num_nodes: int) -> KeptEdges:
         """The edges by hop (collective). What is induced or goes both ways belongs to no hop."""
-        sampling, group, num_nodes = self.sampling, self.sampling.ranks.part.group, sum(counts_of_hops)
+        sampling, group = self.sampling, self.sampling.ranks.part.group
         source, target = self._ends(edges)
-        owner = _at(self.nodes.owner, edges.source)
         place = sampling.in_edges.place_of(edges.entry)
         edge_id = sampling.in_edges.id_of(place)
         hops, trees, copies, key = len(sampling.num_neighbors), sampling.num_trees, 1, edge_id
-        if sampling.subgraph_type == "directional":
-            hop = torch.bucketize(target, torch.tensor(counts_of_hops).cumsum(0), right=True)
-            key = hop * sampling.in_edges.num_edges + edge_id
+        if edges_of_hops:
+            first = torch.arange(hops) * sampling.in_edges.num_edges
+            key = edge_id + first.repeat_interleave(torch.tensor(edges_of_hops))
         if sampling.disjoint:
             key = key * trees + _at(self.nodes.code, edges.target) // sampling.num_nodes
         if sampling.replace:
             copies = max(1, *sampling.num_neighbors)
             key = key * copies + _copy(edges)
-        away, leaving = self._leaving(source, target, owner, num_nodes)
-        columns = [edge_id, place, key, source, target, owner]
-        if group.size > 1:
+        columns = [edge_id, place, key, source, target]
+        if group.size == 1:
+            columns, leaving = [*columns, torch.zeros_like(source)], torch.empty(0, 3, dtype=torch.int64)
+        else:
+            owner = _at(self.nodes.owner, edges.source)
+            away, leaving = self._leaving(source, target, owner, num_nodes)
             order = torch.cat([(owner == group.rank).nonzero().view(-1), away])
-            columns = [_at(column, order) for column in columns]
+            columns = [_at(column, order) for column in (*columns, owner)]
         num_keys = hops * sampling.in_edges.num_edges * trees * copies
         return KeptEdges(*columns, leaving, num_keys, sampling.disjoint or sampling.replace)
 
