@@ -221,16 +221,18 @@ class _Batch:
         if sampling.replace:
             copies = max(1, *sampling.num_neighbors)
             key = key * copies + _copy(edges)
-        columns = [edge_id, place, key, source, target]
-        if group.size == 1:
-            columns, leaving = [*columns, torch.zeros_like(source)], torch.empty(0, 3, dtype=torch.int64)
-        else:
-            owner = _at(self.nodes.owner, edges.source)
-            away, leaving = self._leaving(source, target, owner, num_nodes)
-            order = torch.cat([(owner == group.rank).nonzero().view(-1), away])
-            columns = [_at(column, order) for column in (*columns, owner)]
         num_keys = hops * sampling.in_edges.num_edges * trees * copies
-        return KeptEdges(*columns, leaving, num_keys, sampling.disjoint or sampling.replace)
+        none, repeats = torch.empty(0, 3, dtype=torch.int64), sampling.disjoint or sampling.replace
+        if group.size == 1:
+            alone = torch.zeros_like(source)
+            return KeptEdges(edge_id, place, key, source, target, alone, none, num_keys, repeats)
+        owner = _at(self.nodes.owner, edges.source)
+        away, leaving = self._leaving(source, target, owner, num_nodes)
+        order = torch.cat([(owner == group.rank).nonzero().view(-1), away])
+        edge_id, place, key, source, target, owner = (
+            _at(column, order) for column in (edge_id, place, key, source, target, owner)
+        )
+        return KeptEdges(edge_id, place, key, source, target, owner, leaving, num_keys, repeats)
 
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
         """Those of all ranks of the data group, edges by what stands for them (collective)."""

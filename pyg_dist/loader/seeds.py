@@ -94,7 +94,7 @@ class Listed(Steps):
             OptionError: They are none of these.
         """
         input_id = torch.as_tensor(index).cpu().long()
-        if input_id.dim() != 1 or not 0 < input_id.unique().numel() == input_id.numel():
+        if input_id.dim() != 1 or not 0 < torch.unique(input_id).numel() == input_id.numel():
             raise OptionError(f"Expected some numbers of inputs, each once (got {index!r})")
         if int(input_id.min()) < 0 or int(input_id.max()) >= steps.size:
             raise OptionError(f"Expected numbers of inputs from 0 to {steps.size - 1} (got {index!r})")
