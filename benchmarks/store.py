@@ -126,17 +126,17 @@ def held_mib(thing: Any, seen: set[int]) -> float:
 
 def load(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
     """What the first of so many ranks reads of a store, alone: its share of the graph, and the rows of its nodes."""
-    from pyg_dist.data.stored_graph import node_rows, rank_of_part, stored_share
+    from pyg_dist.data.stored_graph import rank_of_part, rows_of, stored_share
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
     before, code, watch = current_mib(), mapped_mib(), Stopwatch()
     forget_peak()
     store = HaloStore(folder / model, Manifest.load(folder / model))
-    ranks_of = rank_of_part(store, ranks)
+    ranks_of = rank_of_part(store.path, [store], ranks)
     share = stored_share(store, 0, ranks_of, "hybrid")
     parts = store.parts_of(0, ranks_of)
-    rows = {name: node_rows(store, name, parts, share) for name in store.manifest.node_attributes}
+    rows = {name: rows_of(store, "node", name, parts, share.node_id) for name in store.manifest.node_attributes}
     store.close()
     taken, peak, held = watch.read(), peak_mib() - before, held_mib([share, rows], set())
     more = {"first_used_code_mib": mapped_mib() - code}  # the store's own pages were let go

@@ -61,8 +61,12 @@ class StoreOptions:
     batches: Batches | None = None  # mini-batches of the stochastic model
 
 
-def write_halo_store(source: Source, out: Path, options: StoreOptions, progress: Progress | None = None) -> Manifest:
+def write_halo_store(
+    source: Source, out: Path, options: StoreOptions, progress: Progress | None = None, parts: Tensor | None = None
+) -> Manifest:
     """Write the store of a graph, in bounded memory but for the solver of the partition.
+
+    ``parts``: of a piece of a graph with types, the part of each node, int32 ``[N]``; some parts may have none.
 
     Raises:
         DataError: The input is not valid; the message names file and line.
@@ -70,16 +74,17 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
         StoreError: Something is in the way in ``out``, or the disk is full.
     """
     require(options.parts >= 1, f"one part or more (got {options.parts})")
-    if source.num_nodes is not None:
+    if source.num_nodes is not None and parts is None:
         require_parts("part", options.parts, source.num_nodes)
 
     def write(work: _Conversion) -> tuple[dict[str, Shard], dict[str, object]]:
-        require_parts("part", options.parts, work.edges.num_nodes)
-        parts = work.parts()
-        nodes = NodeParts.of(parts, options.parts)
+        if parts is None:
+            require_parts("part", options.parts, work.edges.num_nodes)
+        owner = work.parts() if parts is None else parts.numpy()
+        nodes = NodeParts.of(owner, options.parts)
         shards = write_nodes(work.folder, nodes, work.attributes(), options.memory, again=not work.knows_nan)
         work.note_nan()
-        load = np.bincount(parts, weights=work.edges.in_degree, minlength=options.parts)
+        load = np.bincount(owner, weights=work.edges.in_degree, minlength=options.parts)
         shards |= write_edges(
             work.folder, work.edges, nodes, _cover(load), options.memory, lambda n: work.progress("sorting", n)
         )
@@ -88,10 +93,10 @@ def write_halo_store(source: Source, out: Path, options: StoreOptions, progress:
             "epsilon": options.epsilon,
             "seed": options.seed,
             "edges": work.edges.digest(),
-            "parts": digest(torch.from_numpy(parts.astype(np.int32, copy=False))),
+            "parts": digest(torch.from_numpy(owner.astype(np.int32, copy=False))),
         }
 
-    return _write("halo", source, out, options, write, progress)
+    return _write("halo", source, out, options, write, progress, must_train=parts is None)
 
 
 def write_grid_store(
@@ -135,13 +140,13 @@ def write_grid_store(
 def _write(
     layout: Literal["halo", "grid"], source: Source, out: Path, options: StoreOptions,
     write: Callable[[_Conversion], tuple[dict[str, Shard], dict[str, object]]], progress: Progress | None,
-    mesh: str = "",
+    mesh: str = "", must_train: bool = True,
 ) -> Manifest:  # fmt: skip
     """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
     require_space(out, _space_needed(source))
     identity = _identity(source, options, mesh)
     with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:
-        work = _Conversion(folder, source, options, progress or (lambda step, count: None))
+        work = _Conversion(folder, source, options, progress or (lambda step, count: None), must_train)
         others, edges = work.write_others(), work.edges
         shards, plan = write(work)
         nan = {name: found for name, found in work.nan.items() if found[0]}
@@ -160,10 +165,14 @@ class _Conversion:
     Attributes:
         nan: what is NaN in each attribute of nodes, known once its rows were written.
         knows_nan: whether an interrupted run has counted it.
+        must_train: whether some nodes must train, where the input says which do.
     """
 
-    def __init__(self, folder: StoreFolder, source: Source, options: StoreOptions, progress: Progress) -> None:
+    def __init__(
+        self, folder: StoreFolder, source: Source, options: StoreOptions, progress: Progress, must_train: bool
+    ) -> None:
         self.folder, self.source, self.options, self.progress = folder, source, options, progress
+        self.must_train = must_train
         known, path = folder.known("spool"), folder.work / "spool"
         edges = None if known is None else load_spool(path, known, source.edges)
         if edges is None:
@@ -190,7 +199,7 @@ class _Conversion:
             row += len(piece)
             yield piece
         self.nan[attribute.name] = astuple(found)
-        if attribute.name == "train_mask" and attribute.dtype == "BOOL" and not has_training:
+        if self.must_train and attribute.name == "train_mask" and attribute.dtype == "BOOL" and not has_training:
             raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 
     def note_nan(self) -> None:

@@ -182,10 +182,10 @@ def add_command(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     if args.store is not None:
-        manifest = check_store(args.store)
-        size = sum(shard.num_bytes for shard in manifest.shards.values())
-        found = {"store": str(args.store), "files": len(manifest.shards), "bytes": size, "digest": manifest.digest}
-        whole = f"{args.store}: {len(manifest.shards)} files, {size / 2**20:,.1f} MiB, all as the manifest says"
+        digest, shards = check_store(args.store)
+        size = sum(shard.num_bytes for shard in shards)
+        found = {"store": str(args.store), "files": len(shards), "bytes": size, "digest": digest}
+        whole = f"{args.store}: {len(shards)} files, {size / 2**20:,.1f} MiB, all as the manifest says"
         print(json.dumps(found) if args.json else whole)
         return
     facts = examine()

@@ -21,6 +21,8 @@ from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_s
 from pyg_dist.cli.inputs import Commands, require
 from pyg_dist.cli.profile import peak_bytes
 from pyg_dist.cli.stored_plan import plan_of_store
+from pyg_dist.cli.typed_conversion import write_types_store
+from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.partition import Batches
 from pyg_dist.partition.memory import parse_bytes, require_memory
 from pyg_dist.partition.solver import PRESETS, SOLVERS
@@ -29,6 +31,8 @@ from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.manifest import Manifest
 from pyg_dist.store.sources import KINDS, open_source
+from pyg_dist.store.sources.typed import open_types
+from pyg_dist.store.typed_store import TypesManifest
 
 
 def add_command(commands: Commands) -> None:
@@ -175,28 +179,40 @@ def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Bat
             bar.set_description(step, refresh=False)
             bar.update(count)
 
-        source = open_source(args.graph, inputs.reading_of(args))
-        if args.layout == "grid":
+        types = open_types(args.graph)
+        if types is not None:
+            require(args.layout == "halo", "--layout halo with several types (got grid): tiles are of square matrices")
+            found: Manifest | TypesManifest = write_types_store(Path(args.graph), types, out, options, progress)
+        elif args.layout == "grid":
             mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
             rows, columns = args.tiles or _TILES
-            manifest = write_grid_store(source, out, options, (rows, columns), mesh, progress=progress)
+            source = open_source(args.graph, inputs.reading_of(args))
+            found = write_grid_store(source, out, options, (rows, columns), mesh, progress=progress)
         else:
-            manifest = write_halo_store(source, out, options, progress)
-    _print_store(args, out, manifest, time.perf_counter() - began, peak_bytes())
+            found = write_halo_store(open_source(args.graph, inputs.reading_of(args)), out, options, progress)
+    _print_store(args, out, found, {"seconds": time.perf_counter() - began, "peak_bytes": peak_bytes()})
 
 
-def _print_store(args: argparse.Namespace, out: Path, manifest: Manifest, seconds: float, peak: int) -> None:
+def _print_store(
+    args: argparse.Namespace, out: Path, written: Manifest | TypesManifest, took: dict[str, float]
+) -> None:
     """Sizes, traffic, and what it took."""
-    plan = plan_of_store(out, manifest.num_parts, "hybrid")
-    size = sum(shard.num_bytes for shard in manifest.shards.values())
-    if args.json:
-        numbers = plan.to_dict() | {"seconds": seconds, "peak_bytes": peak, "store_bytes": size}
-        print(json.dumps(numbers | {"num_nodes": manifest.num_nodes, "num_edges": manifest.num_edges}))
+    files = list(out.rglob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    if isinstance(written, TypesManifest):
+        of_types = stored_types_plan(out, written.num_parts, "hybrid")
+        numbers, text, nodes, edges = of_types.to_dict(), of_types.describe(), sum(of_types.nodes), sum(of_types.edges)
     else:
-        print(plan.describe((), Machine.load()))
-        print(
-            f"{out}: {manifest.num_nodes:,} nodes, {manifest.num_edges:,} edges, {len(manifest.shards)} files, "
-            f"{size / 2**20:,.1f} MiB; {seconds:.1f} s, peak {peak / 2**20:,.0f} MiB"
-        )
-    if args.plot:
-        plan.plot(args.plot)
+        plan = plan_of_store(out, written.num_parts, "hybrid")
+        numbers, text = plan.to_dict(), plan.describe((), Machine.load())
+        nodes, edges = written.num_nodes, written.num_edges
+        if args.plot:
+            plan.plot(args.plot)
+    if args.json:
+        print(json.dumps(numbers | took | {"store_bytes": size, "num_nodes": nodes, "num_edges": edges}))
+        return
+    print(text)
+    print(
+        f"{out}: {nodes:,} nodes, {edges:,} edges, {len(files)} files, {size / 2**20:,.1f} MiB; "
+        f"{took['seconds']:.1f} s, peak {took['peak_bytes'] / 2**20:,.0f} MiB"
+    )

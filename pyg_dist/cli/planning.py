@@ -20,6 +20,7 @@ from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.cli import inputs
 from pyg_dist.cli.inputs import Commands, require
 from pyg_dist.cli.stored_plan import is_store, plan_of_store
+from pyg_dist.cli.typed_conversion import plans_of_types
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import Candidate, grid_plans, grid_table
 from pyg_dist.grid.plan.node_order import in_one_piece
@@ -78,6 +79,12 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read, partition if the layout needs it, price, count and print."""
+    of_types = plans_of_types(args)
+    if of_types is not None:
+        found = [plan.to_dict(args.widths) for plan in of_types]
+        text = "\n\n".join(plan.describe(args.widths) for plan in of_types)
+        print(json.dumps(found if len(found) > 1 else found[0]) if args.json else text)
+        return
     _check(args)
     machine = inputs.machine_of(args)
     if args.ranks_per_node is not None:

@@ -20,9 +20,10 @@ from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.reader import check_shard
 from pyg_dist.store.signed_json import FILE
+from pyg_dist.store.typed_store import TypesManifest, is_typed_store
 
 
 def is_store(graph: str) -> bool:
@@ -56,7 +57,7 @@ def plan_of_store(
     if manifest.layout == "grid":
         return _grid_plan(GridStore(path, manifest), ranks, machine)
     store = HaloStore(path, manifest)
-    of_part = rank_of_part(store, ranks)
+    of_part = rank_of_part(store.path, [store], ranks)
     if ranks == manifest.num_parts:
         plan = stored_plan(store, exchange, (32, 32), ranks_per_node)
     else:
@@ -99,8 +100,12 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
     return on_mesh(written, best.shape, best.sums, best.price, machine, edges)
 
 
-def check_store(path: Path) -> Manifest:
-    """Check every file of a store by its digests, and what its manifest says of them."""
+def check_store(path: Path) -> tuple[str, list[Shard]]:
+    """Check every file of a store by its digests, and what its manifest says of them; the manifest's own, the files."""
+    if is_typed_store(path):
+        whole = TypesManifest.load(path)
+        checked = [check_store(store.path) for store in whole.halo_stores(path).all()]
+        return whole.digest, [shard for _, shards in checked for shard in shards]
     manifest = Manifest.load(path)
     for shard in manifest.shards.values():
         check_shard(path, shard)
@@ -117,4 +122,4 @@ def check_store(path: Path) -> Manifest:
             if found != expected:
                 raise StoreError(f"Expected {expected} edges of rank {rank} in {path} (got {found}): write it again")
         tiles.close()
-    return manifest
+    return manifest.digest, list(manifest.shards.values())

@@ -18,17 +18,16 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import raise_together
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
+from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.layout_choice import lay_out
-from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import DistributedStorage, moved_to, usable_device
+from pyg_dist.data.options import Options, agree, raised_on_all_ranks
+from pyg_dist.data.storage import DistributedStorage, LocalGraph, local_rows
 from pyg_dist.errors import (
     DataError,
     MixedRowsError,
     OptionError,
-    PygDistError,
 )
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
@@ -38,7 +37,7 @@ from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Hierarchy, Plan
 from pyg_dist.store.graph_input import GraphInput, read_graph
-from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.row_tensor import local_values
 
 logger = logging.getLogger("pyg_dist")
@@ -47,7 +46,7 @@ _plans: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Those of the data that live, by ``id``: they say what training takes."""
 
 
-class DistributedData(OfThisRun, Data):  # type: ignore[misc]
+class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
     """A graph spread over all ranks that a script uses like the ``Data`` it was made from. Collective.
 
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are
@@ -146,21 +145,12 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     ) -> None:
         session.init()
         module_hooks.install()
-        options, graph_input, error = None, None, None
         with set_up("DistributedData", num_steps=4):
-            with step("read and check"):
-                try:
-                    options = Options(
-                        layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy
-                    )
-                    graph_input = read_graph(data, allow_nan, warn=session.is_main())
-                    if nodes_of is not None:
-                        _check_nodes(nodes_of, graph_input, options)
-                except (PygDistError, ImportError) as caught:
-                    error = caught
-                raise_together(error)
-                assert options is not None
-                assert graph_input is not None
+            with step("read and check"), raised_on_all_ranks():
+                options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy)
+                graph_input = read_graph(data, allow_nan, warn=session.is_main())
+                if nodes_of is not None:
+                    _check_nodes(nodes_of, graph_input, options)
             with step("compare the ranks' inputs"):
                 identity = agree(graph_input, options)
             if nodes_of is None:
@@ -178,30 +168,23 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     # What help() and editors show: they would look at __new__ first.
     __signature__ = Signature([*signature(__init__).parameters.values()][1:])
 
-    def _adopt(self, graph_input: GraphInput, graph: DistributedGraph, plan: Any) -> None:
+    def _adopt(self, given: GraphInput, graph: DistributedGraph, plan: Any) -> None:
         """Fill this object with the local rows of every attribute."""
-        values, weight = graph_input.adj_values, None
-        if values is not None:
-            local = values.detach()[graph.edge_sharding.global_id].to(graph_input.device)
-            weight = EdgeTensor.from_local(local, graph.edge_sharding)
-            weight.requires_grad_(values.requires_grad)
-        given: dict[str, Any] = {}
-        for attributes in (graph_input.node_attributes, graph_input.edge_attributes):
-            for name, value in attributes.items():
-                of_edges = attributes is graph_input.edge_attributes
-                rows = graph.edge_sharding if of_edges else graph.attribute_sharding(name, value)
-                local = rows.slice(value.detach()).to(graph_input.device)
-                given[name] = RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
-        self._fill(graph, plan, graph_input.graph_key, weight, given | graph_input.other_attributes)
+        edges, device = graph.edge_sharding, given.device
+        weight = None if given.adj_values is None else local_rows(given.adj_values, edges, device)
+        rows = {
+            name: local_rows(value, graph.attribute_sharding(name, value), device)
+            for name, value in given.node_attributes.items()
+        }
+        rows |= {name: local_rows(value, edges, device) for name, value in given.edge_attributes.items()}
+        self._fill(LocalGraph(graph, plan, given.graph_key, weight, rows | given.other_attributes))
 
-    def _fill(
-        self, graph: DistributedGraph, plan: Any, graph_key: str, weight: EdgeTensor | None, attributes: dict[str, Any]
-    ) -> None:
+    def _fill(self, local: LocalGraph) -> None:
         super().__init__()
-        self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
-        _plans[id(plan)] = plan
-        self[graph_key] = DistributedEdgeIndex(graph, graph_key == "adj_t", weight)
-        for name, value in attributes.items():
+        self.__dict__.update(graph=local.graph, plan=local.plan, _store=DistributedStorage(_parent=self))
+        _plans[id(local.plan)] = local.plan
+        self[local.graph_key] = local.handle
+        for name, value in local.attributes.items():
             self[name] = value
 
     def _adopt_rows(self, graph: DistributedGraph, plan: Any, attributes: dict[str, Any]) -> None:
@@ -278,6 +261,8 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
     ) -> DistributedData:
         """The graph of a store that ``python -m pyg_dist partition`` wrote; each rank reads its own part (collective).
 
+        That of a graph with types is a :class:`~pyg_dist.data.hetero.DistributedHeteroData`.
+
         Equal to ``DistributedData(data, partition=parts)`` to the bit with as many ranks as parts, or on the mesh that
         a grid store was written for. With fewer ranks parts are merged, with those that exchange most on one rank. All
         that a rank reads is checked by digests.
@@ -306,14 +291,19 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
             (34, 34)
         """
         from pyg_dist.data.stored_graph import open_store  # only who has a store loads what reads one
+        from pyg_dist.store.typed_store import is_typed_store
 
+        if is_typed_store(path):
+            from pyg_dist.data.hetero import DistributedHeteroData
+
+            return DistributedHeteroData.open(path, exchange, bits, mesh, comm_dtype, allow_nan, hierarchy)
         session.init()
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
             stored = open_store(path, exchange, bits, mesh, comm_dtype, allow_nan, hierarchy)
             release_free_memory()
         data: DistributedData = cls.__new__(cls)
-        data._fill(stored.graph, stored.plan, stored.graph_key, stored.weight, stored.attributes)
+        data._fill(stored)
         return data
 
     @property
@@ -348,10 +338,6 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         """Whether ``data[key]`` has a row per edge."""
         return isinstance(self[key], EdgeTensor)
 
-    def validate(self, raise_on_error: bool = True) -> bool:
-        """True: the graph was checked when it was distributed, and every assignment since."""
-        return True
-
     def edge_subgraph(self, subset: Tensor) -> NoReturn:
         """Refused: the edges are fixed."""
         raise MixedRowsError("edge_subgraph would change a distributed graph: apply it before DistributedData")
@@ -384,33 +370,12 @@ class DistributedData(OfThisRun, Data):  # type: ignore[misc]
         """Whether some edge is a self loop (collective)."""
         return self.graph.has_self_loops()  # type: ignore[no-any-return]
 
-    def to(self, device: Any, *args: str, non_blocking: bool = False) -> DistributedData:
-        """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective).
+    @property
+    def _device(self) -> torch.device:
+        return self.graph.device  # type: ignore[no-any-return]
 
-        Raises:
-            UnsupportedError: A device that is not usable here; or names of attributes: all of them move with the edges.
-
-        Example:
-            >>> data.to("cpu").x.device
-            device(type='cpu')
-        """
-        there = usable_device(device, self.graph.device, args)
-        if there == self.graph.device:
-            return self
-        self.__dict__["graph"] = self.graph.to(there)
-        for name, value in list(self._store.items()):
-            moved = moved_to(value, there, non_blocking)
-            if moved is not value:
-                self[name] = moved
-        return self
-
-    def cpu(self, *args: str) -> DistributedData:
-        """Move this rank's part to main memory."""
-        return self.to("cpu", *args)
-
-    def cuda(self, device: int | str | None = None, *args: str, non_blocking: bool = False) -> DistributedData:
-        """Move this rank's part to a GPU."""
-        return self.to("cuda" if device is None else device, *args, non_blocking=non_blocking)
+    def _lie_on(self, device: torch.device) -> None:
+        self.__dict__["graph"] = self.graph.to(device)
 
 
 def _expected_memory() -> str:

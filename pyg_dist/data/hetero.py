@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,23 +16,19 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import raise_together
 from pyg_dist.backend.session.steps import set_up, step
-from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import TypedEdges, TypedNodes, moved_to, usable_device
-from pyg_dist.data.typed_layout import owners_of_all, parts_by_type, types_on_halo
-from pyg_dist.errors import DataError, MixedRowsError, PygDistError, UnsupportedError
+from pyg_dist.data.devices import OnDevice
+from pyg_dist.data.options import Options, agree, raised_on_all_ranks
+from pyg_dist.data.storage import TypedEdges, TypedNodes
+from pyg_dist.data.typed_layout import LocalTypes, owners_of_all, parts_by_type, types_on_halo
+from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph import module_hooks
-from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Hierarchy, Plan
-from pyg_dist.halo.plan.relations import HeteroPlan, Relation
-from pyg_dist.store.hetero_input import HeteroInput, read_hetero
-from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.store.hetero_input import read_hetero
 
 
-class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
+class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[misc]
     """A graph of several types of nodes and edges, spread over all ranks; what ``DistributedData(HeteroData)`` gives.
 
     It is used like the ``HeteroData`` it was made from. ``data["paper"].x`` and every other attribute with a row per
@@ -93,56 +90,62 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
     ) -> None:
         session.init()
         module_hooks.install()
-        options, hetero, error = None, None, None
         with set_up("DistributedData", num_steps=4):
-            with step("read and check"):
-                try:
-                    hetero = read_hetero(data, allow_nan, warn=session.is_main())
-                    one_type = {"mesh": mesh, "comm_dtype": comm_dtype, "model": model, "nodes_of": nodes_of}
-                    owners: Any = owners_of_all(hetero, partition) if isinstance(partition, Mapping) else partition
-                    options = Options(layout, owners, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy)
-                    _require_known(options, one_type)
-                except (PygDistError, ImportError) as caught:
-                    error = caught
-                raise_together(error)
-                assert options is not None
-                assert hetero is not None
+            with step("read and check"), raised_on_all_ranks():
+                hetero = read_hetero(data, allow_nan, warn=session.is_main())
+                one_type = {"mesh": mesh, "comm_dtype": comm_dtype, "model": model, "nodes_of": nodes_of}
+                owners: Any = owners_of_all(hetero, partition) if isinstance(partition, Mapping) else partition
+                options = Options(layout, owners, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy)
+                _require_known(options, one_type)
             with step("compare the ranks' inputs"):
                 agree(hetero, options)
             group = DataGroups.of(None).part
             with step(f"partition ({options.partition_name}, {group.size} parts)"):
                 parts = parts_by_type(hetero, options)
             with step("lay out (halo)"):
-                nodes, graphs, plan = types_on_halo(hetero, options, parts)
+                graph = types_on_halo(hetero, options, parts)
             release_free_memory()
-        self._adopt(hetero, nodes, graphs, plan)
+        self._fill(LocalTypes.of(hetero, graph))
 
-    def _adopt(
-        self,
-        hetero: HeteroInput,
-        nodes: Mapping[str, NodeSharding],
-        graphs: Mapping[Relation, DistributedGraph],
-        plan: HeteroPlan,
-    ) -> None:
-        """Fill this object with the local rows of every attribute."""
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        exchange: ExchangeKind = "hybrid",
+        bits: int | tuple[int, int] = 32,
+        mesh: dict[str, int] | None = None,
+        comm_dtype: torch.dtype | None = None,
+        allow_nan: bool = False,
+        hierarchy: Hierarchy = "auto",
+    ) -> DistributedHeteroData:
+        """The graph of a store of several types, see :meth:`pyg_dist.DistributedData.open` (collective)."""
+        from pyg_dist.data.stored_types import open_types  # only who has a store loads what reads one
+
+        session.init()
+        module_hooks.install()
+        with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
+            with raised_on_all_ranks():
+                options = Options("halo", "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
+                _require_known(options, {"mesh": mesh, "comm_dtype": comm_dtype})
+            local = open_types(Path(path), options, allow_nan)
+            release_free_memory()
+        data: DistributedHeteroData = cls.__new__(cls)
+        data._fill(local)
+        return data
+
+    def _fill(self, local: LocalTypes) -> None:
         super().__init__()
-        self.__dict__.update(node_shardings=nodes, plan=plan, device=hetero.device)
-        for name, value in hetero.others.items():
+        self.__dict__.update(node_shardings=local.graph.nodes, plan=local.graph.plan, place=local.device)
+        for name, value in local.others.items():
             self[name] = value
-        for kind, found in hetero.nodes.items():
+        for kind, attributes in local.nodes.items():
             store = self.get_node_store(kind)
-            for name, value in found.nodes.items():
-                store[name] = _rows(value, nodes[kind], hetero.device)
-            for name, value in found.others.items():
+            for name, value in attributes.items():
                 store[name] = value
-        for relation, given in hetero.relations.items():
-            store, graph, weight = self.get_edge_store(*relation), graphs[relation].to(hetero.device), None
-            if given.adj_values is not None:
-                weight = _rows(given.adj_values, graph.edge_sharding, hetero.device)
-            store[given.graph_key] = DistributedEdgeIndex(graph, given.graph_key == "adj_t", weight)
-            for name, value in given.edge_attributes.items():
-                store[name] = _rows(value, graph.edge_sharding, hetero.device)
-            for name, value in given.other_attributes.items():
+        for relation, edges in local.edges.items():
+            store = self.get_edge_store(*relation)
+            store[edges.graph_key] = edges.handle
+            for name, value in edges.attributes.items():
                 store[name] = value
 
     def get_node_store(self, key: str) -> TypedNodes:
@@ -165,45 +168,18 @@ class DistributedHeteroData(OfThisRun, HeteroData):  # type: ignore[misc]
         """Bytes, rows and messages of halos that this rank has sent so far, for all relations."""
         return next(iter(self.node_shardings.values())).traffic  # type: ignore[no-any-return]
 
-    def validate(self, raise_on_error: bool = True) -> bool:
-        """True: the graph was checked when it was distributed, and every assignment since."""
-        return True
-
     def subgraph(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: the nodes and edges are fixed."""
+        """Refused: the nodes and edges are fixed, and types have their names."""
         raise MixedRowsError("This would change a distributed graph with types: apply it before DistributedData")
 
-    edge_subgraph = to_homogeneous = subgraph
+    edge_subgraph = to_homogeneous = rename = coalesce = sort = subgraph
 
-    def to(self, device: Any, *args: str, non_blocking: bool = False) -> DistributedHeteroData:
-        """Move this rank's part to ``device``, in place as ``HeteroData.to`` does (not collective).
+    @property
+    def _device(self) -> torch.device:
+        return self.__dict__["place"]  # type: ignore[no-any-return]
 
-        Raises:
-            UnsupportedError: A device that is not usable here; or names of attributes: all of them move.
-        """
-        there = usable_device(device, self.device, args)
-        if there != self.device:
-            self.__dict__["device"] = there
-            for store in self.stores:
-                for name, value in list(store.items()):
-                    moved = moved_to(value, there, non_blocking)
-                    if moved is not value:
-                        store[name] = moved
-        return self
-
-    def cpu(self, *args: str) -> DistributedHeteroData:
-        """Move this rank's part to main memory."""
-        return self.to("cpu", *args)
-
-    def cuda(self, device: int | str | None = None, *args: str, non_blocking: bool = False) -> DistributedHeteroData:
-        """Move this rank's part to a GPU."""
-        return self.to("cuda" if device is None else device, *args, non_blocking=non_blocking)
-
-
-def _rows(value: Tensor, rows: Any, device: torch.device) -> Any:
-    """This rank's rows of an attribute of the input."""
-    local = rows.slice(value.detach()).to(device)
-    return RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
+    def _lie_on(self, device: torch.device) -> None:
+        self.__dict__["place"] = device
 
 
 def _require_known(options: Options, of_one_type: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.topology import ranks_per_machine
-from pyg_dist.backend.session.agreement import digest, on_main, require_equal
+from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.backend.session.settings import SETTINGS, Bits
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
@@ -134,6 +136,17 @@ def _check(name: str, value: Any, works: tuple[Any, ...]) -> None:
         return
     allowed = " or ".join(repr(w) for w in works)
     raise OptionError(f"Expected {name} to be {allowed} (got {value!r})")
+
+
+@contextmanager
+def raised_on_all_ranks() -> Iterator[None]:
+    """What one rank finds wrong with an input, an option or a file is raised on all of them (collective)."""
+    error = None
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as caught:
+        error = caught
+    raise_together(error)
 
 
 def agree(graph_input: GraphInput | HeteroInput, options: Options) -> str:

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from pyg_dist.backend.session.agreement import one_line
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
-from pyg_dist.tensor.row_index import PickedRows
+from pyg_dist.tensor.sharding import RowSharding
 from pyg_dist.tensor.sparse_form import SparseForm
+
+
+@dataclass(frozen=True)
+class LocalGraph:
+    """This rank's part of a graph with one type of nodes, or of a relation."""
+
+    graph: DistributedGraph  # the runtime form
+    plan: Any  # what was decided
+    graph_key: str  # ``"edge_index"`` or ``"adj_t"``
+    weight: EdgeTensor | None  # values of ``adj_t``
+    attributes: dict[str, Any]  # all others by name, rows as row tensors
+
+    @property
+    def handle(self) -> DistributedEdgeIndex:
+        """What a script sees of the edges."""
+        return DistributedEdgeIndex(self.graph, self.graph_key == "adj_t", self.weight)
+
+
+def local_rows(value: Tensor, rows: RowSharding, device: torch.device) -> Any:
+    """This rank's rows of an attribute of the input."""
+    local = rows.slice(value.detach()).to(device)
+    return RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
 
 
 class RowStorage(BaseStorage):  # type: ignore[misc]
@@ -75,7 +97,7 @@ class TypedNodes(RowStorage, NodeStorage):  # type: ignore[misc]
     @property
     def device(self) -> torch.device:
         """Where this rank's rows lie."""
-        return self._parent().device  # type: ignore[no-any-return]
+        return self._parent()._device  # type: ignore[no-any-return]
 
     @property
     def num_nodes(self) -> int:
@@ -123,6 +145,24 @@ class TypedEdges(RowStorage, EdgeStorage):  # type: ignore[misc]
         """Whether this has a row per edge."""
         return isinstance(self[key], EdgeTensor)
 
+    def _whole(self) -> EdgeStorage:
+        whole = EdgeStorage(_parent=self._parent(), _key=self._key, edge_index=self.handle.full_tensor())
+        if "edge_attr" in self:
+            whole.edge_attr = self.edge_attr.full_tensor()
+        return whole
+
+    def is_coalesced(self) -> bool:
+        """Whether the edges are sorted and none stands twice (collective: gathers all edges)."""
+        return bool(self._whole().is_coalesced())
+
+    def is_undirected(self) -> bool:
+        """Whether each edge has its reverse, with equal ``edge_attr`` (collective: gathers all edges)."""
+        return bool(self._whole().is_undirected())
+
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge of this relation (collective: gathers all edges)."""
+        return bool(self._whole().has_isolated_nodes())
+
     def distributed(self, key: str, value: Any) -> Any:
         """See :class:`RowStorage`."""
         if key in GRAPH_KEYS:
@@ -157,30 +197,3 @@ def _same_nodes(key: str, value: Any, graph: DistributedGraph) -> DistributedEdg
     if value is None:
         return None
     raise MixedRowsError(f"Assigning '{key}' would change a distributed graph: change it before DistributedData")
-
-
-def usable_device(device: Any, here: torch.device, names: tuple[str, ...] = ()) -> torch.device:
-    """The device, with its number, that all attributes move to.
-
-    Raises:
-        UnsupportedError: torch cannot use it here; or names of attributes: all of them move.
-    """
-    if names:
-        raise UnsupportedError(f"Expected no names of attributes, since all of them move (got {names}): leave them out")
-    try:
-        return torch.empty(0, device=device).device
-    except Exception as error:  # of any class, by device and build of torch
-        raise UnsupportedError(
-            f"Expected a device that torch can use here (got '{device}': {one_line(error)}): leave the data on {here}"
-        ) from None
-
-
-def moved_to(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """What a storage has, on another device (not collective)."""
-    if isinstance(value, PickedRows):
-        return value.on(device)
-    if isinstance(value, RowTensor):
-        return RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), value._sharding)
-    if isinstance(value, DistributedEdgeIndex):
-        return value.on(value.graph.to(device))
-    return value.to(device) if isinstance(value, Tensor) else value

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,14 +16,13 @@ from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, on_main, require_equal
 from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_per_node, machines_to_share
-from pyg_dist.data.options import Options
-from pyg_dist.data.stored_grid import on_stored_grid, raised_on_all_ranks
+from pyg_dist.data.options import Options, raised_on_all_ranks
+from pyg_dist.data.storage import LocalGraph
+from pyg_dist.data.stored_grid import on_stored_grid
 from pyg_dist.errors import StoreError
-from pyg_dist.graph.protocol import DistributedGraph
-from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.plan import Hierarchy, Plan, hash_of_digests, pairs_of
-from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
+from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, share_of
 from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts
 from pyg_dist.halo.plan.two_level import Routes
 from pyg_dist.store.attributes import NanCount
@@ -32,18 +32,8 @@ from pyg_dist.store.manifest import ADJ_VALUES, LoopRule, Manifest
 from pyg_dist.tensor import EdgeTensor, RowTensor
 
 
-@dataclass(frozen=True)
-class StoredGraph:
-    """What a :class:`~pyg_dist.DistributedData` is filled with."""
-
-    graph: DistributedGraph  # the runtime form
-    plan: Plan | GridPlan  # what was decided
-    graph_key: str  # ``"edge_index"`` or ``"adj_t"``
-    weight: EdgeTensor | None  # values of ``adj_t``
-    attributes: dict[str, Any]  # all others by name
-
-
 def _path_of(folder: object) -> Path:
+    """The folder of a store, as a script names it."""
     if not isinstance(folder, (str, Path)):
         raise StoreError(f"Expected the path of a store's folder (got {type(folder).__name__}): pass a str or a Path")
     return Path(folder)
@@ -57,46 +47,49 @@ def open_store(
     comm_dtype: torch.dtype | None,
     allow_nan: bool,
     hierarchy: Hierarchy = "auto",
-) -> StoredGraph:
+) -> LocalGraph:
     """Read this rank's part (collective). See :meth:`pyg_dist.DistributedData.open`."""
     with raised_on_all_ranks():
         path = _path_of(folder)
         manifest = Manifest.load(path)
-        _require_known(path, manifest.graph)
+        require_known(path, manifest.graph)
         options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
     require_equal(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
     )
     if not allow_nan and session.is_main():
-        for name, counts in manifest.plan.get("nan", {}).items():
-            kind, size = (
-                ("node", manifest.num_nodes) if name in manifest.node_attributes else ("edge", manifest.num_edges)
-            )
-            warnings.warn(NanCount(*counts).warning(name, kind, size), stacklevel=3)
+        warn_of_stored_nan(manifest)
     if manifest.layout == "grid":
         return _open_grid(GridStore(path, manifest), options)
     return _open_halo(HaloStore(path, manifest), options)
 
 
-def _require_known(path: Path, graph: dict[str, Any]) -> None:
+def warn_of_stored_nan(manifest: Manifest) -> None:
+    """Warn of attributes that had NaN when the store was written."""
+    for name, counts in manifest.plan.get("nan", {}).items():
+        kind, size = ("node", manifest.num_nodes) if name in manifest.node_attributes else ("edge", manifest.num_edges)
+        warnings.warn(NanCount(*counts).warning(name, kind, size), stacklevel=4)
+
+
+def require_known(path: Path, graph: dict[str, Any]) -> None:
     """Raise unless this version knows how a script sees the edges."""
     if graph.get("key") not in ("edge_index", "adj_t") or graph.get("loop_rule") not in get_args(LoopRule):
         raise StoreError(f"Expected edge_index or adj_t in {path} (got {graph}): write the store again")
 
 
-def _open_grid(store: GridStore, options: Options) -> StoredGraph:
+def _open_grid(store: GridStore, options: Options) -> LocalGraph:
     graph, plan, rows = on_stored_grid(store, options)
     with raised_on_all_ranks():
-        others = _others(store)
+        others = stored_others(store)
     weight: Any = rows.pop(ADJ_VALUES, None)
-    return StoredGraph(graph, plan, store.manifest.graph["key"], weight, rows | others)
+    return LocalGraph(graph, plan, store.manifest.graph["key"], weight, rows | others)
 
 
-def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
+def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
     groups = DataGroups.of(options.mesh)
     manifest, group = store.manifest, groups.part
     with raised_on_all_ranks():
-        ranks = rank_of_part(store, group.size)
+        ranks = rank_of_part(store.path, [store], group.size)
         parts = store.parts_of(group.rank, ranks)
         share = stored_share(store, group.rank, ranks, options.exchange)
     if group.size == store.num_parts:
@@ -114,29 +107,29 @@ def _open_halo(store: HaloStore, options: Options) -> StoredGraph:
         del shared
     graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
     with raised_on_all_ranks():
-        of_nodes = {name: node_rows(store, name, parts, share) for name in manifest.node_attributes}
-        of_edges = {name: edge_rows(store, name, parts, share) for name in manifest.edge_attributes}
-        attributes = _others(store)
+        of_nodes = {name: rows_of(store, "node", name, parts, share.node_id) for name in manifest.node_attributes}
+        of_edges = {name: rows_of(store, "edge", name, parts, share.edge_id) for name in manifest.edge_attributes}
+        attributes = stored_others(store)
     store.close()
     values = of_edges.pop(ADJ_VALUES, None)
     weight = None if values is None else EdgeTensor.from_local(values, graph.edge_sharding)
     rows = {name: RowTensor.from_local(local, graph.node_sharding) for name, local in of_nodes.items()}
     rows |= {name: RowTensor.from_local(local, graph.edge_sharding) for name, local in of_edges.items()}
-    return StoredGraph(graph, plan, manifest.graph["key"], weight, rows | attributes)
+    return LocalGraph(graph, plan, manifest.graph["key"], weight, rows | attributes)
 
 
-def _others(store: HaloStore | GridStore) -> dict[str, Any]:
+def stored_others(store: HaloStore | GridStore) -> dict[str, Any]:
     """Attributes without rows, the same on every rank."""
     tensors = store.manifest.shards["other"].tensors if "other" in store.manifest.shards else {}
     return {name: store.tensor("other", name) for name in tensors} | store.manifest.other
 
 
-def block_numbers(store: HaloStore) -> BlockNumbers:
-    """What the manifest says of the blocks."""
+def block_numbers(store: HaloStore, nodes_of: Sequence[int] | None = None) -> BlockNumbers:
+    """What the manifest says of the blocks; ``nodes_of``: targets of each part, of a relation between two types."""
     names = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
     return BlockNumbers(
         **{name: store.between(name) for name in names},
-        nodes=torch.tensor(store.nodes_of),
+        nodes=torch.tensor(store.nodes_of if nodes_of is None else nodes_of),
         boundary=torch.tensor(store.boundary()),
     )
 
@@ -151,17 +144,21 @@ def stored_plan(store: HaloStore, exchange: ExchangeKind, bits: tuple[int, int],
     )  # fmt: skip
 
 
-def rank_of_part(store: HaloStore, num_ranks: int) -> Tensor:
-    """The rank of each part, int64 ``[P]``: parts with much traffic between them are merged where ranks are fewer."""
-    if num_ranks > store.num_parts:
+def rank_of_part(path: Path, stores: Sequence[HaloStore], num_ranks: int) -> Tensor:
+    """The rank of each part, int64 ``[P]``: parts with much traffic between them are merged where ranks are fewer.
+
+    ``stores``: those in the folder ``path``, several of a graph with types; their traffic is added.
+    """
+    num_parts = stores[0].num_parts
+    if num_ranks > num_parts:
         raise StoreError(
-            f"Expected at most {store.num_parts} ranks for the parts in {store.path} (got {num_ranks}): python -m "
-            f"pyg_dist partition GRAPH {store.path} --parts {num_ranks} --force"
+            f"Expected at most {num_parts} ranks for the parts in {path} (got {num_ranks}): python -m pyg_dist "
+            f"partition GRAPH {path} --parts {num_ranks} --force"
         )
-    if num_ranks == store.num_parts:
+    if num_ranks == num_parts:
         return torch.arange(num_ranks)
-    numbers = block_numbers(store)
-    return merged_parts(numbers.post_rows + numbers.pre_sums, num_ranks)
+    numbers = [block_numbers(store) for store in stores]
+    return merged_parts(torch.stack([one.post_rows + one.pre_sums for one in numbers]).sum(0), num_ranks)
 
 
 def merged_hash(store: HaloStore, ranks: Tensor, exchange: ExchangeKind) -> str:
@@ -174,43 +171,70 @@ def is_cheaper(plan: Plan, other: Plan) -> bool:
     return bool(on_main(lambda: torch.tensor(plan.price().seconds < other.price().seconds)))
 
 
+@dataclass(frozen=True)
+class RelationRows:
+    """A rank's rows of both ends of a relation, whose store numbers the nodes of two types in a row."""
+
+    first_target: int  # in the store; 0: sources and targets are one type
+    node_id: Tensor  # global ids of targets in the order of their rows, int64 ``[n]``
+    sources: LocalRows | None  # of another type
+
+
 def stored_share(
-    store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind, ranks_per_machine: int | None = None
+    store: HaloStore,
+    rank: int,
+    ranks: Tensor,
+    exchange: ExchangeKind,
+    ranks_per_machine: int | None = None,
+    rows: RelationRows | None = None,
 ) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph. Not collective.
 
     Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
     used; for merged parts it is found anew, from the edges that cross between ranks alone. In two levels the edges
-    between the rank's machine and others are read, too.
+    between the rank's machine and others are read, too. ``rows``: of a relation in a graph with types.
     """
     parts, num_ranks = store.parts_of(rank, ranks), int(ranks.max()) + 1
     load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
-    node_id = store.node_id(parts)
+    first_target = 0 if rows is None else rows.first_target
+    every_id = store.node_id(parts)
+    num_sources = int(torch.searchsorted(every_id, first_target))
+    node_id, on_boundary = every_id[num_sources:] - first_target, store.on_boundary(rank, ranks, every_id)[num_sources:]
+    del every_id
+
+    def inside() -> LocalEdges:
+        edge_id, source, target = store.inside(parts)
+        return LocalEdges(edge_id, source, target.sub_(num_sources))
 
     def cross(leaves: bool) -> tuple[OneWay, Cover]:
         found = store.cross(rank, ranks, leaves)
-        rows, sums = (Ends(ends.node, ends.counts) for ends in (found.rows, found.sums))
-        edges = OneWay(rank, leaves, found.edge_id, found.row, found.sum, rows, sums)
-        left, right = found.rows.is_sent, found.sums.is_sent
+        row_ends, sum_ends = found.rows, found.sums
+        edges = OneWay(
+            rank, leaves, found.edge_id, found.row, found.sum, Ends(row_ends.node, row_ends.counts),
+            Ends(sum_ends.node - first_target, sum_ends.counts),
+        )  # fmt: skip
+        left, right = row_ends.is_sent, sum_ends.is_sent
         hybrid = edges.cover("hybrid", load) if left is None or right is None else Cover(left, right)
         release_after(edges.row.numel())  # of what matching has left
         return edges, hybrid
 
     share = share_of(
-        rank, num_ranks, store.manifest.num_nodes, store.manifest.num_edges, node_id,
-        store.on_boundary(rank, ranks, node_id), lambda: LocalEdges(*store.inside(parts)),
-        lambda: cross(False), lambda: cross(True), exchange,
-        ways=None if ranks_per_machine is None else stored_ways(store, rank, ranks, exchange, ranks_per_machine),
+        rank, num_ranks, store.manifest.num_nodes - first_target, store.manifest.num_edges, node_id, on_boundary,
+        inside, lambda: cross(False), lambda: cross(True), exchange,
+        None if rows is None else rows.node_id, None if rows is None else rows.sources,
+        None if ranks_per_machine is None else stored_ways(store, rank, ranks, exchange, ranks_per_machine),
     )  # fmt: skip
     del node_id
     release_free_memory()
     if num_ranks == store.num_parts and ranks_per_machine is None:
         sizes, between = block_numbers(store).sizes(exchange)
-        found = ShareSizes.of(share)
-        if sizes[rank] != found or tuple(between[rank].tolist()) != share.sum_transfer.send_counts:
+        found, expected = ShareSizes.of(share), sizes[rank]
+        if rows is not None:  # the order of a type's rows suits all relations; in the store are nodes of both ends
+            expected = replace(expected, nodes=found.nodes, inner=found.inner)
+        if expected != found or tuple(between[rank].tolist()) != share.sum_transfer.send_counts:
             raise StoreError(
                 f"Expected the numbers of part {rank} that the manifest of {store.path} has (got {found}, not "
-                f"{sizes[rank]}): write the store again"
+                f"{expected}): write the store again"
             )
     return share
 
@@ -252,15 +276,8 @@ def stored_rows_across(store: HaloStore, ranks: Tensor, ranks_per_machine: int) 
     )
 
 
-def node_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:
-    """The rows of a node attribute in the share's order."""
-    ascending, order = share.node_id.sort()
-    ids = [store.tensor(f"nodes-{part:05d}", "node_id") for part in parts]
-    return store.rows("nodes", name, parts, [order[torch.searchsorted(ascending, own)] for own in ids])
-
-
-def edge_rows(store: HaloStore, name: str, parts: list[int], share: HaloShare) -> Tensor:
-    """The rows of an edge attribute in the share's order of edges."""
-    ascending, order = share.edge_id.sort()
-    ids = [store.tensor(f"edges-{part:05d}", "edge_id") for part in parts]
-    return store.rows("edges", name, parts, [order[torch.searchsorted(ascending, own)] for own in ids])
+def rows_of(store: HaloStore, kind: Literal["node", "edge"], name: str, parts: list[int], ids: Tensor) -> Tensor:
+    """The rows of an attribute of the nodes or edges with these global ids, which are all of some parts."""
+    ascending, order = ids.sort()
+    of_part = [store.tensor(f"{kind}s-{part:05d}", f"{kind}_id") for part in parts]
+    return store.rows(f"{kind}s", name, parts, [order[torch.searchsorted(ascending, own)] for own in of_part])

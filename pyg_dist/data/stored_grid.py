@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.session.agreement import digest, raise_together
+from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.grid_data import candidates
-from pyg_dist.data.options import Options, common_machine
+from pyg_dist.data.options import Options, common_machine, raised_on_all_ranks
 from pyg_dist.errors import StoreError
 from pyg_dist.grid.graph import GridGraph
 from pyg_dist.grid.mesh import Mesh
@@ -29,17 +28,6 @@ from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.reader import Column
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding
-
-
-@contextmanager
-def raised_on_all_ranks() -> Iterator[None]:
-    """What one rank finds wrong with an option or a file is raised on all of them (collective)."""
-    error = None
-    try:
-        yield
-    except (ValueError, OSError) as caught:
-        error = caught
-    raise_together(error)
 
 
 class StoredOrder(NodeOrder):

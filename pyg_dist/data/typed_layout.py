@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.data_groups import DataGroups
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node
 from pyg_dist.data.options import Options
+from pyg_dist.data.storage import LocalGraph, local_rows
 from pyg_dist.errors import DataError
 from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan, Relation, relation_hash, rows_in_order
-from pyg_dist.halo.plan.share import halo_share
+from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.partition.balance import balanced_by_kind
 from pyg_dist.partition.inputs import as_parts, check_given
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.store.hetero_input import HeteroInput
+from pyg_dist.store.manifest import LoopRule
 
 
 def owners_of_all(hetero: HeteroInput, partition: Mapping[str, Any]) -> Tensor:
@@ -73,28 +77,88 @@ def _train_mask(hetero: HeteroInput) -> Tensor | None:
     return torch.cat(masks) if is_known else None
 
 
-def types_on_halo(
-    hetero: HeteroInput, options: Options, parts: dict[str, Tensor]
-) -> tuple[dict[str, HaloNodes], dict[Relation, HaloGraph], HeteroPlan]:
-    """Nodes by type, the graph of each relation, and the plan (collective)."""
-    groups = DataGroups.of(None)
-    group, number = groups.part, {kind: k for k, kind in enumerate(parts)}
+@dataclass(frozen=True)
+class TypedGraph:
+    """The runtime form of a graph with types, and what was decided for it."""
+
+    nodes: dict[str, HaloNodes]  # by type
+    edges: dict[Relation, HaloGraph]  # by relation
+    plan: HeteroPlan
+
+    @staticmethod
+    def of(
+        rows: Mapping[str, Tensor], sizes: Mapping[str, int], options: Options, group: Group,
+        relations: Iterable[tuple[Relation, HaloShare, LoopRule, str]], partition: str, parts: Tensor | None = None,
+    ) -> TypedGraph:  # fmt: skip
+        """Lay out shares (collective).
+
+        Args:
+            rows: this rank's nodes of each type, in the order of their rows.
+            sizes: the number of nodes of each type.
+            options: of the exchange.
+            group: the ranks.
+            relations: of each, in turn, the share of this rank, the rule of self loops, and the hash of its plan.
+            partition: how the parts were found.
+            parts: the owner of each node, types one after another, on rank 0.
+        """
+        traffic, nodes, graphs, plans = Traffic(), dict[str, HaloNodes](), {}, {}
+        for kind, node_id in rows.items():
+            nodes[kind] = HaloNodes(
+                group, node_id, sizes[kind], options.exchange, options.bits_by_direction, DataGroups.of(None)
+            )
+            nodes[kind].traffic = traffic
+        for relation, share, loop_rule, identity in relations:
+            plan = gathered_plan(share, group, options, partition, None, identity)
+            sources, targets = nodes[relation[0]], nodes[relation[-1]]
+            graphs[relation] = HaloGraph(share, targets, loop_rule, plan.messages, sources=sources)
+            plans[relation] = plan
+        return TypedGraph(nodes, graphs, HeteroPlan({kind: own.counts for kind, own in nodes.items()}, plans, parts))
+
+
+@dataclass(frozen=True)
+class LocalTypes:
+    """This rank's part of a graph with types."""
+
+    graph: TypedGraph
+    device: torch.device
+    others: dict[str, Any]  # attributes of the whole
+    nodes: dict[str, dict[str, Any]]  # attributes by type
+    edges: dict[Relation, LocalGraph]
+
+    @staticmethod
+    def of(hetero: HeteroInput, graph: TypedGraph) -> LocalTypes:
+        """What this rank has of the input (not collective)."""
+        device, edges = hetero.device, {}
+        for relation, given in hetero.relations.items():
+            own = graph.edges[relation].to(device)
+            rows = own.edge_sharding
+            weight = None if given.adj_values is None else local_rows(given.adj_values, rows, device)
+            attributes = {name: local_rows(value, rows, device) for name, value in given.edge_attributes.items()}
+            edges[relation] = LocalGraph(
+                own, graph.plan.relations[relation], given.graph_key, weight, attributes | given.other_attributes
+            )
+        nodes = {
+            kind: {name: local_rows(value, graph.nodes[kind], device) for name, value in found.nodes.items()}
+            | found.others
+            for kind, found in hetero.nodes.items()
+        }
+        return LocalTypes(graph, device, hetero.others, nodes, edges)
+
+
+def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor]) -> TypedGraph:
+    """The runtime form and the plan (collective)."""
+    group, number = DataGroups.of(None).part, {kind: k for k, kind in enumerate(parts)}
     ends = [(number[s], number[t], given.edge_index) for (s, _, t), given in hetero.relations.items()]
-    rows = rows_in_order(list(parts.values()), ends, group.rank)
-    traffic, nodes = Traffic(), {}
-    for (kind, size), node_id in zip(hetero.num_nodes.items(), rows, strict=True):
-        nodes[kind] = HaloNodes(group, node_id, size, options.exchange, options.bits_by_direction, groups)
-        nodes[kind].traffic = traffic
-    graphs, plans = {}, {}
-    for relation, given in hetero.relations.items():
-        source, _, target = relation
-        sources, targets = nodes[source], nodes[target]
-        owners: Any = parts[target] if source == target else (parts[source], parts[target])
-        ids: Any = targets.global_id if source == target else (sources.global_id, targets.global_id)
-        share = halo_share(given.edge_index, owners, group.rank, group.size, options.exchange, ids)
-        identity = relation_hash(given.edge_index, parts[source], parts[target], group.size, options.exchange)
-        plan = gathered_plan(share, group, options, options.partition_name, None, identity)
-        graphs[relation] = HaloGraph(share, targets, given.loop_rule, plan.messages, sources=sources)
-        plans[relation] = plan
+    rows = dict(zip(parts, rows_in_order(list(parts.values()), ends, group.rank), strict=True))
+
+    def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
+        for (source, name, target), given in hetero.relations.items():
+            is_square, edges = source == target, given.edge_index
+            owners: Any = parts[target] if is_square else (parts[source], parts[target])
+            ids: Any = rows[target] if is_square else (rows[source], rows[target])
+            share = halo_share(edges, owners, group.rank, group.size, options.exchange, ids)
+            identity = relation_hash(edges, parts[source], parts[target], group.size, options.exchange)
+            yield (source, name, target), share, given.loop_rule, identity
+
     whole = torch.cat(list(parts.values())).to(torch.int32) if group.rank == 0 and parts else None
-    return nodes, graphs, HeteroPlan({kind: rows.counts for kind, rows in nodes.items()}, plans, whole)
+    return TypedGraph.of(rows, hetero.num_nodes, options, group, shares(), options.partition_name, whole)

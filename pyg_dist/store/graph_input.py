@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,9 +17,6 @@ from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.attributes import GRAPH_KEYS, NanCount, by_kind, num_nodes_of, sort_attributes
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
-
-METADATA, EDGE_INDEX = "pyg_dist graph", "edge_index"
-"""The entry of a safetensors file's header, and the tensor, by which ``save_graph`` writes a graph."""
 
 
 @dataclass
@@ -162,49 +156,3 @@ def warn_of_nan(kind: Literal["node", "edge"], attributes: Mapping[str, Tensor])
         found = NanCount.of(value)
         if found.rows:
             warnings.warn(found.warning(name, kind, len(value)), stacklevel=5)
-
-
-def save_graph(data: Data, path: str | Path) -> None:
-    """Write a graph for ``python -m pyg_dist partition``; nothing is pickled. Not collective: one rank calls it.
-
-    Edges, nodes and attributes are those that :class:`~pyg_dist.DistributedData` would read; the file appears whole.
-
-    Args:
-        data: homogeneous ``Data`` with ``edge_index`` or a sparse ``adj_t``.
-        path: the file, a name that ends in ``.safetensors``.
-
-    Raises:
-        DataError: The graph is not valid, or an attribute is neither a tensor nor plain (what JSON has).
-
-    Example:
-        >>> pyg_dist.save_graph(KarateClub()[0], "karate.safetensors")
-    """
-    from pyg_dist.store.format import ShardWriter, as_storage, spec_of, sync
-    from pyg_dist.store.source import is_plain
-
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise DataError(f"Expected a name that ends in .safetensors (got {path.name!r}): rename it")
-    graph = read_graph(data, allow_nan=True, warn=False)
-    others, plain = by_kind(graph.other_attributes)
-    for name, value in plain.items():
-        if not is_plain(value):
-            raise DataError(
-                f"Expected '{name}' to be a tensor or what JSON has (got {type(value).__name__}): delete it"
-            )
-    tensors: dict[str, Tensor] = {EDGE_INDEX: graph.edge_index, **graph.node_attributes, **graph.edge_columns, **others}
-    content: dict[str, object] = {
-        "num_nodes": graph.num_nodes,
-        "graph": {"key": graph.graph_key, "loop_rule": graph.loop_rule},
-        "node_attributes": list(graph.node_attributes),
-        "edge_attributes": list(graph.edge_columns),
-        "other_tensors": list(others),
-        "other": plain,
-    }
-    new = path.with_name(path.name + ".new")
-    writer = ShardWriter(new, {name: spec_of(t) for name, t in tensors.items()}, {METADATA: json.dumps(content)})
-    for name, tensor in tensors.items():
-        writer.write_whole(name, as_storage(tensor.detach().cpu().contiguous()))
-    writer.close()
-    os.replace(new, path)
-    sync(path.parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,19 @@ from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.partition.inputs import check_ends
 from pyg_dist.store.attributes import Attributes, by_kind, sort_attributes
 from pyg_dist.store.graph_input import GraphInput, read_edges, warn_of_nan
+
+WHOLE = "whole"
+"""The piece of a graph with types that has the attributes of all of it."""
+
+
+def nodes_key(number: int) -> str:
+    """The piece with the nodes of a type, by its place among the types: names may hold any character."""
+    return f"nodes-{number}"
+
+
+def edges_key(number: int) -> str:
+    """The piece with the edges of a relation."""
+    return f"edges-{number}"
 
 
 @dataclass
@@ -45,6 +58,32 @@ class HeteroInput:
                 yield f"{[*relation]}.{name}", value
         for name, value in by_kind(self.others)[0].items():
             yield name, value
+
+    def pieces(self) -> dict[str, GraphInput]:
+        """Graphs of one type that files and stores keep: attributes of the whole, nodes by type, edges by relation."""
+
+        def without_edges(size: int, found: Attributes) -> GraphInput:
+            edge_index = torch.empty(2, 0, dtype=torch.int64)
+            return GraphInput(
+                edge_index, size, "edge_index", "remaining", None, self.device, found.nodes, {}, found.others
+            )
+
+        found = {WHOLE: without_edges(0, Attributes(others=self.others))}
+        for k, (kind, attributes) in enumerate(self.nodes.items()):
+            found[nodes_key(k)] = without_edges(self.num_nodes[kind], attributes)
+        return found | {edges_key(k): graph for k, graph in enumerate(self.relations.values())}
+
+    @staticmethod
+    def of_pieces(kinds: Sequence[str], relations: Sequence[EdgeType], pieces: Mapping[str, GraphInput]) -> HeteroInput:
+        """The reverse of :meth:`pieces`."""
+        of_nodes = {kind: pieces[nodes_key(k)] for k, kind in enumerate(kinds)}
+        return HeteroInput(
+            {kind: graph.num_nodes for kind, graph in of_nodes.items()},
+            {kind: Attributes(graph.node_attributes, {}, graph.other_attributes) for kind, graph in of_nodes.items()},
+            {relation: pieces[edges_key(k)] for k, relation in enumerate(relations)},
+            pieces[WHOLE].other_attributes,
+            torch.device("cpu"),
+        )
 
     def homogeneous_edge_index(self) -> Tensor:
         """All edges, nodes numbered through all types in their order, as by ``to_homogeneous()``: int64 ``[2, E]``."""

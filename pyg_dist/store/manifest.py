@@ -165,7 +165,6 @@ def _require_consistent(manifest: Manifest) -> None:
 
 def _require_halo(manifest: Manifest) -> None:
     num_parts, shards = manifest.num_parts, manifest.shards
-    _require(num_parts <= manifest.num_nodes, f"{num_parts} parts of {manifest.num_nodes} nodes")
     _require(num_parts <= len(shards), f"{num_parts} parts in {len(shards)} files")
     _require_keys(shards, (f"{kind}-{q:05d}" for kind in ("nodes", "edges", "halo") for q in range(num_parts)))
     for name in ("partition", "edges", "parts"):

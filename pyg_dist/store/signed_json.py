@@ -27,6 +27,7 @@ class Kind:
         origin: what makes one, for who has none.
         remedy: what to do about a damaged one.
         most_bytes: more than any has.
+        file: its name.
     """
 
     what: str
@@ -34,6 +35,7 @@ class Kind:
     origin: str
     remedy: str
     most_bytes: int
+    file: str = FILE
 
 
 def digest_of(content: Mapping[str, object]) -> str:
@@ -71,7 +73,7 @@ class Signed(ABC):
         Raises:
             StoreError: There is none, it is of another version, it was altered, or contradicts itself.
         """
-        file, kind = path / FILE, cls.kind
+        file, kind = path / cls.kind.file, cls.kind
         try:
             if file.stat().st_size > kind.most_bytes:
                 raise ValueError(f"{file.stat().st_size} bytes")

@@ -283,7 +283,7 @@ def test_a_store(workers: Pools, tmp_path: Any, capsys: Any) -> None:
     store = HaloStore(path, Manifest.load(path))
     for ranks in (6, 4):
         parts = torch.empty(NUM_NODES, dtype=torch.int64)
-        for part, rank in enumerate(rank_of_part(store, ranks).tolist()):
+        for part, rank in enumerate(rank_of_part(store.path, [store], ranks).tolist()):
             parts[store.node_id([part])] = rank
         for hierarchy in ("on", "off"):
             planned: Any = plan_of_store(path, ranks, "hybrid", 2, hierarchy=hierarchy)  # type: ignore[arg-type]

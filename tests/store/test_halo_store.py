@@ -62,7 +62,8 @@ def merged_share(path: str) -> None:
     from pyg_dist.store.manifest import Manifest
 
     opened = DistributedData.open(path)
-    ranks = rank_of_part(HaloStore(Path(path), Manifest.load(Path(path))), world_size())
+    store = HaloStore(Path(path), Manifest.load(Path(path)))
+    ranks = rank_of_part(store.path, [store], world_size())
     assert torch.bincount(ranks).max() - torch.bincount(ranks).min() <= 1
     made = DistributedData(skewed_graph(), partition=ranks[uneven(200, 16)])
     assert differences(made.graph.share, opened.graph.share) == []

@@ -20,7 +20,7 @@ from test_grid_store import write as write_grid
 from pyg_dist import DistributedData, save_graph
 from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
 from pyg_dist.cli.stored_plan import check_store
-from pyg_dist.data.stored_graph import edge_rows, node_rows, rank_of_part, stored_share
+from pyg_dist.data.stored_graph import rank_of_part, rows_of, stored_share
 from pyg_dist.data.stored_grid import edges_of_tile, stored_grid_plan
 from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.store.folder import PARTIAL, StoreFolder, explained_disk_errors
@@ -36,13 +36,13 @@ PARTS = 3
 def read_as_ranks(path: Path) -> None:
     """All that the ranks of a run would read, one after another."""
     store = HaloStore(path, Manifest.load(path))
-    ranks = rank_of_part(store, PARTS)
+    ranks = rank_of_part(store.path, [store], PARTS)
     for rank in range(PARTS):
         share = stored_share(store, rank, ranks, "hybrid")
         for name in store.manifest.node_attributes:
-            node_rows(store, name, [rank], share)
+            rows_of(store, "node", name, [rank], share.node_id)
         for name in store.manifest.edge_attributes:
-            edge_rows(store, name, [rank], share)
+            rows_of(store, "edge", name, [rank], share.edge_id)
         for name in store.manifest.shards["other"].tensors:
             store.tensor("other", name)
 

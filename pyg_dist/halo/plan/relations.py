@@ -159,8 +159,13 @@ def relation_hash(
     edge_index: Tensor, of_sources: Tensor, of_targets: Tensor, num_ranks: int, exchange: ExchangeKind
 ) -> str:
     """Digest of all that the plan of a relation depends on: edges, owners of both ends, ranks, exchange."""
-    parts = digest(repr([digest(owner.to(torch.int32)) for owner in (of_sources, of_targets)]))
-    return hash_of_digests(digest(edge_index), parts, num_ranks, exchange)
+    owners = [digest(owner.to(torch.int32)) for owner in (of_sources, of_targets)]
+    return hash_of_relation(digest(edge_index), owners, num_ranks, exchange)
+
+
+def hash_of_relation(edges: str, owners: Sequence[str], num_ranks: int, exchange: ExchangeKind) -> str:
+    """The same from the digests of the edges and of the owners of both ends."""
+    return hash_of_digests(edges, digest(repr(list(owners))), num_ranks, exchange)
 
 
 def rows_in_order(parts: Sequence[Tensor], relations: Sequence[tuple[int, int, Tensor]], rank: int) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Input graphs, one file for each format: what they hold, in chunks."""
+"""Input graphs, one file for each format: what they hold, in chunks; those with types, in memory (``typed``)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,18 +16,25 @@ import numpy as np
 
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import dtype_name
+from pyg_dist.store.format import dtype_name, storage_dtype
 from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, TensorSource, fixed_rows
 from pyg_dist.store.sources.npz import Member, edge_columns, edge_member, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
 
-_NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}
+NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}
 _SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
+TRIPLETS = "triplet-type-list.csv.gz"
+"""The raw file that names the relations of a dataset of several types."""
 
 
 def is_ogb_folder(path: Path) -> bool:
     """Whether a folder has the raw files of an OGB dataset."""
-    return any((path / "raw" / name).exists() for name in ("edge.csv.gz", "data.npz"))
+    return any((path / "raw" / name).exists() for name in ("edge.csv.gz", "data.npz", TRIPLETS))
+
+
+def is_ogb_typed(path: Path) -> bool:
+    """Whether a folder has those of a dataset of several types."""
+    return (path / "raw" / TRIPLETS).exists()
 
 
 def master_options(name: str) -> dict[str, str]:
@@ -54,7 +61,9 @@ class OGB(TensorSource):
         path, self.raw = self.path, self.path / "raw"
         self.options = master_options(path.name.replace("_", "-"))
         if self.options["is hetero"] == "True":
-            raise UnsupportedError(f"Expected a homogeneous dataset (got {path.name}): export one relation as a graph")
+            raise UnsupportedError(
+                f"Expected a graph with one type of nodes (got {path.name}, which has several): name another one"
+            )
         binary = self.raw / "data.npz"
         self.members: dict[str, Member] | None = members(binary) if binary.exists() else None
         if self.members is not None:
@@ -86,8 +95,8 @@ class OGB(TensorSource):
         for key in (f"{kind}_feat", *(() if more == "None" else more.split(","))):
             found = self._table(key)
             if found is not None:
-                yield Attribute(_NAMES.get(key, key), *found)
-            elif key not in _NAMES:
+                yield Attribute(NAMES.get(key, key), *found)
+            elif key not in NAMES:
                 raise DataError(f"Expected '{key}' in {self.raw}, as OGB says (it is missing): fetch the dataset again")
 
     def _table(self, key: str) -> tuple[str, tuple[int, ...], ReadRows] | None:
@@ -100,13 +109,8 @@ class OGB(TensorSource):
             path = self.raw / "species.csv.gz"
         if not path.exists():
             return None
-        width, dtype = _width(path), "I64"
-        try:  # as pandas sees a table: int64 if all of it is whole, else (in ``ogb``) float32
-            for _ in same_columns(path, "i8", width).rows():
-                pass
-        except DataError:
-            dtype = "F32"
-        return dtype, (width,), partial(_csv_rows, path, dtype)
+        dtype = _csv_dtype(path)
+        return dtype, (_width(path),), partial(_csv_rows, path, dtype)
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The edges in their order; with ``add_inverse_edge``, each is followed by its reverse."""
@@ -143,27 +147,39 @@ class OGB(TensorSource):
             labels = found["node_label"].array()
         else:
             path = self.raw / "node-label.csv.gz"
-            labels = np.concatenate([matrix(rows) for rows in same_columns(path, "f8", _width(path)).rows()])
+            labels = numbers(path, "F64")
         if len(labels) != self.num_nodes:
             raise DataError(f"Expected {self.num_nodes} rows in {path} (got {len(labels)}): fetch it again")
-        is_whole = "classification" in self.options["task type"] and not np.isnan(labels).any()
-        labels = labels.astype(np.int64 if is_whole else np.float32)
+        labels = as_labels(labels, self.options)
         return Attribute("y", dtype_name(labels.dtype), labels.shape[1:], fixed_rows(labels))
 
     def _masks(self) -> Iterator[Attribute]:
-        folder = self.path / "split" / self.options["split"]
-        for split, name in _SPLITS.items():
-            mask = np.zeros(self.num_nodes, np.bool_)
-            for rows in same_columns(folder / f"{split}.csv.gz", "i8", 1).rows():
-                node = matrix(rows)[:, 0]
-                wrong = ((node < 0) | (node >= self.num_nodes)).nonzero()[0]
-                if wrong.size:
-                    raise DataError(
-                        f"Expected nodes in [0, {self.num_nodes}) in {rows.place(wrong[0])} (got {node[wrong[0]]}): "
-                        f"fetch it again"
-                    )
-                mask[node] = True
+        for name, mask in split_masks(self.path / "split" / self.options["split"], self.num_nodes).items():
             yield Attribute(name, "BOOL", (), fixed_rows(mask))
+
+
+def as_labels(labels: Array, options: Mapping[str, str]) -> Array:
+    """Labels in the type that ``ogb`` gives them."""
+    is_whole = "classification" in options["task type"] and not np.isnan(labels).any()
+    return labels.astype(np.int64 if is_whole else np.float32)
+
+
+def split_masks(folder: Path, num_nodes: int) -> dict[str, Array]:
+    """The nodes that train, validate and test, by the name of a mask, bool ``[N]`` each."""
+    masks = {}
+    for split, name in _SPLITS.items():
+        mask = np.zeros(num_nodes, np.bool_)
+        for rows in same_columns(folder / f"{split}.csv.gz", "i8", 1).rows():
+            node = matrix(rows)[:, 0]
+            wrong = ((node < 0) | (node >= num_nodes)).nonzero()[0]
+            if wrong.size:
+                raise DataError(
+                    f"Expected nodes in [0, {num_nodes}) in {rows.place(wrong[0])} (got {node[wrong[0]]}): fetch it "
+                    f"again"
+                )
+            mask[node] = True
+        masks[name] = mask
+    return masks
 
 
 def _of_pair(chunk: EdgeChunk, number: int) -> str:
@@ -179,6 +195,21 @@ def _width(path: Path) -> int:
     return first.count(",") + 1
 
 
+def _csv_dtype(path: Path) -> str:
+    """As pandas sees a table: int64 if all of it is whole, else (in ``ogb``) float32."""
+    try:
+        for _ in same_columns(path, "i8", _width(path)).rows():
+            pass
+    except DataError:
+        return "F32"
+    return "I64"
+
+
+def numbers(path: Path, dtype: str | None = None) -> Array:
+    """All of a table, ``[rows, columns]``; ``None``: in the type that ``ogb`` gives it."""
+    return np.concatenate(list(_csv_rows(path, dtype or _csv_dtype(path), 0)))
+
+
 def _csv_rows(path: Path, dtype: str, num_bytes: int) -> Iterator[Array]:
-    kind, wanted = ("i8", np.int64) if dtype == "I64" else ("f8", np.float32)
+    kind, wanted = "i8" if dtype == "I64" else "f8", storage_dtype(dtype)
     return (matrix(found).astype(wanted, copy=False) for found in same_columns(path, kind, _width(path)).rows())

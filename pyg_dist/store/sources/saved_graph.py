@@ -6,23 +6,23 @@ import json
 import pickle
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import GlobalStorage
+from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind
-from pyg_dist.store.format import TensorSpec, as_storage, spec_of
-from pyg_dist.store.graph_input import EDGE_INDEX, METADATA, read_graph
-from pyg_dist.store.source import EdgeChunk, TensorSource, attributes_of, fixed_rows, storable
+from pyg_dist.store.format import as_storage, spec_of
+from pyg_dist.store.graph_input import GraphInput, read_graph
+from pyg_dist.store.hetero_input import HeteroInput, read_hetero
+from pyg_dist.store.saved import EDGE_INDEX, GRAPH, TYPES, opened, require_rows, specs_of
+from pyg_dist.store.source import EdgeChunk, Reading, TensorSource, attributes_of, fixed_rows, storable
 
 
 class SavedGraph(TensorSource):
@@ -33,36 +33,19 @@ class SavedGraph(TensorSource):
 
     def open(self) -> None:
         """The header."""
-        with self._opened() as file:
-            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            self.specs = {name: TensorSpec(one.get_dtype(), tuple(one.get_shape())) for name, one in found.items()}
-            content = json.loads(file.metadata()[METADATA])
-            self.num_nodes, edges = int(content["num_nodes"]), self.specs[EDGE_INDEX]
-            if edges.dtype != "I64" or len(edges.shape) != 2 or edges.shape[0] != 2:
-                raise ValueError(f"edge_index of {edges.dtype} {list(edges.shape)}")
-            self.num_edges = edges.shape[1]
+        with opened(self.path) as file:
+            self.specs, metadata = specs_of(file), file.metadata() or {}
+            if TYPES in metadata:
+                raise DataError(f"Expected a graph with one type in {self.path} (got several): use to_homogeneous()")
+            content = json.loads(metadata[GRAPH])
+            self.num_nodes, self.num_edges = int(content["num_nodes"]), require_rows(self.specs, content)
             of_nodes, of_edges, others = (
                 {name: self.specs[name] for name in content[kind]}
                 for kind in ("node_attributes", "edge_attributes", "other_tensors")
             )
-            for kind, size in ((of_nodes, self.num_nodes), (of_edges, self.num_edges)):
-                if any(spec.shape[0] != size for spec in kind.values()):
-                    raise ValueError("attributes of another number of rows")
             self.other, self.graph = content["other"], content["graph"]
         self.nodes, self.edges = (attributes_of(kind, partial(partial, self._rows)) for kind in (of_nodes, of_edges))
         self.other_tensors = {name: (spec, partial(self._whole, name)) for name, spec in others.items()}
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """The file, mapped; its pages are let go of at the end."""
-        try:
-            with safetensors.safe_open(self.path, "pt") as file:
-                yield file
-        except (safetensors.SafetensorError, KeyError, ValueError, TypeError, IndexError) as error:
-            raise DataError(
-                f"Expected a graph of pyg_dist.save_graph in {self.path} (got {type(error).__name__}: {error}): save "
-                f"it again"
-            ) from error
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
         """Slices of the file."""
@@ -70,11 +53,11 @@ class SavedGraph(TensorSource):
         return self.ends_of((self._slice(EDGE_INDEX, slice(2), place) for place in places), self.path)
 
     def _slice(self, name: str, *place: slice) -> Array:
-        with self._opened() as file:
+        with opened(self.path) as file:
             return as_storage(file.get_slice(name)[place].contiguous())
 
     def _whole(self, name: str) -> Array:
-        with self._opened() as file:
+        with opened(self.path) as file:
             return as_storage(file.get_tensor(name))
 
     def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
@@ -83,23 +66,26 @@ class SavedGraph(TensorSource):
         return (self._slice(name, slice(low, low + step)) for low in range(0, spec.num_rows, step))
 
 
+_IS_TYPED = "_global_store"
+"""What the content of a ``HeteroData`` has, and that of a ``Data`` does not."""
 PROCESSED = Path("processed") / "data.pt"
 """Where a dataset of PyG keeps its graph, below its folder."""
 
 
-class TorchFile(TensorSource):
-    """One graph, with ``edge_index`` or a sparse ``adj_t``, as :class:`~pyg_dist.DistributedData` reads it.
+class GraphInMemory(TensorSource):
+    """A checked graph that is in memory; ``path`` is what it was read from."""
 
-    The file is loaded with ``weights_only=True``: nothing in it runs.
-    """
+    def __init__(self, path: Path, graph: GraphInput | None = None, reading: Reading = Reading()) -> None:  # noqa: B008
+        self._given = graph
+        super().__init__(path, reading)
 
     def open(self) -> None:
-        """All of it, into memory."""
-        data = Data(**storable(self.path, _content(self.path)))
-        try:
-            graph = read_graph(data, allow_nan=True, warn=False, is_strict=self.reading.is_strict)
-        except PygDistError as error:
-            raise type(error)(f"{self.path}: {error}") from error
+        """What the graph has."""
+        assert self._given is not None
+        self.take(self._given)
+
+    def take(self, graph: GraphInput) -> None:
+        """Set what is known of it."""
         others, self.other = by_kind(graph.other_attributes)
         tensors = graph.node_attributes | graph.edge_columns | others
         arrays = {name: as_storage(tensor.contiguous()) for name, tensor in tensors.items()}
@@ -118,11 +104,45 @@ class TorchFile(TensorSource):
         return self.ends_of((self.edge_index[:, low : low + size] for low in range(0, count, size)), self.path)
 
 
-def _content(path: Path) -> dict[str, object]:
+class TorchFile(GraphInMemory):
+    """One graph, with ``edge_index`` or a sparse ``adj_t``, as :class:`~pyg_dist.DistributedData` reads it.
+
+    The file is loaded with ``weights_only=True``: nothing in it runs.
+    """
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        super().__init__(path, None, reading)
+
+    def open(self) -> None:
+        """All of it, into memory."""
+        content = _content(self.path)
+        if _IS_TYPED in content:
+            raise DataError(f"Expected a graph with one type in {self.path} (got several): use to_homogeneous()")
+        try:
+            data = Data(**storable(self.path, {str(name): value for name, value in content.items()}))
+            self.take(read_graph(data, allow_nan=True, warn=False, is_strict=self.reading.is_strict))
+        except PygDistError as error:
+            raise type(error)(f"{self.path}: {error}") from error
+
+
+def torch_file_types(path: Path) -> HeteroInput | None:
+    """The ``HeteroData`` in a file of ``torch.save``, checked; ``None``: it has another graph."""
+    content = _content(path)
+    if _IS_TYPED not in content:
+        return None
+    try:
+        stores = {key: storable(path, value) if isinstance(value, Mapping) else value for key, value in content.items()}
+        return read_hetero(HeteroData.from_dict(stores), allow_nan=True, warn=False)
+    except PygDistError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _content(path: Path) -> Mapping[Any, Any]:
     """The attributes of the graph in the file."""
     try:
         # Classes of PyG that hold a graph, all without code of their own that a file could make run.
-        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
+        storages = [GlobalStorage, BaseStorage, NodeStorage, EdgeStorage]
+        with torch.serialization.safe_globals([Data, HeteroData, DataEdgeAttr, DataTensorAttr, *storages]):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         unknown = re.search(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)", str(error))
@@ -141,6 +161,4 @@ def _content(path: Path) -> dict[str, object]:
     count = len(slices["edge_index"]) - 1 if isinstance(slices, Mapping) and "edge_index" in slices else 1
     if count > 1:
         raise DataError(f"Expected one graph in {path} (got {count}): save the one that you train on")
-    if "_global_store" in content:
-        raise DataError(f"Expected a homogeneous graph in {path} (got one of several kinds): use to_homogeneous()")
-    return {str(name): value for name, value in content.items()}
+    return content

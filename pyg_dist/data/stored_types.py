@@ -1,0 +1,153 @@
+"""A store of a graph with types: this rank's part of each type and relation, and its plan on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pyg_dist.backend.comm.data_groups import DataGroups
+from pyg_dist.backend.session import session
+from pyg_dist.backend.session.agreement import digest, require_equal
+from pyg_dist.data.options import Options, raised_on_all_ranks
+from pyg_dist.data.storage import LocalGraph
+from pyg_dist.data.stored_graph import (
+    RelationRows,
+    block_numbers,
+    rank_of_part,
+    require_known,
+    rows_of,
+    stored_others,
+    stored_share,
+    warn_of_stored_nan,
+)
+from pyg_dist.data.typed_layout import LocalTypes, TypedGraph
+from pyg_dist.halo.plan.cover import ExchangeKind
+from pyg_dist.halo.plan.plan import Plan, pairs_of
+from pyg_dist.halo.plan.relations import HeteroPlan, Relation, hash_of_relation
+from pyg_dist.halo.plan.share import HaloShare, LocalRows
+from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
+from pyg_dist.store.typed_store import TypedStores, TypesManifest
+from pyg_dist.tensor import EdgeTensor, RowTensor
+
+
+def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
+    """Read this rank's part (collective)."""
+    with raised_on_all_ranks():
+        manifest = TypesManifest.load(path)
+        stores = manifest.halo_stores(path)
+        for store in stores.edges.values():
+            require_known(path, store.manifest.graph)
+    require_equal(
+        {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
+    )
+    if not allow_nan and session.is_main():
+        for store in stores.all():
+            warn_of_stored_nan(store.manifest)
+    group = DataGroups.of(None).part
+    with raised_on_all_ranks():
+        ranks = rank_of_part(path, _with_traffic(stores), group.size)
+        parts = stores.whole.parts_of(group.rank, ranks)
+        rows = _rows_of_types(manifest, stores, group.rank, ranks)
+    kept: dict[Relation, Tensor] = {}
+
+    def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
+        for relation, store in stores.edges.items():
+            with raised_on_all_ranks():
+                share = _share(manifest, store, relation, group.rank, ranks, options.exchange, rows)
+            kept[relation] = share.edge_id
+            identity = _hash(manifest, relation, ranks, options.exchange)
+            yield relation, share, store.manifest.graph["loop_rule"], identity
+
+    graph = TypedGraph.of(rows, manifest.types, options, group, shares(), manifest.partition)
+    with raised_on_all_ranks():
+        nodes = {}
+        for kind, store in stores.nodes.items():
+            found = {n: rows_of(store, "node", n, parts, rows[kind]) for n in store.manifest.node_attributes}
+            local = {name: RowTensor.from_local(own, graph.nodes[kind]) for name, own in found.items()}
+            nodes[kind] = local | stored_others(store)
+        edges = {}
+        for relation, store in stores.edges.items():
+            of_edges = graph.edges[relation].edge_sharding
+            found = {n: rows_of(store, "edge", n, parts, kept[relation]) for n in store.manifest.edge_attributes}
+            values = found.pop(ADJ_VALUES, None)
+            weight = None if values is None else EdgeTensor.from_local(values, of_edges)
+            local = {name: RowTensor.from_local(own, of_edges) for name, own in found.items()}
+            edges[relation] = LocalGraph(
+                graph.edges[relation], graph.plan.relations[relation], store.manifest.graph["key"], weight,
+                local | stored_others(store),
+            )  # fmt: skip
+        others = stored_others(stores.whole)
+    for store in stores.all():
+        store.close()
+    return LocalTypes(graph, torch.device("cpu"), others, nodes, edges)
+
+
+def stored_types_plan(path: Path, num_ranks: int, exchange: ExchangeKind) -> HeteroPlan:
+    """The plan of a store on some number of ranks; if they are fewer than parts, each rank's part is read in turn."""
+    manifest = TypesManifest.load(path)
+    stores = manifest.halo_stores(path)
+    ranks, plans = rank_of_part(path, _with_traffic(stores), num_ranks), {}
+    rows = [] if num_ranks == manifest.num_parts else [
+        _rows_of_types(manifest, stores, rank, ranks) for rank in range(num_ranks)
+    ]  # fmt: skip
+    nodes_of = {
+        kind: torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, torch.tensor(store.nodes_of)).tolist()
+        for kind, store in stores.nodes.items()
+    }
+    for relation, store in stores.edges.items():
+        if not rows:
+            sizes, sent = block_numbers(store, nodes_of[relation[-1]]).sizes(exchange)
+        else:
+            shares = [_share(manifest, store, relation, rank, ranks, exchange, rows[rank]) for rank in range(num_ranks)]
+            sizes = tuple(ShareSizes.of(share) for share in shares)
+            sent = torch.tensor([share.sum_transfer.send_counts for share in shares])
+        identity = _hash(manifest, relation, ranks, exchange)
+        plans[relation] = Plan("halo", manifest.partition, exchange, sizes, pairs_of(sent), identity)
+    return HeteroPlan(nodes_of, plans)
+
+
+def _with_traffic(stores: TypedStores) -> Sequence[HaloStore]:
+    return list(stores.edges.values()) or [stores.whole]
+
+
+def _hash(manifest: TypesManifest, relation: Relation, ranks: Tensor, exchange: ExchangeKind) -> str:
+    """That of the plan of a relation; with a part on each rank it is that of the graph in memory."""
+    num_ranks, place = int(ranks.max()) + 1, manifest.relations.index(relation)
+    owners = [manifest.parts[kind] for kind in (relation[0], relation[-1])]
+    found = hash_of_relation(manifest.edges[place], owners, num_ranks, exchange)
+    return found if num_ranks == manifest.num_parts else digest(repr((found, ranks.tolist())))
+
+
+def _rows_of_types(manifest: TypesManifest, stores: TypedStores, rank: int, ranks: Tensor) -> dict[str, Tensor]:
+    """A rank's rows of each type: those without sources on other ranks, of any relation, first."""
+    parts = stores.whole.parts_of(rank, ranks)
+    ids = {kind: store.node_id(parts) for kind, store in stores.nodes.items()}
+    late = {kind: torch.zeros(own.numel(), dtype=torch.bool) for kind, own in ids.items()}
+    for relation, store in stores.edges.items():
+        target = relation[-1]
+        every_id = store.node_id(parts)
+        late[target] |= store.on_boundary(rank, ranks, every_id)[every_id.numel() - ids[target].numel() :]
+    return {kind: torch.cat([own[~late[kind]], own[late[kind]]]) for kind, own in ids.items()}
+
+
+def _share(
+    manifest: TypesManifest,
+    store: HaloStore,
+    relation: Relation,
+    rank: int,
+    ranks: Tensor,
+    exchange: ExchangeKind,
+    rows: Mapping[str, Tensor],
+) -> HaloShare:
+    """The share of a relation."""
+    source, _, target = relation
+    if source == target:
+        ends = RelationRows(0, rows[target], None)
+    else:
+        ends = RelationRows(manifest.types[source], rows[target], LocalRows.of(rows[source]))
+    return stored_share(store, rank, ranks, exchange, rows=ends)

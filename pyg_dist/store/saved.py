@@ -1,0 +1,156 @@
+"""The files of ``pyg_dist.save_graph``: a safetensors file whose header says what each tensor belongs to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+
+from pyg_dist.errors import DataError
+from pyg_dist.partition.inputs import check_ends
+from pyg_dist.store.attributes import by_kind
+from pyg_dist.store.format import ShardWriter, TensorSpec, as_storage, spec_of, sync
+from pyg_dist.store.graph_input import GraphInput, read_graph
+from pyg_dist.store.hetero_input import HeteroInput, read_hetero
+from pyg_dist.store.manifest import ADJ_VALUES
+from pyg_dist.store.source import is_plain
+
+GRAPH, TYPES, EDGE_INDEX = "pyg_dist graph", "pyg_dist graph with types", "edge_index"
+"""The entries of a file's header, of a graph with one type and with several; the tensor of edges."""
+
+
+def save_graph(data: Data | HeteroData, path: str | Path) -> None:
+    """Write a graph for ``python -m pyg_dist partition``; nothing is pickled. Not collective: one rank calls it.
+
+    Edges, nodes and attributes are those that :class:`~pyg_dist.DistributedData` would read; the file appears whole.
+
+    Args:
+        data: ``Data`` or ``HeteroData`` with ``edge_index`` or a sparse ``adj_t``.
+        path: the file, a name that ends in ``.safetensors``.
+
+    Raises:
+        DataError: The graph is not valid, or an attribute is neither a tensor nor plain (what JSON has).
+
+    Example:
+        >>> pyg_dist.save_graph(KarateClub()[0], "karate.safetensors")
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise DataError(f"Expected a name that ends in .safetensors (got {path.name!r}): rename it")
+    if isinstance(data, HeteroData):
+        hetero = read_hetero(data, allow_nan=True, warn=False)
+        described = {key: _described(graph, f"{key}/") for key, graph in hetero.pieces().items()}
+        tensors = {name: tensor for found, _ in described.values() for name, tensor in found.items()}
+        content: dict[str, Any] = {"types": list(hetero.num_nodes), "relations": list(hetero.relations)}
+        content["pieces"] = {key: piece for key, (_, piece) in described.items()}
+        metadata = {TYPES: json.dumps(content)}
+    else:
+        tensors, content = _described(read_graph(data, allow_nan=True, warn=False))
+        metadata = {GRAPH: json.dumps(content)}
+    new = path.with_name(path.name + ".new")
+    writer = ShardWriter(new, {name: spec_of(t) for name, t in tensors.items()}, metadata)
+    for name, tensor in tensors.items():
+        writer.write_whole(name, as_storage(tensor.detach().cpu().contiguous()))
+    writer.close()
+    os.replace(new, path)
+    sync(path.parent)
+
+
+def _described(graph: GraphInput, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a graph, whose names get a prefix, and what the header says of them."""
+    others, plain = by_kind(graph.other_attributes)
+    for name, value in plain.items():
+        if not is_plain(value):
+            raise DataError(
+                f"Expected '{name}' to be a tensor or what JSON has (got {type(value).__name__}): delete it"
+            )
+    tensors: dict[str, Tensor] = {EDGE_INDEX: graph.edge_index, **graph.node_attributes, **graph.edge_columns, **others}
+    return {prefix + name: tensor for name, tensor in tensors.items()}, {
+        "num_nodes": graph.num_nodes,
+        "graph": {"key": graph.graph_key, "loop_rule": graph.loop_rule},
+        "node_attributes": list(graph.node_attributes),
+        "edge_attributes": list(graph.edge_columns),
+        "other_tensors": list(others),
+        "other": plain,
+    }
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A saved file, mapped; its pages are let go of with the last tensor.
+
+    Raises:
+        DataError: It is not what ``save_graph`` writes.
+    """
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            yield file
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"Expected a graph of pyg_dist.save_graph in {path} (got {type(error).__name__}: {error}): save it again"
+        ) from error
+
+
+def specs_of(file: Any) -> dict[str, TensorSpec]:
+    """Types and shapes by name."""
+    found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    return {name: TensorSpec(one.get_dtype(), tuple(one.get_shape())) for name, one in found.items()}
+
+
+def require_rows(specs: Mapping[str, TensorSpec], content: Mapping[str, Any], prefix: str = "") -> int:
+    """Check the sizes of a graph's tensors against each other; the number of edges.
+
+    Raises:
+        ValueError: They contradict each other.
+    """
+    edges = specs[prefix + EDGE_INDEX]
+    if edges.dtype != "I64" or len(edges.shape) != 2 or edges.shape[0] != 2:
+        raise ValueError(f"edge_index of {edges.dtype} {list(edges.shape)}")
+    for kind, size in (("node_attributes", int(content["num_nodes"])), ("edge_attributes", edges.shape[1])):
+        if any(specs[prefix + name].shape[0] != size for name in content[kind]):
+            raise ValueError("attributes of another number of rows")
+    return edges.shape[1]
+
+
+def read_saved_types(path: Path) -> HeteroInput | None:
+    """A saved graph with types, whose tensors lie in the mapped file; ``None``: it has one type.
+
+    Raises:
+        DataError: It is not as ``save_graph`` has written it.
+    """
+    with opened(path) as file:
+        metadata = file.metadata() or {}
+        if TYPES not in metadata:
+            return None
+        content, specs = json.loads(metadata[TYPES]), specs_of(file)
+        relations = [(str(source), str(name), str(target)) for source, name, target in content["relations"]]
+        pieces = {key: _piece(file, specs, piece, f"{key}/") for key, piece in content["pieces"].items()}
+        hetero = HeteroInput.of_pieces([str(kind) for kind in content["types"]], relations, pieces)
+        for (source, _, target), graph in hetero.relations.items():
+            for end, kind in enumerate((source, target)):
+                check_ends(graph.edge_index[end], hetero.num_nodes[kind], f"edge_index of {kind!r}")
+        return hetero
+
+
+def _piece(file: Any, specs: Mapping[str, TensorSpec], content: Mapping[str, Any], prefix: str) -> GraphInput:
+    def tensors(names: list[str]) -> dict[str, Tensor]:
+        return {name: file.get_tensor(prefix + name) for name in names}
+
+    require_rows(specs, content, prefix)
+    columns, graph = tensors(content["edge_attributes"]), content["graph"]
+    values = columns.pop(ADJ_VALUES, None)
+    return GraphInput(
+        tensors([EDGE_INDEX])[EDGE_INDEX], int(content["num_nodes"]), graph["key"], graph["loop_rule"], values,
+        torch.device("cpu"), tensors(content["node_attributes"]), columns,
+        tensors(content["other_tensors"]) | content["other"],
+    )  # fmt: skip

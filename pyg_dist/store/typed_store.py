@@ -1,0 +1,127 @@
+"""A store of a graph with types: a folder of halo stores, one for each type of nodes and each relation.
+
+The store of a relation between two types numbers the nodes of both in a row, sources first; all of them have the same
+parts. What belongs to all of the graph is a store without nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch_geometric.typing import EdgeType
+
+from pyg_dist.errors import StoreError
+from pyg_dist.store.graph_input import GraphInput
+from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.hetero_input import WHOLE, edges_key, nodes_key
+from pyg_dist.store.manifest import Manifest
+from pyg_dist.store.signed_json import Kind, Signed
+
+FILE = "types.json"
+
+
+def is_typed_store(path: object) -> bool:
+    """Whether a name is that of a store of a graph with types."""
+    return isinstance(path, (str, Path)) and (Path(path) / FILE).is_file()
+
+
+@dataclass(frozen=True)
+class TypesManifest(Signed):
+    """See the module.
+
+    Attributes:
+        num_parts: of each store.
+        partition: how they were found.
+        types: the number of nodes of each type.
+        relations: of which there is a store each.
+        edges: the digest of the edges of each relation.
+        parts: the digest of the owners of each type's nodes, int32.
+        stores: the digest of each store's manifest, by the name of its folder.
+        digest: of all of the above.
+    """
+
+    kind: ClassVar[Kind] = Kind(
+        "store of types", 1, "write one with python -m pyg_dist partition", "write the store again", 1 << 26, FILE
+    )
+
+    num_parts: int
+    partition: str
+    types: dict[str, int]
+    relations: list[EdgeType]
+    edges: list[str]
+    parts: dict[str, str]
+    stores: dict[str, str]
+    digest: str = ""
+
+    def content(self) -> dict[str, object]:
+        """See :class:`~pyg_dist.store.signed_json.Signed`."""
+        return {name: value for name, value in vars(self).items() if name != "digest"}
+
+    @classmethod
+    def of(cls, content: dict[str, Any], digest: str) -> TypesManifest:
+        """See :class:`~pyg_dist.store.signed_json.Signed`."""
+        content["relations"] = [(str(source), str(name), str(target)) for source, name, target in content["relations"]]
+        manifest = cls(**content, digest=digest)
+        named = [WHOLE, *map(nodes_key, range(len(manifest.types))), *map(edges_key, range(len(manifest.relations)))]
+        if sorted(named) != sorted(manifest.stores) or manifest.num_parts < 1:
+            raise ValueError(f"stores {', '.join(manifest.stores)} of {manifest.num_parts} parts")
+        if len(manifest.edges) != len(manifest.relations) or manifest.parts.keys() != manifest.types.keys():
+            raise ValueError("digests of other types and relations")
+        ends = {kind for source, _, target in manifest.relations for kind in (source, target)}
+        if not ends <= manifest.types.keys():
+            raise ValueError(f"edges of {sorted(ends - manifest.types.keys())} without nodes")
+        return manifest
+
+    def halo_stores(self, path: Path) -> TypedStores:
+        """Open all stores, whose manifests must be the ones that this names.
+
+        Raises:
+            StoreError: One is missing, damaged, or another one.
+        """
+        found = {}
+        for name, digest in self.stores.items():
+            manifest = Manifest.load(path / name)
+            if manifest.digest != digest or manifest.layout != "halo" or manifest.num_parts != self.num_parts:
+                raise StoreError(f"Expected the store that {path / FILE} names in {path / name} (got another one)")
+            found[name] = HaloStore(path / name, manifest)
+        stores = TypedStores(
+            found[WHOLE],
+            {kind: found[nodes_key(k)] for k, kind in enumerate(self.types)},
+            {relation: found[edges_key(k)] for k, relation in enumerate(self.relations)},
+        )
+        sizes = {kind: store.manifest.num_nodes for kind, store in stores.nodes.items()}
+        wrong = [r for r, s in stores.edges.items() if s.manifest.num_nodes != num_joined(sizes, r)]
+        if sizes != self.types or wrong:
+            raise StoreError(f"Expected stores of {self.types} nodes in {path} (got {wrong or sizes}): write it again")
+        return stores
+
+
+@dataclass(frozen=True)
+class TypedStores:
+    """The stores of a graph with types, opened for reading."""
+
+    whole: HaloStore  # attributes of the whole
+    nodes: dict[str, HaloStore]  # by type
+    edges: dict[EdgeType, HaloStore]  # by relation
+
+    def all(self) -> list[HaloStore]:
+        """All of them."""
+        return [self.whole, *self.nodes.values(), *self.edges.values()]
+
+
+def num_joined(sizes: Mapping[str, int], relation: EdgeType) -> int:
+    """Nodes of a relation's store, of the number of nodes of each type."""
+    return sum(sizes[kind] for kind in {relation[0], relation[-1]})
+
+
+def joined(graph: GraphInput, relation: EdgeType, sizes: Mapping[str, int]) -> GraphInput:
+    """The edges of a relation over the nodes of both types in a row."""
+    source, _, target = relation
+    if source == target:
+        return graph
+    offset = torch.tensor([[0], [sizes[source]]])
+    return replace(graph, edge_index=graph.edge_index + offset, num_nodes=num_joined(sizes, relation))

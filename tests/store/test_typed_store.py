@@ -1,0 +1,289 @@
+"""Graphs with types in files and stores: read as they were written, opened as ``DistributedData`` makes them."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from against_stock import assert_same
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.transforms import ToSparseTensor
+from workers import Workers
+
+from pyg_dist import save_graph
+from pyg_dist.cli import main
+from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.store.hetero_input import HeteroInput, read_hetero
+from pyg_dist.store.sources.typed import open_types
+
+Pools = Callable[[int], Workers]
+PARTS = 4
+
+
+def typed_graph() -> HeteroData:
+    """A type with fewer nodes than parts, one without features, one without edges; weights, NaN, an empty relation."""
+    rng, data = torch.Generator().manual_seed(0), HeteroData()
+    for kind, size in {"paper": 40, "author": 25, "venue": 3, "lonely": 6}.items():
+        data[kind].y = torch.randint(0, 4, (size,), generator=rng)
+        data[kind].train_mask = torch.rand(size, generator=rng) < 0.5 * (kind != "author")
+        data[kind].x = torch.randn(size, 5, generator=rng, dtype=torch.float64)
+    del data["author"].x
+    data["author"].num_nodes = 25
+    data["paper"].half = torch.randn(40, 2, generator=rng).bfloat16()
+    data["paper"].half[3] = torch.nan
+    data["venue"].index_of, data["venue"].note = torch.arange(2), "three"
+    data.scale, data.name, data.of_papers = torch.tensor(2.5), "typed", torch.arange(40)
+    for relation, number in {
+        ("author", "writes", "paper"): 90, ("paper", "cites", "paper"): 120, ("venue", "has", "paper"): 50,
+        ("paper", "in", "venue"): 50, ("author", "knows", "author"): 0,
+    }.items():  # fmt: skip
+        ends = [torch.randint(0, int(data[kind].num_nodes), (number,), generator=rng) for kind in relation[::2]]
+        data[relation].edge_index = torch.stack(ends)
+        data[relation].edge_weight = torch.rand(number, generator=rng, dtype=torch.float64)
+    return data
+
+
+def assert_equal(found: HeteroInput, expected: HeteroInput) -> None:
+    assert found.num_nodes == expected.num_nodes
+    assert list(found.relations) == list(expected.relations)
+    tensors = [dict(hetero.tensors()) for hetero in (found, expected)]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, value in tensors[1].items():
+        assert tensors[0][name].dtype == value.dtype, name
+        assert torch.equal(tensors[0][name].nan_to_num(), value.nan_to_num()), name
+    assert {k: v for k, v in found.others.items() if not isinstance(v, Tensor)} == {"name": "typed"}
+    for kind, attributes in expected.nodes.items():
+        assert found.nodes[kind].others.get("note") == attributes.others.get("note")
+    for relation, graph in expected.relations.items():
+        assert (found.relations[relation].graph_key, found.relations[relation].loop_rule) == (
+            graph.graph_key, graph.loop_rule
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "is_sparse"),
+    [(".safetensors", False), (".safetensors", True), (".pt", False), ("to_dict.pt", True), ("dataset", True)],
+)
+def test_files(tmp_path: Path, form: str, is_sparse: bool) -> None:
+    """What was saved is read again: tensors, types, names, and what a script calls the edges."""
+    data = typed_graph()
+    if is_sparse:
+        data = ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(data)
+    path = tmp_path / f"graph{'' if form == 'dataset' else form}"
+    if form == ".safetensors":
+        save_graph(data, path)
+    elif form == "dataset":
+        (path / "processed").mkdir(parents=True)
+        torch.save((data.to_dict(), None, HeteroData), path / "processed" / "data.pt")
+    else:
+        torch.save(data if form == ".pt" else data.to_dict(), path)
+    found = open_types(str(path))
+    assert found is not None
+    assert_equal(found, read_hetero(data, allow_nan=True, warn=False))
+
+
+def test_what_is_no_graph_with_types(tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    plain = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+    torch.save(plain, tmp_path / "one.pt")
+    save_graph(plain, tmp_path / "one.safetensors")
+    assert all(open_types(str(tmp_path / name)) is None for name in ("one.pt", "one.safetensors", "none.pt", ""))
+    data = typed_graph()
+    data["paper"].thing = object()
+    with pytest.raises(DataError, match="Expected 'thing' to be a tensor or what JSON has"):
+        save_graph(data, tmp_path / "wrong.safetensors")
+    wrong = typed_graph()
+    wrong["author", "writes", "paper"].edge_index[0, 0] = 99
+    with pytest.raises(DataError, match="below num_nodes=25"):
+        save_graph(wrong, tmp_path / "wrong.safetensors")
+
+
+def table(path: Path, rows: Any, head: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.write(head)
+        file.writelines(",".join(map(str, row)) + "\n" for row in np.asarray(rows).tolist())
+
+
+@pytest.fixture
+def mag(tmp_path: Path) -> Path:
+    """The files of ogbn-mag's folder, of a small graph."""
+    rng, folder = np.random.default_rng(0), tmp_path / "ogbn_mag"
+    sizes = {"author": 30, "field_of_study": 7, "institution": 4, "paper": 25}
+    raw = folder / "raw"
+    table(raw / "num-node-dict.csv.gz", [list(sizes.values())], ",".join(sizes) + "\n")
+    for kind in ("label", "split"):
+        place = (
+            raw / "nodetype-has-label.csv.gz" if kind == "label" else folder / "split/time/nodetype-has-split.csv.gz"
+        )
+        table(place, [["False", "False", "False", "True"]], ",".join(sizes) + "\n")
+    triplets = [
+        ("author", "affiliated_with", "institution"), ("author", "writes", "paper"), ("paper", "cites", "paper"),
+        ("paper", "has_topic", "field_of_study"),
+    ]  # fmt: skip
+    table(raw / "triplet-type-list.csv.gz", triplets)
+    for k, triplet in enumerate(triplets):
+        below = raw / "relations" / "___".join(triplet)
+        table(below / "edge.csv.gz", np.stack([rng.integers(0, sizes[kind], 60) for kind in triplet[::2]], 1))
+        table(below / "num-edge-list.csv.gz", [[60]])
+        table(below / "edge_reltype.csv.gz", np.full((60, 1), k))
+    table(raw / "node-feat/paper/node-feat.csv.gz", rng.standard_normal((25, 3)).astype(np.float32).round(4))
+    table(raw / "node-feat/paper/node_year.csv.gz", rng.integers(2000, 2020, (25, 1)))
+    table(raw / "node-label/paper/node-label.csv.gz", rng.integers(0, 4, (25, 1)))
+    for name, part in zip(("train", "valid", "test"), np.array_split(rng.permutation(25), 3), strict=True):
+        table(folder / f"split/time/paper/{name}.csv.gz", part[:, None])
+    return folder
+
+
+def test_ogbn_mag_as_ogb_reads_it(mag: Path) -> None:
+    raw = pytest.importorskip("ogb.io.read_graph_raw")
+    (expected,) = raw.read_csv_heterograph_raw(
+        str(mag / "raw"), additional_node_files=["node_year"], additional_edge_files=["edge_reltype"]
+    )
+    found = open_types(str(mag))
+    assert found is not None
+    assert found.num_nodes == expected["num_nodes_dict"]
+    assert list(found.relations) == list(expected["edge_index_dict"])
+    for relation, edges in expected["edge_index_dict"].items():
+        assert np.array_equal(found.relations[relation].edge_index.numpy(), edges)
+        kind = found.relations[relation].edge_attributes["edge_reltype"].numpy()
+        assert np.array_equal(kind, expected["edge_reltype"][relation])
+    paper = found.nodes["paper"].nodes
+    assert np.array_equal(paper["x"].numpy(), expected["node_feat_dict"]["paper"])
+    assert np.array_equal(paper["node_year"].numpy(), expected["node_year"]["paper"])
+    assert np.array_equal(paper["y"].numpy(), raw.read_node_label_hetero(str(mag / "raw"))["paper"])
+    split = raw.read_nodesplitidx_split_hetero(str(mag / "split/time"))
+    for mask, nodes in zip(("train_mask", "val_mask", "test_mask"), split, strict=True):
+        assert paper[mask].nonzero().view(-1).tolist() == sorted(nodes["paper"])
+    table(mag / "raw/triplet-type-list.csv.gz", [["author", "writes"]])
+    with pytest.raises(DataError, match="Expected source,relation,target"):
+        open_types(str(mag))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that the command has written."""
+    folder = tmp_path_factory.mktemp("typed")
+    save_graph(typed_graph(), folder / "graph.safetensors")
+    assert main(["partition", str(folder / "graph.safetensors"), str(folder / "store"), "--parts", str(PARTS)]) == 0
+    return folder / "store"
+
+
+def owners_in(path: str, num_ranks: int) -> dict[str, Tensor]:
+    """The rank of each node, by type, read from the store."""
+    from pyg_dist.data.stored_graph import rank_of_part
+    from pyg_dist.store.typed_store import TypesManifest
+
+    manifest = TypesManifest.load(Path(path))
+    stores = manifest.halo_stores(Path(path))
+    ranks, found = rank_of_part(Path(path), list(stores.edges.values()), num_ranks), {}
+    for kind, own in stores.nodes.items():
+        found[kind] = torch.empty(manifest.types[kind], dtype=torch.int64)
+        for part in range(PARTS):
+            found[kind][own.node_id([part])] = ranks[part]
+    return found
+
+
+def opened(num_ranks: int, path: str) -> None:
+    """Rows, edges, messages and plan are those of the graph in memory with the same owners, and so is training."""
+    from pyg_dist import DistributedData, distribute
+    from pyg_dist.data.stored_types import stored_types_plan
+
+    graph = typed_graph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found: Any = DistributedData.open(path, allow_nan=True)
+        made: Any = DistributedData(copy.copy(graph), partition=owners_in(path, num_ranks), allow_nan=True)
+    assert found.metadata() == made.metadata()
+    assert (found.name, float(found.scale), found["venue"].note) == ("typed", 2.5, "three")
+    for kind in graph.node_types:
+        assert torch.equal(found.node_shardings[kind].global_id, made.node_shardings[kind].global_id)
+        for name, value in made[kind].items():
+            if name == "num_nodes":
+                continue
+            stored = found[kind][name]
+            local = (stored.to_local(), value.to_local()) if hasattr(value, "to_local") else (stored, value)
+            assert torch.equal(*(rows.nan_to_num() for rows in local)) if isinstance(value, Tensor) else stored == value
+    for relation in graph.edge_types:
+        shares = [data[relation].edge_index.graph.share for data in (found, made)]
+        assert torch.equal(shares[0].edge_id, shares[1].edge_id)
+        assert shares[0].sum_transfer.sent == shares[1].sum_transfer.sent
+        assert torch.equal(found[relation].edge_weight.to_local(), made[relation].edge_weight.to_local())
+        assert torch.equal(found[relation].edge_index.full_tensor(), graph[relation].edge_index)
+    assert found.plan.to_dict()["relations"].keys() == made.plan.to_dict()["relations"].keys()
+    alone = stored_types_plan(Path(path), num_ranks, "hybrid")
+    assert (alone.rows, alone.nodes, alone.edges, alone.hash) == (
+        found.plan.rows, found.plan.nodes, found.plan.edges, found.plan.hash
+    )  # fmt: skip
+    assert (alone.rows, alone.messages) == (made.plan.rows, made.plan.messages)
+    torch.manual_seed(0)
+    kinds = ("venue", "paper")
+    relations = [r for r in graph.edge_types if {r[0], r[-1]} <= set(kinds)]
+    stock = HeteroConv({relation: SAGEConv((5, 5), 3) for relation in relations}).double()
+    ours, results = distribute(copy.deepcopy(stock)), []
+    for model, data in ((ours, found), (stock, graph)):
+        out = model(
+            {kind: data[kind].x for kind in kinds}, {relation: data[relation].edge_index for relation in relations}
+        )
+        sum(rows[data[kind].train_mask].square().mean() for kind, rows in out.items()).backward()
+        results.append(out | {name: p.grad for name, p in model.named_parameters()})
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3, 4])
+def test_opened_by_ranks(workers: Pools, store: Path, num_ranks: int) -> None:
+    workers(num_ranks).run(opened, num_ranks, str(store))
+
+
+def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """``plan`` has a row for each relation, of the file and of the store alike; ``doctor`` reads all files."""
+    graph = str(store.parent / "graph.safetensors")
+    plans = []
+    for name in (graph, str(store)):
+        assert main(["plan", name, "--ranks", str(PARTS), "--json", "--widths", "8"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1]
+    assert main(["plan", str(store), "--ranks", "2", "4"]) == 0
+    text = capsys.readouterr().out
+    assert all(text.count(" ".join(relation)) == 2 for relation in typed_graph().edge_types)
+    assert main(["doctor", "--store", str(store)]) == 0
+    assert "all as the manifest says" in capsys.readouterr().out
+    for command in (
+        ["partition", graph, str(store), "--parts", "2"],
+        ["partition", graph, str(tmp_path / "grid"), "--parts", "2", "--layout", "grid"],
+        ["partition", graph, str(tmp_path / "many"), "--parts", "1000"],
+        ["partition", graph, "--parts", "2"],
+        ["plan", graph, "--ranks", "2", "--save", str(tmp_path / "plan")],
+        ["plan", str(store), "--ranks", "5"],
+    ):
+        assert main(command) != 0, command
+        assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert main(["partition", graph, str(store), "--parts", str(PARTS), "--force"]) == 0
+    assert not store.with_name("store.new").exists()
+
+
+def test_damaged_stores(store: Path, tmp_path: Path) -> None:
+    """A piece that is missing, damaged or another store's is found."""
+    from pyg_dist import DistributedData
+
+    for number, (name, damage) in enumerate({
+        "types.json": lambda file: file.write_text(file.read_text().replace('"paper"', '"papers"')),
+        "edges-0/manifest.json": lambda file: file.unlink(),
+        "nodes-1": lambda folder: (shutil.rmtree(folder), shutil.copytree(folder.parent / "nodes-0", folder)),
+    }.items()):  # fmt: skip
+        folder = shutil.copytree(store, tmp_path / str(number))
+        damage(folder / name)
+        with pytest.raises(PygDistError, match=r"Expected (the manifest|a store in|the store that)"):
+            DistributedData.open(folder)
