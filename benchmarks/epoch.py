@@ -21,6 +21,7 @@ import sys
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import gpu_epoch
 import gpu_measure
@@ -146,6 +147,27 @@ def table(results: dict[str, dict[str, Measurement]]) -> str:
     return "\n".join(lines)
 
 
+def write(
+    output: Path,
+    description: dict[str, Any],
+    schedule: Schedule,
+    results: dict[str, dict[str, Measurement]],
+    **more: Any,
+) -> None:
+    """Write a JSON file: the command, the machine, ratios and all that was measured."""
+    content = {
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "machine": description,
+        "schedule": asdict(schedule),
+        **more,
+        "ratios": {model: ratios(measured) for model, measured in results.items()},
+        "results": {model: {name: asdict(m) for name, m in by_name.items()} for model, by_name in results.items()},
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(content, indent=2) + "\n")
+    print(f"written: {output}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
@@ -184,16 +206,7 @@ def main() -> None:
         print(f"others disturbed {num_disturbed} of {len(shares)} turns: repeat this on a quiet machine")
 
     output = args.output or RESULTS / f"epoch-{Path(args.graph).stem}.json"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "command": " ".join(["python", "benchmarks/epoch.py", *sys.argv[1:]]),
-        "machine": description,
-        "schedule": asdict(schedule),
-        "ratios": {model: ratios(measured) for model, measured in results.items()},
-        "results": {model: {name: asdict(m) for name, m in by_name.items()} for model, by_name in results.items()},
-    }
-    output.write_text(json.dumps(content, indent=2) + "\n")
-    print(f"written: {output}")
+    write(output, description, schedule, results)
 
 
 if __name__ == "__main__":

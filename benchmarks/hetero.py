@@ -5,8 +5,8 @@
 
 R-SAGE and R-GAT are two layers of ``HeteroConv``. Edges are R-MAT's (``pyg_dist/store/sources/rmat.py``), ends taken
 modulo the number of nodes. Stock PyG runs in one process with two threads, pyg_dist on one rank with two threads and on
-two ranks with one each. The rows that a layer sends are counted for 2 to 64 ranks, beside those of the homogeneous form
-``to_homogeneous()``, with a product for each relation over the whole halo. All goes to the terminal.
+two ranks with one each. The rows that a layer sends are counted for 2 to 8 ranks, beside those of the homogeneous form
+``to_homogeneous()``, with a product for each relation over the whole halo.
 """
 
 from __future__ import annotations
@@ -108,19 +108,19 @@ def training_epoch(num_edges: int, kind: str, is_stock: bool) -> Epoch:
     return epoch
 
 
-def rows_sent(num_edges: int) -> Iterator[str]:
-    """A line for each number of ranks: what one layer sends, and what the homogeneous form would."""
+def rows_sent(num_edges: int) -> Iterator[dict[str, float]]:
+    """For some numbers of ranks: the rows that one layer sends, and those that the homogeneous form would send."""
     hetero = read_hetero(graph_of(num_edges), allow_nan=True, warn=False)
     edges = {relation: given.edge_index for relation, given in hetero.relations.items()}
-    for num_ranks in (2, 4, 8, 64):
+    for num_ranks in (2, 4, 8):
         parts = find_parts_by_type(hetero, num_ranks, PartsOptions("metis", 0.03, 0))
         plan = HeteroPlan.of(edges, parts, num_ranks)
         whole = Plan.of(hetero.homogeneous_edge_index(), torch.cat(list(parts.values())), num_ranks)
         one_kind, sent = len(edges) * whole.rows["post"], plan.rows["hybrid"]
-        yield (
-            f"{num_ranks:>3} ranks: {sent:>12,} rows by relation, {one_kind:>13,} of the homogeneous form "
-            f"({sent / max(one_kind, 1):.2f}); edges max/mean {Plan.imbalance(plan.edges):.2f}"
-        )
+        yield {
+            "ranks": num_ranks, "by relation": sent, "homogeneous": one_kind,
+            "ratio": round(sent / max(one_kind, 1), 3), "edges, max/mean": round(Plan.imbalance(plan.edges), 3),
+        }  # fmt: skip
 
 
 def main() -> None:
@@ -130,24 +130,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=2, help="epochs in a turn")
     parser.add_argument("--retakes", type=int, default=10, help="repeat a disturbed turn at most so often")
+    parser.add_argument("--no-count", dest="count", action="store_false", help="do not count rows for 2 to 8 ranks")
+    parser.add_argument("--output", type=Path, default=one_type.RESULTS / "hetero.json", help="the JSON file")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     if hasattr(os, "sched_setaffinity"):  # all variants on the same cores; processes inherit this
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: one_type.NUM_CORES])
-    print(machine.describe())
-    for line in rows_sent(args.edges):
-        print(line)
-    results = {}
+    description, sent = machine.describe(), []
+    for counted in rows_sent(args.edges) if args.count else ():
+        sent.append(counted)
+        print(", ".join(f"{name}: {value:,}" for name, value in counted.items()))
+    schedule, results = Schedule(args.rounds, args.epochs, num_retakes=args.retakes), {}
     for kind in args.models:
         variants = [
             Variant("stock PyG", training_epoch, (args.edges, kind, True), 1, 2),
             Variant("pyg_dist, 1 rank", training_epoch, (args.edges, kind, False), 1, 2),
             Variant("pyg_dist, 2 ranks", training_epoch, (args.edges, kind, False), 2, 1),
         ]
-        schedule = Schedule(args.rounds, args.epochs, num_retakes=args.retakes)
         results[kind] = interleaved(variants, schedule, lambda turns, name=kind: tqdm(turns, desc=name, disable=None))
-    if results:
-        print(one_type.table(results))
+    print(one_type.table(results))
+    one_type.write(args.output, description, schedule, results, rows_sent=sent)
 
 
 if __name__ == "__main__":
