@@ -218,7 +218,7 @@ def run_all(seeds: Sequence[int], folder: Path, kind: type[Run] = Run) -> None:
                 raise AssertionError(f"seed {seed}, {Schedule.of(seed)}: {error}") from error
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 200), pytest.param(200, 5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "last"), [(0, 200), pytest.param(200, 2000, marks=pytest.mark.slow)])
 def test_schedules(tmp_path: Path, first: int, last: int) -> None:
     run_all(range(first, last), tmp_path)
 
