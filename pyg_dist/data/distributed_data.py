@@ -70,7 +70,9 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
             send, for more time to partition (Demirci et al., 4.3.2); ``"cover"``: the fewest rows of the hybrid
             exchange, but more rows of the post exchange; ``"stochastic"``: few rows in mini-batches (Demirci et al.,
             4.3.3); these three need mtkahypar; ``"stream"``: in memory that does not grow with the edges; ``"random"``;
-            the owner of each node, a LongTensor ``[N]``; or a saved :class:`~pyg_dist.plan.Plan`, whose parts are used
+            ``"graphs"``: each graph of a ``Batch`` whole on one rank, so that nothing is sent, which is also what
+            ``"metis"``, ``"hypergraph"`` and ``"cover"`` take where such parts are balanced, in one printed line; the
+            owner of each node, a LongTensor ``[N]``; or a saved :class:`~pyg_dist.plan.Plan`, whose parts are used
             again. With several machines, parts that were computed here are placed such that few rows leave a machine;
             given parts keep their ranks.
         epsilon: how much heavier than the mean a part may be.

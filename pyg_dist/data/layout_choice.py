@@ -17,8 +17,8 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.state import current
 from pyg_dist.backend.session.steps import step
-from pyg_dist.data.options import Options, common_machine
-from pyg_dist.errors import OptionError
+from pyg_dist.data.options import WHOLE_GRAPHS, Options, common_machine
+from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.cover import EXCHANGES
@@ -26,6 +26,7 @@ from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash, shares_machines
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.halo.sharding import HaloNodes
+from pyg_dist.partition.whole_graphs import whole_graphs
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
@@ -34,6 +35,12 @@ from pyg_dist.store.manifest import LoopRule
 
 if TYPE_CHECKING:
     from pyg_dist.grid.plan.plan import GridPlan
+
+_SEND_LITTLE = ("metis", "metis-cut", "hypergraph", "cover")
+"""Methods that look for parts with few messages: whole graphs have none."""
+
+_HEAVIER = 1.1
+"""So many times the mean the heaviest part of whole graphs may weigh, where they were not asked for."""
 
 
 def model_of(graph_input: GraphInput, options: Options) -> Model:
@@ -55,7 +62,7 @@ def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[D
     parts = None
     if options.layout != "grid":
         with step(f"partition ({options.partition_name}, {groups.part.size} parts)"):
-            parts = node_parts(graph_input, options, groups.part)
+            parts, options = node_parts(graph_input, options, groups.part)
     if options.layout == "halo" and parts is not None:
         with step("lay out (halo)"):
             return on_halo(graph_input, options, parts, groups)
@@ -90,7 +97,7 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
     ]
     grid = candidates(model, num_ranks, options, machine)
     if session.is_main():
-        # The one line that the library prints: a choice that was left to it should not be silent.
+        # A choice that was left to the library should not be silent.
         print(f"pyg_dist: {reasons(halo, grid, model, machine)}", file=sys.stderr)
     if halo[0].seconds <= grid[0].seconds:
         return replace(options, layout="halo", exchange=halo[0].exchange, mesh=None, comm_dtype=None)
@@ -125,12 +132,18 @@ def halo_graph(share: HaloShare, groups: DataGroups, options: Options, loop_rule
     return HaloGraph(share, nodes, loop_rule, plan.messages)
 
 
-def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tensor:
-    """The owner of each node: computed on one rank, since solvers differ from run to run, and sent to all."""
+def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple[Tensor, Options]:
+    """The owner of each node, and the options with the method that found them (collective).
+
+    Computed on one rank, since solvers differ from run to run, and sent to all.
+    """
     method = options.partition
     if isinstance(method, Plan):  # a data.plan has its parts on rank 0 alone
         given = (graph_input.edge_index, graph_input.num_nodes, group.size)
-        return on_main(lambda: method.parts_for(*given, options.exchange, options.bits_by_direction))
+        return on_main(lambda: method.parts_for(*given, options.exchange, options.bits_by_direction)), options
+    parts = _of_whole_graphs(graph_input, options, group.size) if isinstance(method, str) else None
+    if parts is not None:
+        return parts, replace(options, partition=WHOLE_GRAPHS)
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
@@ -138,7 +151,35 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> Tenso
         method, options.epsilon, options.seed, exchange=options.exchange,
         ranks_per_node=known_ranks_per_node(group), two_levels=options.hierarchy != "off",
     )  # fmt: skip
-    return on_main(lambda: find_parts(graph_input.edge_index, graph_input.num_nodes, group.size, found_by, train_mask))
+    edge_index, num_nodes = graph_input.edge_index, graph_input.num_nodes
+    return on_main(lambda: find_parts(edge_index, num_nodes, group.size, found_by, train_mask)), options
+
+
+def _of_whole_graphs(graph_input: GraphInput, options: Options, num_parts: int) -> Tensor | None:
+    """Parts of whole graphs, where they are asked for, or the method looks for few messages and they are balanced.
+
+    Raises:
+        DataError: They are asked for, and this is no batch of graphs.
+    """
+    is_asked_for = options.partition == WHOLE_GRAPHS
+    found, batch = None, graph_input.node_attributes.get("batch")
+    looks = is_asked_for or (options.partition in _SEND_LITTLE and num_parts > 1)
+    if looks and batch is not None and batch.dtype == torch.int64 and batch.dim() == 1:
+        found = whole_graphs(graph_input.edge_index, batch.cpu(), num_parts)
+    if is_asked_for and found is None:
+        raise DataError(
+            f"Expected a Batch of graphs with partition={WHOLE_GRAPHS!r} (got edges between different graphs, or no "
+            f"'batch'): use partition='metis'"
+        )
+    if found is None or not (is_asked_for or found[1] <= max(_HEAVIER, 1 + options.epsilon)):
+        return None
+    if not is_asked_for and session.is_main():
+        print(
+            f"pyg_dist: each graph of the batch is whole on one of {num_parts} ranks, the heaviest of which has "
+            f"{found[1]:.2f} of the mean, so convs send nothing (partition={WHOLE_GRAPHS!r})",
+            file=sys.stderr,
+        )
+    return found[0]
 
 
 class Levels(NamedTuple):

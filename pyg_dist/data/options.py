@@ -27,6 +27,11 @@ from pyg_dist.store.hetero_input import HeteroInput
 
 _LAYOUTS = ("halo", "grid", "auto")
 
+WHOLE_GRAPHS = "graphs"
+"""The partition of a batch whose graphs are whole on one rank each."""
+
+PARTITIONS = (*METHODS, WHOLE_GRAPHS)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -69,11 +74,11 @@ class Options:
                 f"Expected bits to be one of {allowed}, or (forward, backward) of them (got {self.bits!r})"
             )
         if isinstance(self.partition, str):
-            _check("partition", self.partition, METHODS)
+            _check("partition", self.partition, PARTITIONS)
             require_hybrid(self.partition, self.exchange)
         elif not isinstance(self.partition, (Tensor, np.ndarray, list, tuple, Plan)):
             raise OptionError(
-                f"Expected partition to be {' or '.join(map(repr, METHODS))}, the owner of each node, or a Plan "
+                f"Expected partition to be {' or '.join(map(repr, PARTITIONS))}, the owner of each node, or a Plan "
                 f"(got {self.partition!r})"
             )
         elif not isinstance(self.partition, Plan):

@@ -231,9 +231,9 @@ class ConcatenatedRows(RowSharding):
         starts = [0, *accumulate(part.size for part in parts)]
         position = torch.cat([part.position + start for part, start in zip(parts, starts, strict=False)])
         super().__init__(parts[0].group, parts[0].kind, starts[-1], position)
-        self._parts = parts
+        self.parts = parts
 
     def _equals(self, other: RowSharding) -> bool:
-        if not isinstance(other, ConcatenatedRows) or len(self._parts) != len(other._parts):
+        if not isinstance(other, ConcatenatedRows) or len(self.parts) != len(other.parts):
             return False
-        return all(mine.is_equivalent(its) for mine, its in zip(self._parts, other._parts, strict=True))
+        return all(mine.is_equivalent(its) for mine, its in zip(self.parts, other.parts, strict=True))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -155,7 +157,7 @@ def compare(layout: str) -> None:
     import pyg_dist
 
     plain = batch()
-    ours: Any = pyg_dist.DistributedData(plain, layout=layout)
+    ours: Any = pyg_dist.DistributedData(plain, layout=layout, partition="random")
     assert_same(looks(ours), looks(plain))
     for name, make in MODELS.items():
         torch.manual_seed(0)
@@ -181,6 +183,36 @@ def compare(layout: str) -> None:
 @pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo")])
 def test_batches(workers: Pools, world_size: int, layout: str) -> None:
     workers(world_size).run(compare, layout)
+
+
+def many() -> Any:
+    graphs = [random_graph(4 + k % 5, 9 + k % 7, FEATURES, CLASSES, seed=k) for k in range(40)]
+    return Batch.from_data_list([Data(x=g.x, edge_index=g.edge_index, y=g.y[:1]) for g in graphs])
+
+
+def whole() -> tuple[str, list[int], str]:
+    """The partition of many graphs, the rows that a sum sends, and what is printed."""
+    from pyg_dist import DistributedData, distribute
+    from pyg_dist.errors import DataError
+
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        data = DistributedData(many())
+    torch.manual_seed(0)
+    stock = Pooled(gnn.global_mean_pool, gnn.GraphNorm(FEATURES)).double()
+    assert_same(step(distribute(copy.deepcopy(stock)), data), step(stock, many()))
+    with pytest.raises(DataError, match="Expected a Batch of graphs with partition='graphs'"):
+        DistributedData(random_graph(9, 20, FEATURES, CLASSES, seed=0), partition="graphs")
+    assert DistributedData(batch(), partition="graphs").plan.rows["hybrid"] == 0
+    return data.plan.partition, list(data.plan.rows.values()), told.getvalue()
+
+
+def test_each_graph_of_many_is_whole_on_a_rank(workers: Pools) -> None:
+    for rank, (partition, rows, told) in enumerate(workers(3).run(whole)):
+        assert partition == "graphs"
+        assert rows == [0] * len(rows)
+        assert told.startswith("pyg_dist: each graph of the batch is whole on one of 3 ranks") == (rank == 0)
+        assert told.count("\n") == (rank == 0)
 
 
 def advice() -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 
 from pyg_dist import DistributedData
 from pyg_dist.backend.session.settings import SETTINGS
-from pyg_dist.plan.parts import METHODS
+from pyg_dist.data.options import PARTITIONS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -79,9 +79,9 @@ def test_options() -> None:
 def test_partitions() -> None:
     """Both pages name every method, and no other."""
     (row,) = re.findall(r"^\| `partition` .*$", (DOCS / "reference" / "options.md").read_text(), re.M)
-    assert set(re.findall(r'"([\w-]+)"', row)) == set(METHODS)
+    assert set(re.findall(r'"([\w-]+)"', row)) == set(PARTITIONS)
     how_to = (DOCS / "how-to" / "partition-layout-bits.md").read_text()
-    assert all(f'| `"{method}"` |' in how_to for method in METHODS)
+    assert all(f'| `"{method}"` |' in how_to for method in PARTITIONS)
 
 
 def section(name: str) -> tuple[Path, str]:

@@ -37,6 +37,8 @@ OTHER_FORMS: dict[str, Form] = {
     "cdist": lambda f, t: f(t.x, t.weight),
     "index_add": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x),
     "index_add_": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x),
+    "index_reduce": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x, "amax", include_self=False),
+    "index_reduce_": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x, "amax", include_self=False),
     "__setitem__": lambda f, t: f(t.x.detach(), t.mask, 0.0),
     "t": lambda f, t: f(t.x) @ t.y,
     "T.__get__": lambda f, t: f(t.x) @ t.y,
@@ -154,12 +156,10 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "along": [
         ("none", "none", """
             softmin cumsum cumprod cumsum_ cumprod_ cummax cummin logcumsumexp sort argsort topk kthvalue mode
-            glu roll flip gather scatter_add scatter_add_ scatter scatter_ scatter_reduce scatter_reduce_
-            take_along_dim vstack row_stack narrow unbind chunk split tensor_split diff cosine_similarity
-            pairwise_distance repeat_interleave cat concat concatenate hstack column_stack stack one_hot pad
-            normalize
+            glu roll flip gather take_along_dim vstack row_stack narrow unbind chunk split tensor_split diff
+            cosine_similarity pairwise_distance repeat_interleave cat concat concatenate hstack column_stack stack
+            one_hot pad normalize
         """),
-        ("sum", "none", "index_add index_add_"),
     ],
     "attention": [
         ("2 gather", "2 sum", "scaled_dot_product_attention multi_head_attention_forward"),
@@ -248,6 +248,11 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("sum", "none", "norm"),
         ("2 sum", "sum", "std var std_mean var_mean"),
     ],
+    "scatter": [
+        ("none", "none", "scatter_add scatter_add_ scatter scatter_ scatter_reduce scatter_reduce_"),
+        ("sum", "none", "index_add index_add_"),
+        ("2 max, sum", "none", "index_reduce index_reduce_"),
+    ],
     "shapes": [
         ("none", "none", " ".join(METADATA)),
         ("none", "none", """
@@ -269,7 +274,7 @@ TILES_ADD: list[tuple[str, str, str]] = [
 ]
 # Changes of layout beyond one for each operand: calls with an operand twice, and writes; index_add_ writes to no tile.
 MORE_MOVES = {
-    "allclose": (1, 0), "equal": (1, 0), "__setitem__": (1, 0), "index_add_": (0, 0),
+    "allclose": (1, 0), "equal": (1, 0), "__setitem__": (1, 0), "index_add_": (0, 0), "index_reduce_": (0, 0),
     "scaled_dot_product_attention": (1, 1), "multi_head_attention_forward": (1, 1),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ import test_losses
 import test_pointwise
 import test_products
 import test_reductions
+import test_scatter
 import test_shapes
 import test_vector_norms
 import torch
@@ -25,7 +26,7 @@ from pyg_dist.tensor.registry import TABLE, Function, functions, public_name
 
 MODULES = (
     test_batch_norm, test_along, test_extremes, test_full_tensor, test_layers, test_losses, test_products,
-    test_reductions, test_indexing, test_shapes, test_vector_norms,
+    test_reductions, test_scatter, test_indexing, test_shapes, test_vector_norms,
 )  # fmt: skip
 # What is not compared there: the module that tests it, and how a script calls it where that is not its name.
 ELSEWHERE = {
@@ -41,7 +42,6 @@ ELSEWHERE = {
     "test_indexing": "cdist",
     "test_shapes": "grad_fn _has_compatible_shallow_copy_type",
     "test_full_tensor": "__repr__ __format__ _convert_indices_from_coo_to_csr",
-    "test_scatter": "index_add index_add_",
     "test_attention_layers": "multi_head_attention_forward scaled_dot_product_attention",
     "test_assignment": "__setitem__",
 }

@@ -15,11 +15,12 @@ from pyg_dist.tensor.functions import (
     products,
     random,
     reductions,
+    scatter,
     scripts,
     shapes,
 )
 
 __all__ = [
     "along", "attention", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_products",
-    "moved_rows", "pointwise", "products", "random", "reductions", "scripts", "shapes",
+    "moved_rows", "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
 ]  # fmt: skip

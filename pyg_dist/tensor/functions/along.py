@@ -1,8 +1,7 @@
-"""Functions along a dimension, joins of rows and columns, and sums by an index (``scatter``, ``index_add``).
+"""Functions along a dimension, and joins of rows and columns.
 
 Row-wise along any dimension but 0. Along dimension 0 rows can be concatenated and split: no row leaves its rank. What
-orders rows gathers them. A plain tensor that is written into stays plain and equal on every rank: sums are made of each
-rank's own rows, what overwrites needs all rows. Into rows go sums only; those by an end of edges stay distributed.
+orders rows, or picks them by an index for each element, gathers them.
 """
 
 from __future__ import annotations
@@ -13,129 +12,35 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.linear_map import append
-from pyg_dist.errors import DataError, LayoutMismatchError
+from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.calling_code import of_whole_graphs
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
-from pyg_dist.tensor.functions.pointwise import aligned, as_operand, pointwise
-from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.functions.pointwise import aligned, pointwise
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
 from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
-from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import (
-    EdgeTensor,
-    NodeTensor,
-    RowTensor,
-    as_row_tensor_,
-    copied_slice,
-    like_rows,
-    local_tensors,
-    on_rows,
-)
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
 from pyg_dist.tensor.selection import ConcatenatedRows
-
-
-def write(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """``scatter`` and its kin, in place or not, of a plain first operand (collective)."""
-    name = function.__name__
-    bound = bind("x dim index src reduce", args, kwargs)
-    x = bound["x"]
-    is_sum = _is_sum(name, bound)
-    if is_sum and bound["src"].dtype != x.dtype:
-        raise DataError(
-            f"{name} expected 'src' in the dtype of what it writes into, {x.dtype} (got {bound['src'].dtype}): convert "
-            f"one of them"
-        )
-    if not is_sum or dims_of(bound["dim"], x.dim()) != (0,):
-        return on_full_tensor(function, args, kwargs)
-    with local_tensors():
-        (index, src), _, rows = aligned(function, (bound["index"], bound["src"]), {}, broadcasts=False)
-        rows.note(x)
-        sums = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype)).scatter_add(
-            0, index, src.to(accumulation_dtype(x.dtype))
-        )
-        return _added(x, rows.reduce_from_ranks(sums), in_place=name.endswith("_"))
-
-
-def _is_sum(name: str, bound: dict[str, Any]) -> bool:
-    """Whether a function named ``scatter...`` adds to what is there."""
-    is_sum = name.startswith("scatter_add") or bound.get("reduce") in ("sum", "add")
-    return is_sum and bound.get("include_self", True) and isinstance(bound.get("src"), Tensor)
-
-
-def add_to_rows(function: Function, args: Args, kwargs: Kwargs) -> RowTensor:
-    """``scatter_add`` and its kin along the rows of a row tensor, in place or not (collective)."""
-    bound = bind("x dim index src reduce", args, kwargs)
-    if not _is_sum(function.__name__, bound):
-        raise refuse(function, "along dimension 0 would mix rows, sums apart")
-    x, index, source = bound["x"], bound["index"], bound["src"]
-    return _added_to_rows(function, x, torch.scatter_add(_zeros_of_all(x), 0, index, source))
-
-
-def _zeros_of_all(x: RowTensor) -> Tensor:
-    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _added_to_rows(function: Function, x: RowTensor, sums: Tensor) -> RowTensor:
-    """``x + sums``, which are plain, or rows."""
-    return x.add_(sums) if function.__name__.endswith("_") else x + sums  # type: ignore[return-value]
-
-
-@implements("index_add", "index_add_")
-def index_add(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Sums of rows by an index into a plain tensor or rows (collective), or of columns within rows."""
-    bound = bind("x dim index source", args, kwargs)
-    x, index, source, alpha = bound["x"], bound["index"], bound["source"], bound.get("alpha", 1)
-    (dim,) = dims_of(bound["dim"], x.dim())
-    if isinstance(x, RowTensor) and dim == 0:
-        if isinstance(index, RowIndex) and isinstance(x, NodeTensor) and isinstance(source, EdgeTensor):
-            if (source.dtype, source.shape[1:]) != (x.dtype, x.shape[1:]):
-                raise DataError(
-                    f"{public_name(function)} expected a source of rows {list(x.shape[1:])} in {x.dtype}, as it writes "
-                    f"into (got {list(source.shape[1:])} in {source.dtype}): reshape or convert one of them"
-                )
-            sums = index.add_up(source)
-            return _added_to_rows(function, x, sums if alpha == 1 else alpha * sums)
-        return _added_to_rows(function, x, torch.index_add(_zeros_of_all(x), 0, index, source, alpha=alpha))
-    with local_tensors():
-        if isinstance(x, RowTensor):
-            if isinstance(index, RowTensor):
-                raise refuse(function, "of columns by a distributed index would mix rows")
-            (x, source), _, rows = aligned(function, (x, source), {}, broadcasts=False)
-            rows.note(index)
-            return as_row_tensor_(function(x, dim, index, source, alpha=alpha), rows)
-        if dim != 0:
-            raise refuse(function, "of a plain tensor along another dimension than 0 would mix rows")
-        (index, source), rows = like_rows(function, index, source)
-        index, source = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, source))
-        rows.note(x)
-        zeros = torch.zeros_like(x, dtype=accumulation_dtype(x.dtype))
-        total = zeros.index_add(0, index.as_subclass(Tensor), source.as_subclass(Tensor).to(zeros.dtype), alpha=alpha)
-        return _added(x, rows.reduce_from_ranks(total), in_place=function.__name__.endswith("_"))
-
-
-def _added(x: Tensor, sums: Tensor, in_place: bool) -> Tensor:
-    return x.add_(sums.to(x.dtype)) if in_place else x + sums.to(x.dtype)
-
 
 # The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
 _ALONG: dict[str, tuple[str, int | None]] = {
     "softmin": ("", None), "cumsum": ("", None), "cumprod": ("", None), "cummax": ("", None), "cummin": ("", None),
     "logcumsumexp": ("", None), "sort": ("", -1), "argsort": ("", -1), "topk": ("k", -1), "kthvalue": ("k", -1),
-    "mode": ("", -1), "glu": ("", -1), "roll": ("shifts", None), "gather": ("", None), "scatter": ("", None),
-    "scatter_add": ("", None), "scatter_reduce": ("", None), "take_along_dim": ("indices", None),
+    "mode": ("", -1), "glu": ("", -1), "roll": ("shifts", None), "gather": ("", None),
+    "take_along_dim": ("indices", None),
     "narrow": ("", None), "unbind": ("", 0),
     "chunk": ("chunks", 0), "split": ("split_size", 0), "tensor_split": ("indices_or_sections", 0),
     "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
 }  # fmt: skip
 _CUTS = ("narrow", "chunk", "split", "tensor_split")
 _OF_ALL_ROWS = (
-    "sort", "argsort", "topk", "kthvalue", "mode", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp",
+    "sort", "argsort", "topk", "kthvalue", "mode", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "gather",
+    "take_along_dim",
 )  # fmt: skip
 _BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
 
 
-@implements(*_ALONG, "scatter_", "scatter_add_", "scatter_reduce_", "cumsum_", "cumprod_")
+@implements(*_ALONG, "cumsum_", "cumprod_")
 def along(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Along other dimensions than 0. Along 0, what orders or accumulates rows is of all, and plain (collective)."""
     name = function.__name__.removesuffix("_")
@@ -154,10 +59,6 @@ def along(function: Function, args: Args, kwargs: Kwargs) -> object:
     gathers = function.__name__ in _OF_ALL_ROWS and not of_whole_graphs()
     if gathers and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
         return on_full_tensor(function, args, kwargs)
-    if name.startswith("scatter") and x is not None and not isinstance(x, RowTensor):
-        return write(function, args, kwargs)
-    if name.startswith("scatter") and isinstance(x, RowTensor) and dims_of(dim, x.dim()) == (0,):
-        return add_to_rows(function, args, kwargs)
     if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
         raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
     with local_tensors():

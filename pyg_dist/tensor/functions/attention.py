@@ -2,16 +2,19 @@
 
 Over all nodes each rank has the queries of its rows, and the keys and values of all are gathered: 2 N F numbers a rank,
 up to N = 50,000 or so. torch's kernel makes the products with them, which on most devices keeps no matrix of scores.
+With dropout the weights of a rank's queries are kept, n N numbers for each head: they are drawn by query and key.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.autograd import replicated
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows
 from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, public_name
@@ -68,7 +71,67 @@ def _as_seen(local: Tensor, place: int, rows: RowSharding) -> Any:
 
 def _require_no_dropout(function: Function, p: float) -> None:
     if p:
-        raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
+        raise MixedRowsError(f"{public_name(function)} draws dropout by sequence: pass dropout=0, and use F.dropout")
+
+
+def _with_dropout(
+    query: Tensor, key: Tensor, value: Tensor, mask: Any, p: float, rows: RowSharding, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention of local queries to all keys, and its weights, of which some are dropped, keyed by query and key.
+
+    Shapes:
+        - query: ``[..., n, C]``, key, value: ``[..., N, C]``
+        - output: ``[..., n, C]``, and ``[..., n, N]``
+    """
+    with local_tensors():
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if isinstance(mask, Tensor):
+            scores = scores + _added(~mask if mask.dtype == torch.bool else mask, scores)
+        by_query = as_row_tensor_(scores.softmax(-1).movedim(-2, 0).contiguous(), rows)
+    weights: Any = F.dropout(by_query, p)
+    with local_tensors():
+        weights = weights.as_subclass(Tensor).movedim(0, -2)
+        return weights @ value, weights
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask of torch's layer, which holds where scores are left out, as what is added to scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)
+
+
+def _layer_with_dropout(function: Function, bound: dict[str, Any], rows: RowSharding) -> tuple[Any, Any]:
+    """``nn.MultiheadAttention`` over all nodes by its steps: torch would draw other masks on each rank (collective)."""
+    if bound.get("add_zero_attn") or any(bound.get(name) is not None for name in ("bias_k", "static_k")):
+        raise MixedRowsError(
+            f"{public_name(function)} with dropout over nodes has no bias_k, static_k and add_zero_attn (got one of "
+            f"them): pass dropout=0"
+        )
+    weights: Any = [bound.get(f"{name}_proj_weight") for name in "qkv"]
+    if not bound.get("use_separate_proj_weight"):
+        weights = bound["in_proj_weight"].chunk(3)
+    biases: Any = (None,) * 3 if bound["in_proj_bias"] is None else bound["in_proj_bias"].chunk(3)
+    inputs, heads = (bound["query"], bound["key"], bound["value"]), bound["num_heads"]
+    projected = [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
+    shape, width = projected[0].shape, projected[0].shape[-1] // heads
+    key, value = (_whole(x, rows) for x in projected[1:])
+    query, key, value = (x.reshape(x.shape[0], -1, width).movedim(0, 1) for x in (_local(projected[0]), key, value))
+    masks = [_added(m, query) for m in (bound["attn_mask"],) if m is not None]
+    padding = _whole(bound.get("key_padding_mask"), rows)
+    if padding is not None:  # [B, N], or [N]
+        of_keys = _added(padding, query).view(-1, 1, 1, padding.shape[-1])
+        masks.append(of_keys.expand(-1, heads, -1, -1).flatten(0, 1))
+    mask = sum(masks[1:], masks[0]) if masks else None
+    out, attended = _with_dropout(query, key, value, mask, bound["dropout_p"], rows)
+    of_nodes = as_row_tensor_(out.movedim(1, 0).reshape(-1, *shape[1:]), rows)
+    out = F.linear(of_nodes, bound["out_proj_weight"], bound["out_proj_bias"])
+    if not bound.get("need_weights", True):
+        return out, None
+    attended = attended.view(-1, heads, *attended.shape[1:])
+    attended = attended.mean(1) if bound.get("average_attn_weights", True) else attended
+    attended = attended if len(shape) == 3 else attended[0]
+    return out, _as_seen(attended, attended.dim() - 2, rows)
 
 
 def attention_layer(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -77,16 +140,18 @@ def attention_layer(function: Function, args: Args, kwargs: Kwargs) -> object:
     Collective, then. With a sequence for each row, ``[N, L, F]`` with ``batch_first=True``, row by row.
     """
     bound = {"training": True, **bind(_OF_LAYER, args, kwargs)}
-    _require_no_dropout(function, bound["dropout_p"] if bound["training"] else 0.0)
-    query = bound["query"]
+    query, drops = bound["query"], bound["training"] and bound["dropout_p"] > 0
     if _place(query) == 1 and query.dim() == 3:  # torch has turned what was batch first
+        _require_no_dropout(function, drops)
         return _by_row(function, bound)
     if _place(query) != 0:
         raise MixedRowsError(f"{public_name(function)} expected a query with a row for each node (got a plain one)")
-    if bound.get("is_causal"):
-        raise MixedRowsError(f"{public_name(function)} has no order of nodes (got is_causal): pass an attn_mask")
     rows = _sharding(query)
     bound["attn_mask"] = _rows_of(bound.get("attn_mask"), -2, rows)
+    if bound["attn_mask"] is not None:
+        bound["is_causal"] = False  # it says what this mask is
+    if drops:
+        return _layer_with_dropout(function, bound, rows)
     given = {name: _whole(value, rows) for name, value in bound.items() if name not in ("query", "attn_mask")}
     with local_tensors():
         out, weights = function(query=_local(query), attn_mask=bound["attn_mask"], **given)
@@ -123,27 +188,35 @@ def scaled_product(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Over all nodes, ``[..., N, C]`` (collective), or row by row, ``[N, ..., L, C]``."""
     bound = bind("query key value attn_mask dropout_p is_causal", args, kwargs)
     query, key, value = (bound.pop(name) for name in ("query", "key", "value"))
-    _require_no_dropout(function, bound.get("dropout_p", 0.0))
     place, mask = _place(query), bound.pop("attn_mask", None)
     if place is None:
         raise MixedRowsError(f"{public_name(function)} expected a query with a row for each node (got a plain one)")
     rows = _sharding(query)
     if place < query.dim() - 2:
+        _require_no_dropout(function, bound.get("dropout_p", 0.0))
         if (place, place) != (_place(key), _place(value)) or mask is not None:
             raise MixedRowsError(f"{public_name(function)} is row-wise only for query, key and value with rows alike")
         with local_tensors():
             like, rows = like_rows(function, *(x.of if type(x) is MovedRows else x for x in (query, key, value)))
             of_rows = (x.as_subclass(Tensor).movedim(0, place) for x in like)
             return _as_seen(function(*of_rows, **bound), place, rows)
-    if place != query.dim() - 2 or bound.get("is_causal"):
+    if place != query.dim() - 2:
         raise MixedRowsError(
-            f"{public_name(function)} over nodes expected queries [..., N, C], without is_causal (got rows in "
-            f"dimension {place} of {query.dim()}): transpose them, or pass an attn_mask"
+            f"{public_name(function)} over nodes expected queries [..., N, C] (got rows in dimension {place} of "
+            f"{query.dim()}): transpose them"
         )
-    others = [_whole(x, rows) for x in (key, value)]
+    whole_key, whole_value = (_whole(x, rows) for x in (key, value))
     mask = _rows_of(mask, -2, rows)
+    if bound.pop("is_causal", False):
+        mask = on_device(rows.position, query.device).view(-1, 1) >= torch.arange(key.shape[-2], device=query.device)
+    p = bound.pop("dropout_p", 0.0)
+    if p:
+        if bound.get("enable_gqa"):
+            raise MixedRowsError(f"{public_name(function)} with dropout has no enable_gqa: repeat the keys and values")
+        out, _ = _with_dropout(_local(query), whole_key, whole_value, mask, p, rows, bound.get("scale"))
+        return _as_seen(out, place, rows)
     with local_tensors():
-        return _as_seen(function(_local(query), *others, attn_mask=mask, **bound), place, rows)
+        return _as_seen(function(_local(query), whole_key, whole_value, attn_mask=mask, **bound), place, rows)
 
 
 TABLE[F.scaled_dot_product_attention] = scaled_product

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.calling_code import running_layer
-from pyg_dist.tensor.functions.moved_rows import MovedRows
+from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name, register
@@ -219,22 +220,26 @@ def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
     In training, mean and variance are global and differentiable, and the running ones follow them as in torch
     (collective); in evaluation the running ones are used (no communication).
     """
-    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
-    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
-    x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
-    if not isinstance(x, RowTensor) or any(isinstance(c, RowTensor) for c in channels):
-        raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
-    mean, var, weight, bias = channels
+    x, mean, var, weight, bias, training, momentum, eps = _of_batch_norm(function, args, kwargs, RowTensor)
     rows = x._sharding
     with local_tensors():
-        if bound["training"] and rows.group.size > 1:
-            return as_row_tensor_(_normalise(x, mean, var, weight, bias, bound["momentum"], bound["eps"]), rows)
+        if training and rows.group.size > 1:
+            return as_row_tensor_(_normalise(x, mean, var, weight, bias, momentum, eps), rows)
         weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
         for running in (mean, var):
             if running is not None:
                 rows.note(running)
-        rest = (bound["training"], bound["momentum"], bound["eps"])
-        return as_row_tensor_(function(x, mean, var, weight, bias, *rest), rows)
+        return as_row_tensor_(function(x, mean, var, weight, bias, training, momentum, eps), rows)
+
+
+def _of_batch_norm(function: Function, args: Args, kwargs: Kwargs, of: type[Tensor]) -> Iterator[Any]:
+    """Its arguments: x, of this class, running mean and variance, weight, bias, training, momentum and eps."""
+    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
+    x, *channels = (bound[name] for name in ("x", "running_mean", "running_var", "weight", "bias"))
+    if not isinstance(x, of) or any(isinstance(c, (RowTensor, MovedRows)) for c in channels):
+        raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
+    return iter((x, *channels, bound["training"], bound["momentum"], bound["eps"]))
 
 
 def _normalise(
@@ -265,6 +270,29 @@ def _normalise(
     if bias is not None:
         out = out + rows.copy_to_ranks(bias).view(shape)
     return out.to(x.dtype)
+
+
+def _batch_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """:func:`batch_norm` of ``[B, F, N]`` and the like; in ``[B, N, ...]`` each node has statistics of its own."""
+    x, mean, var, weight, bias, training, momentum, eps = _of_batch_norm(function, args, kwargs, MovedRows)
+    if x.place != 1:
+        out = F.batch_norm(x.of.movedim(2, 1), mean, var, weight, bias, training, momentum, eps)
+        return MovedRows.make(out.movedim(1, 2), x.place)
+    rows, dims, shape = x.of, tuple(range(1, x.dim())), (-1, *[1] * (x.dim() - 1))
+    if training or mean is None:
+        centre, spread = rows.mean(dims, keepdim=True), rows.var(dims, correction=0, keepdim=True)
+        number = x.shape[0] * math.prod(x.shape[2:])
+        for running, batch in ((mean, centre), (var, spread * (number / max(number - 1, 1)))):
+            if running is not None:
+                running.lerp_(batch.detach().flatten().full_tensor(), momentum)
+    else:
+        centre, spread = mean.view(shape), var.view(shape)
+    out = (rows - centre) * (spread + eps).rsqrt()
+    out = out if weight is None else out * weight.view(shape)
+    return MovedRows.make(out if bias is None else out + bias.view(shape), 1)
+
+
+HANDLERS[F.batch_norm] = _batch_norm_of_moved
 
 
 class DistributedSyncBatchNorm(nn.SyncBatchNorm):

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.pointwise import pointwise, pointwise_
-from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, global_shape, refuse
+from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, global_shape, refuse, view
 from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, functions, implements, public_name
-from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, local_tensors, on_rows
+from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_, local_tensors, on_rows
+from pyg_dist.tensor.selection import ConcatenatedRows
+from pyg_dist.tensor.sharding import RowSharding
 
 
 class MovedRows(DerivedOperand):
@@ -78,7 +80,7 @@ def refuse_moved(function: Function, x: MovedRows) -> MixedRowsError:
     """The error for a function that would mix rows, or is not known for rows in this dimension."""
     return MixedRowsError(
         f"{public_name(function)} has no distributed form for rows in dimension {x.place} (of shape {list(x.shape)}): "
-        f"move them first, x.movedim({x.place}, 0), or stack along dim=1"
+        f"move them first, x.movedim({x.place}, 0), stack along dim=1, or take x.full_tensor(), all rows"
     )
 
 
@@ -121,6 +123,40 @@ def unsqueeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     return on_rows(function, x, dim)
 
 
+@implements("view", "reshape")
+def reshape(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """As :func:`~pyg_dist.tensor.functions.shapes.view`; dimensions of size one may also come before the rows."""
+    x, sizes = args[0], flat_sizes(args, kwargs)
+    batch = _as_batch(x, sizes) if isinstance(x._sharding, ConcatenatedRows) else None
+    if batch is not None:
+        return batch
+    place = next((k for k, size in enumerate(sizes) if size != 1), 0)
+    if place > 0 and sizes[place] in (-1, x.shape[0]):
+        return MovedRows.make(x.reshape(sizes[place], *[1] * place, *sizes[place + 1 :]), place)
+    return view(function, args, kwargs)
+
+
+def _as_batch(x: RowTensor, sizes: tuple[Any, ...]) -> Any:
+    """``[B, N, F]`` of the ``[B N, F]`` that :func:`_reshape` has made of it; ``None``: it is something else."""
+    parts: tuple[RowSharding, ...] = x._sharding.parts  # type: ignore[attr-defined]
+    rows, whole = parts[0], _sizes(x, sizes)
+    place = next((k for k in range(1, len(whole)) if (prod(whole[:k]), whole[k]) == (len(parts), rows.size)), None)
+    if place is None or any(part is not rows for part in parts):
+        return None
+    with local_tensors():
+        of = x.reshape(len(parts), rows.num_local, *x.shape[1:]).movedim(0, 1)
+        return MovedRows.make(
+            as_row_tensor_(of.reshape(rows.num_local, *whole[:place], *whole[place + 1 :]), rows),  # type: ignore[arg-type]
+            place,
+        )
+
+
+def _sizes(x: Any, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes that a shape of ``x`` stands for, one of which may be -1."""
+    known = prod(size for size in sizes if size != -1)
+    return tuple(x.numel() // max(known, 1) if size == -1 else size for size in sizes)
+
+
 def _dim(x: MovedRows, dim: int) -> int:
     """A dimension of what is seen, as one of the tensor with rows first."""
     return 0 if dim == x.place else dim + 1 if dim < x.place else dim
@@ -151,6 +187,13 @@ def _pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return _each(function(*args, **kwargs), lambda t: MovedRows.make(t, first.place))
 
 
+def _where(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Of three operands: one alone asks for places."""
+    if len(args) + len(kwargs) == 1:
+        raise refuse_moved(function, moved_in((args, tuple(kwargs.values())))[0])
+    return _pointwise(function, args, kwargs)
+
+
 def _pointwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """In place."""
     if type(args[0]) is not MovedRows:
@@ -169,6 +212,17 @@ def _loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
         **{name: rows_first(value, first, function) for name, value in kwargs.items()},
     )
     return MovedRows.make(out, first.place) if isinstance(out, RowTensor) else out
+
+
+def _of_classes(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """Losses by class, which are in dimension 1 before the rows: ``[B, C, N]`` and targets ``[B, N]`` (collective)."""
+    bound = bind("x target", args[:2], kwargs)
+    x, target = bound.pop("x"), bound.pop("target")
+    if type(x) is not MovedRows or x.place < 2 or target.dim() != x.dim() - 1:
+        raise refuse_moved(function, moved_in((x, target))[0])
+    of_targets = MovedRows.make(x.of.select(2, 0), x.place - 1)
+    out = function(x.of.movedim(2, 1), rows_first(target, of_targets, function), *args[2:], **bound)
+    return MovedRows.make(out, x.place - 1) if isinstance(out, RowTensor) else out
 
 
 def _reduce(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -288,10 +342,9 @@ def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 def _reshape(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """Dimensions before the rows', and those behind it, are reshaped apart: the rows' stays one."""
-    x, sizes = args[0], flat_sizes(args, kwargs)
-    known = prod(size for size in sizes if size != -1)
-    sizes = tuple(x.numel() // max(known, 1) if size == -1 else size for size in sizes)
+    """Dimensions before the rows', and those behind it, are reshaped apart; ``[B, N, F]`` may become ``[B N, F]``."""
+    x = args[0]
+    sizes = _sizes(x, flat_sizes(args, kwargs))
     before, behind = x.shape[: x.place], x.shape[x.place + 1 :]
     for place, size in enumerate(sizes):
         if (
@@ -300,6 +353,9 @@ def _reshape(function: Function, args: Args, kwargs: Kwargs) -> Any:
             and prod(sizes[place + 1 :]) == prod(behind)
         ):
             return MovedRows.make(x.of.reshape(size, *sizes[:place], *sizes[place + 1 :]), place)
+    if (sizes[0], prod(sizes[1:])) == (prod(before) * x.shape[x.place], prod(behind)):
+        of = x.of.reshape(x.of.shape[0], prod(before), *sizes[1:])
+        return torch.cat([of[:, k] for k in range(prod(before))])
     raise refuse_moved(function, x)
 
 
@@ -358,6 +414,11 @@ def _of_rows(function: Function, args: Args, kwargs: Kwargs) -> object:
     return function(args[0].of, *args[1:], **kwargs)
 
 
+def _grad(function: Function, args: Args, kwargs: Kwargs) -> object:
+    grad = args[0].of.grad
+    return grad if grad is None else MovedRows.make(grad, args[0].place)
+
+
 def _set_grad(function: Function, args: Args, kwargs: Kwargs) -> object:
     function(args[0].of, *args[1:], **kwargs)
     return args[0]
@@ -383,7 +444,8 @@ HANDLERS: dict[Function, _HANDLER] = {
     **dict.fromkeys(named("std", "var", "logsumexp", "norm", "nansum", "nanmean", "median"), _reduce),
     **dict.fromkeys(named("softmax", "log_softmax", "cumsum", "normalize", "chunk", "split", "glu"), _along),
     **dict.fromkeys(named("__getitem__"), _index),
-    **dict.fromkeys(named("select"), _select),
+    **dict.fromkeys(named("select", "index_select"), _select),
+    **dict.fromkeys(named("where"), _where),
     **dict.fromkeys(named("unbind"), _unbind),
     **dict.fromkeys(named("__iter__"), _iterate),
     **dict.fromkeys(named("squeeze"), _squeeze),
@@ -393,9 +455,11 @@ HANDLERS: dict[Function, _HANDLER] = {
     **dict.fromkeys(named("expand", "repeat"), _expand),
     **dict.fromkeys((F.linear, F.layer_norm, F.rms_norm), on_last),
     **dict.fromkeys(named("cat", "concat", "concatenate", "stack"), _join),
-    **dict.fromkeys(named("lstm", "gru"), _as_table),
+    **dict.fromkeys(named("lstm", "gru", "view_as", "reshape_as", "expand_as"), _as_table),
+    **dict.fromkeys(named("grad.__get__"), _grad),
     **dict.fromkeys(named("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"), _loss),
     **dict.fromkeys(named("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"), _loss),
+    **dict.fromkeys(named("cross_entropy", "nll_loss"), _of_classes),
     **dict.fromkeys(named("poisson_nll_loss", "gaussian_nll_loss"), _loss),
     **dict.fromkeys((*named("relu", "to", "type_as", "contiguous", "clone", "detach"), F.dropout), _pointwise),
 }

@@ -172,8 +172,8 @@ class _Extreme(LocalFunction[Tensor]):
         if x.shape[0]:
             local = x.amax(dims, keepdim=True) if op == "max" else x.amin(dims, keepdim=True)
         else:
-            local = x.new_full([1 if d in dims else n for d, n in enumerate(x.shape)], _neutral(x.dtype, op))
-        result = _over_ranks(local, rows, op)
+            local = x.new_full([1 if d in dims else n for d, n in enumerate(x.shape)], neutral(x.dtype, op))
+        result = over_ranks(local, rows, op)
         if ctx.needs_input_grad[0]:
             ties = (x == result) | (x.isnan() & result.isnan()) if nan_ties else x == result
             number = rows.group.all_reduce_(ties.sum(dims, keepdim=True))
@@ -187,7 +187,8 @@ class _Extreme(LocalFunction[Tensor]):
         return replicated.copy_to_ranks(grad, ctx.group) * ties / number, None, None, None, None
 
 
-def _neutral(dtype: torch.dtype, op: str) -> float | int:
+def neutral(dtype: torch.dtype, op: str) -> float | int:
+    """What ``op``, "max" or "min", passes over."""
     if dtype == torch.bool:
         return op == "min"
     if dtype.is_floating_point:
@@ -195,13 +196,13 @@ def _neutral(dtype: torch.dtype, op: str) -> float | int:
     return torch.iinfo(dtype).min if op == "max" else torch.iinfo(dtype).max
 
 
-def _over_ranks(local: Tensor, rows: RowSharding, op: str) -> Tensor:
+def over_ranks(local: Tensor, rows: RowSharding, op: str) -> Tensor:
     """The extreme of every rank's; NaN where any rank has NaN, which a collective's comparisons may lose."""
     if not local.is_floating_point():
         return rows.group.all_reduce_(local, op)
     is_nan = local.isnan()
     flag = is_nan.to(local.dtype) if op == "max" else -is_nan.to(local.dtype)
-    both = rows.group.all_reduce_(torch.stack([local.masked_fill(is_nan, _neutral(local.dtype, op)), flag]), op)
+    both = rows.group.all_reduce_(torch.stack([local.masked_fill(is_nan, neutral(local.dtype, op)), flag]), op)
     return both[0].masked_fill(both[1] != 0, math.nan)
 
 

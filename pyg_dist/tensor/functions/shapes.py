@@ -90,7 +90,6 @@ def flat_sizes(args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
 
 
-@implements("view", "reshape")
 def view(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Reshape each row, or split each into several, or put those together that were one."""
     x, sizes = args[0], flat_sizes(args, kwargs)

@@ -13,7 +13,6 @@ from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 
-SCATTERED: list[Form] = [lambda f, t: f(t.x, 1, t.order, t.y), lambda f, t: f(t.c, 2, t.d.argsort(2), t.d)]
 FORMS: dict[str, Sequence[Form]] = {
     **each("softmin", [lambda f, t: f(t.x, 1), lambda f, t: f(t.c, dim=-2)]),
     **each("cumsum cumprod cumsum_ cumprod_ cummax cummin logcumsumexp", [
@@ -33,12 +32,6 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x, 0), lambda f, t: f(t.c, (0, -1)), lambda f, t: f(t.v, dims=(-1,)),
     ],
     "gather": [lambda f, t: f(t.x, 1, t.label.view(-1, 1)), lambda f, t: f(t.x, dim=-1, index=t.order)],
-    **each("scatter_add scatter_add_", SCATTERED),
-    **each("scatter scatter_", [*SCATTERED, lambda f, t: f(t.x, 1, t.label.view(-1, 1), 2.0)]),
-    **each("scatter_reduce scatter_reduce_", [
-        lambda f, t: f(t.x, 1, t.order, t.y, "sum"),
-        lambda f, t: f(t.x, 1, t.order, t.y, reduce="amax", include_self=False),
-    ]),
     "take_along_dim": [lambda f, t: f(t.x, t.order, 1), lambda f, t: f(t.x, indices=t.label.view(-1, 1), dim=1)],
     "vstack": [lambda f, t: f([t.x, t.y]), lambda f, t: f((t.full, t.c[:, 0]))],
     "row_stack": [lambda f, t: f([t.x, t.y])],
@@ -103,10 +96,9 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.roll((1, 1), (0, 1)), MixedRowsError, f"roll {ROWS}"),
     (lambda t: t.x.unbind(), MixedRowsError, f"unbind {ROWS}"),
     (lambda t: t.x.repeat_interleave(2), MixedRowsError, f"repeat_interleave {ROWS}"),
-    (lambda t: t.x.gather(0, t.order), MixedRowsError, f"gather {ROWS}"),
     (lambda t: t.full.gather(1, t.order), MixedRowsError, f"gather {ROWS}"),
-    (lambda t: t.x.sin().scatter_(0, t.order, t.y), MixedRowsError, "scatter_ along dimension 0 would mix rows, sums"),
-    (lambda t: t.x.scatter_reduce(0, t.order, t.y, "amax"), MixedRowsError, "scatter_reduce along dimension 0 would"),
+    (lambda t: t.x.sin().scatter_(0, t.order, t.y), MixedRowsError, "scatter_ along dimension 0 would mix rows, but"),
+    (lambda t: t.x.scatter_reduce(0, t.order, t.y, "prod"), MixedRowsError, "scatter_reduce along dimension 0 would"),
     (lambda t: t.x.gather(1, torch.zeros(1, 1, dtype=torch.int64)), LayoutMismatchError, "7 rows (got shape [1, 1])"),
     (lambda t: torch.stack([t.v, t.u]), MixedRowsError, "stack along dimension 0 would move rows"),
     (lambda t: torch.vstack([t.v, t.u]), MixedRowsError, "vstack along dimension 0 would move rows"),
@@ -138,6 +130,8 @@ ORDERED: dict[str, Expression] = {
     "topk of some": lambda t: t.v[t.mask].topk(2).values * t.y[t.label.topk(2).indices, 0],
     "kthvalue": lambda t: t.v.kthvalue(3),
     "mode": lambda t: t.label.mode(),
+    "gather": lambda t: (t.x.gather(0, torch.tensor([[2, 0, 1]])), t.x.gather(0, t.order % 2)),
+    "take_along_dim": lambda t: t.x.take_along_dim(torch.full((1, t.F), 2), 0),
     **{
         name: partial(lambda f, t: (f(t.x.abs() + 1, 0), f(t.v, dim=-1)), getattr(torch, name))
         for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")

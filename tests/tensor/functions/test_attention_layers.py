@@ -15,6 +15,8 @@ from torch_geometric import nn as gnn
 from workers import Workers
 
 from pyg_dist.errors import MixedRowsError
+from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.sharding import RowSharding
 
 Pools = Callable[[int], Workers]
 
@@ -43,6 +45,10 @@ EXPRESSIONS: dict[str, Expression] = {
     "plain keys": lambda t: sdpa(t.x, t.weight.repeat(2, 1), t.weight.repeat(2, 1).sin()),
     "of selected nodes": lambda t: sdpa(t.x[t.mask], t.y, t.x),
     "masked": lambda t: sdpa(t.x, t.y, t.x, attn_mask=torch.eye(t.N, dtype=torch.bool) | (torch.arange(t.N) > 2)),
+    "causal": lambda t: sdpa(t.x, t.y, t.x, is_causal=True),
+    "layer, causal": lambda t: layer(
+        t, t.x, t.x, t.x, attn_mask=torch.ones(t.N, t.N).triu(1).bool(), is_causal=True, need_weights=False
+    )[0],
     "row by row": lambda t: sdpa(t.c, t.d, t.c * t.d),
     "written out": lambda t: [
         (heads(t.x) @ heads(t.y).transpose(-2, -1) / 2).softmax(dim=-1) @ heads(t.x * t.y),
@@ -79,8 +85,7 @@ def test_attention(workers: Pools, name: str, world_size: int) -> None:
 
 
 REFUSED: list[Refusal] = [
-    (lambda t: sdpa(t.x, t.x, t.x, dropout_p=0.5), MixedRowsError, "draws dropout for all rows: pass dropout=0"),
-    (lambda t: sdpa(t.x, t.x, t.x, is_causal=True), MixedRowsError, "without is_causal"),
+    (lambda t: sdpa(t.c, t.c, t.c, dropout_p=0.5), MixedRowsError, "draws dropout by sequence: pass dropout=0"),
     (lambda t: sdpa(t.x.T, t.x.T, t.x.T), MixedRowsError, "got rows in dimension 1 of 2): transpose them"),
     (lambda t: sdpa(t.full, t.x, t.x), MixedRowsError, "expected a query with a row for each node (got a plain one)"),
     (lambda t: sdpa(t.c, t.c, t.full), MixedRowsError, "row-wise only for query, key and value with rows alike"),
@@ -95,6 +100,56 @@ def test_refused(workers: Pools, world_size: int) -> None:
 
 def all_refused() -> None:
     refuse_all(REFUSED)
+
+
+def with_dropout() -> dict[str, Tensor]:
+    """What is drawn, at this world size; values and gradients are those of torch's functions with that mask."""
+    rng = torch.Generator().manual_seed(2)
+    found = {}
+    for shape in ((NUM_NODES, NUM_FEATURES), (NUM_NODES, 2, NUM_FEATURES)):
+        full = torch.randn(shape, generator=rng, dtype=torch.float64)
+        module = nn.MultiheadAttention(NUM_FEATURES, 1, dropout=0.5).double()
+        for parameter in module.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
+        sides: list[Results] = []
+        rows = nodes()
+        x: Any = NodeTensor.from_local(rows.slice(full), rows).requires_grad_()
+        torch.manual_seed(7)
+        out, weights = module(x, x, x, attn_mask=torch.ones(NUM_NODES, NUM_NODES).tril(-9).bool())
+        out.tanh().sum().backward()
+        sides.append({"out": out.full_tensor().detach(), "x": x.grad.full_tensor(), **gradients(module)})
+        kept = weights.full_tensor().detach()
+        module.zero_grad()
+        x = full.clone().requires_grad_()
+        q, k, v = F.linear(x, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+        q, k, v = (y.view(NUM_NODES, -1, NUM_FEATURES).movedim(1, 0) for y in (q, k, v))
+        scores = (q @ k.mT / NUM_FEATURES**0.5).masked_fill(
+            torch.ones(NUM_NODES, NUM_NODES).tril(-9).bool(), -torch.inf
+        )
+        out = module.out_proj((2 * scores.softmax(-1) * (kept != 0) @ v).movedim(0, 1).reshape(shape))
+        out.tanh().sum().backward()
+        sides.append({"out": out.detach(), "x": x.grad, **gradients(module)})
+        assert_same(sides[0], sides[1])
+        assert 0.4 < (kept[scores.softmax(-1).view(kept.shape) > 0] == 0).double().mean() < 0.6
+        found[str(shape)] = kept
+    x = NodeTensor.from_local(rows.slice(full[:, 0]), rows)
+    torch.manual_seed(8)
+    found["of the kernel"] = sdpa(x, x, torch.eye(NUM_NODES).double(), dropout_p=0.25, is_causal=True).full_tensor()
+    assert (found["of the kernel"].triu(1) == 0).all()
+    return found
+
+
+def nodes() -> RowSharding:
+    from pyg_dist import DistributedData, world_size
+
+    sharding: RowSharding = DistributedData(graph(), partition=parts(graph(), world_size())).graph.node_sharding
+    return sharding
+
+
+def test_dropout_is_drawn_by_query_and_key(workers: Pools) -> None:
+    alone, *others = [found for world_size in (1, 3) for found in workers(world_size).run(with_dropout)]
+    for found in others:
+        assert_same(found, alone)
 
 
 class Gps(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch_geometric.utils as pyg
 from against_torch import LAYOUTS, WORLD_SIZES, Expression, Operands, Refusal, check, refuse_all
 from torch import Tensor, nn
 from workers import Workers
@@ -75,6 +76,22 @@ def with_nodes_second(kind: type[nn.Module], t: Operands) -> list[Any]:
 EXPRESSIONS: dict[str, Expression] = {
     "stacked": lambda t: [hops(t)[0], hops(t)[-1], hops(t)[1, :, 0], hops(t)[..., 1].t(), hops(t).select(0, 1)],
     "sliced": lambda t: [hops(t)[1:].sum(0), hops(t)[:, :, 1:].amax(0), hops(t)[[2, 0]].permute(1, 0, 2)],
+    "put together": lambda t: [
+        F.cross_entropy(hops(t).reshape(3 * t.N, -1), torch.arange(3 * t.N) % t.F),
+        (hops(t).flatten(0, 1) @ t.weight).view(3, t.N, -1).sin().sum(0),
+        hops(t).unsqueeze(0).reshape(-1, t.F).view(1, 3, -1, t.F)[0, 1],
+    ],
+    "classes": lambda t: F.cross_entropy(hops(t).transpose(1, 2), torch.arange(3 * t.N).view(3, t.N) % t.F),
+    "batch norm": lambda t: [
+        F.batch_norm(hops(t).transpose(1, 2), None, None, t.vector, t.vector.sin(), True)[1].t(),
+        F.batch_norm(hops(t), None, None, t.full_v, t.full_v.cos(), True)[2],
+        F.batch_norm(hops(t), t.full_v.detach(), 1 + t.full_v.detach() ** 2, None, t.full_v)[0],
+    ],
+    "sums by an index": lambda t: pyg.scatter(hops(t), t.label, dim=1, dim_size=9).sum(0),
+    "largest by an index": lambda t: pyg.scatter(hops(t), t.label, dim=-2, dim_size=9, reduce="max"),
+    "index_add": lambda t: torch.zeros(3, 9, t.F, dtype=t.x.dtype).index_add_(1, t.label, hops(t)),
+    "as a batch of one": lambda t: (t.x.view(1, -1, t.F) * t.v.view(1, t.N, 1))[0],
+    "selected": lambda t: hops(t).index_select(0, torch.tensor([2, 0])).sum(0),
     "unbound": lambda t: [*hops(t), *hops(t).unbind(), *hops(t).unbind(-1)[0].t().split(2, 1)],
     "reduced": lambda t: [hops(t).mean(0), hops(t).sum(dim=0), hops(t).max(0), hops(t).min(dim=0)[0], hops(t).std(0)],
     "more": lambda t: [hops(t).logsumexp(0), hops(t).norm(dim=0), hops(t).argmax(0), hops(t).median(0).values],

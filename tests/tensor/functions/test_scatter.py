@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch_geometric.utils as pyg
-from against_torch import LAYOUTS, WORLD_SIZES, Expression, Operands, check
+from against_torch import LAYOUTS, WORLD_SIZES, Expression, Form, Operands, agree, check, each
 from torch import Tensor
 from torch_geometric.nn import global_max_pool, global_mean_pool
 from workers import Workers
@@ -36,13 +36,60 @@ def column(t: Operands) -> Tensor:
     return t.label.view(-1, 1).expand(-1, t.F)
 
 
+def bins(t: Operands) -> Tensor:
+    """What is written into, plain, some of it larger than all that comes and some equal to the largest."""
+    return (2 * t.weight[:1].sin() - 1).expand(CLASSES, -1).clone()
+
+
+def ties(t: Operands) -> Tensor:
+    return (4 * t.x.detach()).round().clamp(-1, 1) + 0 * t.x
+
+
+ADDED: list[Form] = [lambda f, t: f(t.x, 1, t.order, t.y), lambda f, t: f(t.c, 2, t.d.argsort(2), t.d)]
+REDUCED: list[Form] = [
+    lambda f, t: f(t.x, 1, t.order, t.y, "sum"),
+    lambda f, t: f(t.x, 1, t.order, t.y, reduce="amax", include_self=False),
+    *(
+        lambda f, t, reduce=reduce, is_in=is_in: f(bins(t), 0, column(t), t.x, reduce, include_self=is_in)
+        for reduce in ("sum", "mean", "amax", "amin", "prod")
+        for is_in in (True, False)
+    ),
+    *(
+        lambda f, t, is_in=is_in: f(zeros(t, t.F), 0, column(t), ties(t), "amax", include_self=is_in)
+        for is_in in (True, False)
+    ),
+    lambda f, t: f(t.x * 0.1, 0, t.order % 3, t.y, "amax"),
+    lambda f, t: f(t.x, 0, t.order % 3, t.y, "mean", include_self=False),
+]
+FORMS: dict[str, Sequence[Form]] = {
+    **each("scatter_add scatter_add_", [*ADDED, lambda f, t: f(bins(t), 0, column(t), t.x)]),
+    **each("scatter scatter_", [
+        *ADDED, lambda f, t: f(t.x, 1, t.label.view(-1, 1), 2.0), lambda f, t: f(bins(t), 0, column(t), 0.5),
+    ]),
+    **each("scatter_reduce scatter_reduce_", REDUCED),
+    **each("index_add index_add_", [
+        lambda f, t: f(bins(t), 0, t.label, t.x, alpha=0.5), lambda f, t: f(t.x, 1, torch.tensor([0, 0]), t.y[:, :2]),
+    ]),
+    **each("index_reduce index_reduce_", [
+        lambda f, t: f(bins(t), 0, t.label, t.x, "amin"), lambda f, t: f(t.x, 0, t.position, t.y, "mean"),
+        lambda f, t: f(bins(t), 0, t.label, t.x, reduce="amax", include_self=False),
+        lambda f, t: f(t.x, 1, torch.tensor([0, 0]), t.y[:, :2], "amax"),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(workers: Callable[[int], Workers], name: str) -> None:
+    workers(WORLD_SIZES[-1]).run(forms_agree, name)
+
+
+def forms_agree(name: str) -> None:
+    agree(name, FORMS[name])
+
+
 EXPRESSIONS: dict[str, Expression] = {
-    "sums": lambda t: zeros(t, t.F).scatter_add_(0, column(t), t.x),
-    "added to what is there": lambda t: t.weight[:1].expand(CLASSES, -1).scatter_add(0, column(t), t.x.sin()),
-    "reduced": lambda t: zeros(t, t.F).scatter_reduce_(0, column(t), t.x, "sum"),
     "of plain rows": lambda t: zeros(t, t.F).scatter_add_(0, column(t), t.full),
     "counts": lambda t: zeros(t).scatter_add_(0, t.label, torch.ones(t.N).to(t.x.dtype)) * t.v.sum(),
-    "largest": lambda t: zeros(t, t.F).scatter_reduce(0, column(t), t.x, "amax"),
     "into columns": lambda t: t.full.scatter(1, t.order, t.y),
     "index_add": lambda t: zeros(t, t.F).index_add_(0, t.label, t.x, alpha=0.5),
     "index_add of a plain list": lambda t: t.full.index_add(0, torch.arange(t.N).flip(0), t.x),

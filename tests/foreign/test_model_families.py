@@ -1,0 +1,186 @@
+"""Models as they are written elsewhere, five steps against stock PyG: meshes, shops, pools of many graphs, traffic."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from against_stock import Results, assert_same
+from torch import Tensor, nn
+from torch_geometric import nn as gnn
+from torch_geometric.data import Batch, Data
+from torch_geometric.utils import scatter
+from workers import Workers
+
+N, E, CHANNELS, CLASSES = 37, 150, 6, 3
+Pools = Callable[[int], Workers]
+
+
+def mlp(*widths: int) -> nn.Module:
+    layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.Tanh())]
+    return nn.Sequential(*layers[:-1], nn.LayerNorm(widths[-1]))
+
+
+class Processor(gnn.MessagePassing):
+    """A step of MeshGraphNet (Pfaff et al.): edges have a state, and nodes get the sum of the new ones."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr="add")
+        self.edge_mlp, self.node_mlp = mlp(3 * width, width, width), mlp(2 * width, width, width)
+
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+        out, state = self.propagate(edge_index, x=x, edge_attr=edge_attr, size=(x.size(0), x.size(0)))
+        return x + self.node_mlp(torch.cat([x, out], dim=1)), edge_attr + state
+
+    def message(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        out: Tensor = self.edge_mlp(torch.cat([x_i, x_j, edge_attr], dim=1))
+        return out
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> tuple[Tensor, Tensor]:
+        return scatter(inputs, index, dim=0, dim_size=dim_size, reduce="sum"), inputs
+
+
+class MeshGraphNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes, self.edges = mlp(CHANNELS, 8, 8), mlp(4, 8, 8)
+        self.steps, self.out = nn.ModuleList(Processor(8) for _ in range(3)), nn.Linear(8, CLASSES)
+
+    def forward(self, data: Any) -> Tensor:
+        x, edge_attr = self.nodes(data.x), self.edges(data.edge_attr)
+        for step in self.steps:
+            x, edge_attr = step(x, data.edge_index, edge_attr)
+        return F.cross_entropy(self.out(x)[data.train_mask], data.y[data.train_mask])
+
+
+class ByHand(nn.Module):
+    """Messages of a batch ``[B, N, F]`` written out, with a reduction over the ends of edges."""
+
+    def __init__(self, reduce: str) -> None:
+        super().__init__()
+        self.reduce, self.edge, self.node = reduce, nn.Linear(2 * CHANNELS + 4, 4), nn.Linear(CHANNELS + 4, CHANNELS)
+
+    def forward(self, data: Any) -> Tensor:
+        row, col = data.edge_index
+        x = torch.stack([data.x, data.x.sin()])
+        edge_attr = data.edge_attr.unsqueeze(0).expand(2, -1, -1)
+        messages = self.edge(torch.cat([x[:, row], x[:, col], edge_attr], dim=-1)).tanh()
+        sums = scatter(messages, col, dim=1, dim_size=N, reduce=self.reduce)
+        x = x + self.node(torch.cat([x, sums], dim=-1))
+        return F.mse_loss(x, torch.ones(2, N, CHANNELS).double())
+
+
+class LightGCN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = gnn.LightGCN(N, 8, num_layers=3)
+        self.register_buffer("pairs", torch.arange(40).view(2, 20) % N)
+
+    def forward(self, data: Any) -> Tensor:
+        ranks = self.model(data.edge_index, self.pairs)
+        return self.model.recommendation_loss(ranks[:10], ranks[10:], node_id=self.pairs.unique())  # type: ignore[no-any-return]
+
+
+class Stgcn(nn.Module):
+    """Time before nodes, ``[B, T, N, F]``, and a batch norm whose channels are nodes (Yu et al.)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.conv = nn.Conv2d(CHANNELS, 8, (1, 2)), gnn.ChebConv(8, 8, 3)
+        self.by_node, self.by_channel = nn.BatchNorm2d(N), nn.BatchNorm1d(8)
+
+    def forward(self, data: Any) -> Tensor:
+        x = torch.linspace(-2, 2, 2 * 4 * N * CHANNELS, dtype=torch.float64).cos().view(2, 4, N, CHANNELS)  # plain
+        x = self.time(x.permute(0, 3, 2, 1))
+        x = self.conv(x.permute(0, 3, 2, 1), data.edge_index).tanh()
+        x = self.by_node(x.permute(0, 2, 1, 3)).permute(0, 2, 1, 3)
+        x = self.by_channel(x[:, 0].transpose(1, 2))
+        return x.square().mean() + x.amax()
+
+
+class Pooled(nn.Module):
+    """A virtual node, attention within graphs, and a readout."""
+
+    def __init__(self, pool: Callable[[], nn.Module], width: int = 8) -> None:
+        super().__init__()
+        self.virtual = nn.Embedding(1, 8)
+        self.encode, self.conv = nn.Linear(CHANNELS, 8), gnn.GPSConv(8, gnn.GCNConv(8, 8), heads=2, act="tanh")
+        self.pool, self.out = pool(), nn.Linear(width, 2)
+
+    def forward(self, data: Any) -> Tensor:
+        virtual = self.virtual(torch.zeros(data.num_graphs, dtype=torch.int64))
+        x = self.conv(self.encode(data.x) + virtual[data.batch], data.edge_index, data.batch)
+        return F.cross_entropy(self.out(self.pool(x, data.batch)), data.y)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "MeshGraphNet": MeshGraphNet,
+    "a batch by hand, sums": lambda: ByHand("sum"),
+    "a batch by hand, extremes": lambda: ByHand("max"),
+    "LightGCN": LightGCN,
+    "STGCN": Stgcn,
+    "pool of quantiles": lambda: Pooled(lambda: gnn.QuantileAggregation([0.2, 0.5]), 16),
+    "pool of extremes": lambda: Pooled(gnn.MaxAggregation),
+    "set to set": lambda: Pooled(lambda: gnn.Set2Set(8, 2), 16),
+}
+
+
+def graph() -> Data:
+    rng = torch.Generator().manual_seed(3)
+    floats = {"dtype": torch.float64, "generator": rng}
+    edge_index = torch.randint(0, N - 3, (2, E), generator=rng)
+    return Data(
+        x=torch.randn(N, CHANNELS, **floats), edge_index=edge_index, edge_attr=torch.randn(E, 4, **floats),  # type: ignore[call-overload]
+        y=torch.randint(0, CLASSES, (N,), generator=rng), train_mask=torch.rand(N, generator=rng) < 0.5,
+    )  # fmt: skip
+
+
+def many() -> Any:
+    rng = torch.Generator().manual_seed(5)
+    found = []
+    for k in range(9):
+        size = 3 + k % 4
+        x = torch.randn(size, CHANNELS, generator=rng, dtype=torch.float64)
+        edges = torch.randint(0, size, (2, 3 * size), generator=rng)
+        found.append(Data(x=x, edge_index=edges, y=torch.tensor([k % 2])))
+    return Batch.from_data_list(found)
+
+
+def trained(name: str, data: Any, is_stock: bool) -> Results:
+    from pyg_dist import distribute
+
+    torch.manual_seed(1)
+    model = MODELS[name]().double()
+    model = model if is_stock else distribute(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    found: Results = {}
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = model(data)
+        loss.backward()
+        optimizer.step()
+        found[f"loss {step}"] = loss.detach()
+    return found | {n: v.detach() for n, v in model.state_dict().items()}
+
+
+@functools.cache
+def stock(name: str) -> Results:
+    return trained(name, many() if "pool" in name or "set" in name else graph(), True)
+
+
+def against_stock(layout: str) -> None:
+    from pyg_dist import DistributedData
+
+    given = [DistributedData(data, layout=layout) for data in (graph(), many())]
+    for name in MODELS:
+        assert_same(trained(name, given["pool" in name or "set" in name], False), stock(name), name)
+
+
+@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo")])
+def test_trained_as_by_stock_pyg(workers: Pools, world_size: int, layout: str) -> None:
+    workers(world_size).run(against_stock, layout)
