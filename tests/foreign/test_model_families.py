@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from against_stock import Results, assert_same
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import scatter
 from workers import Workers
 
@@ -56,6 +56,63 @@ class MeshGraphNet(nn.Module):
         for step in self.steps:
             x, edge_attr = step(x, data.edge_index, edge_attr)
         return F.cross_entropy(self.out(x)[data.train_mask], data.y[data.train_mask])
+
+
+class Mapper(gnn.MessagePassing):
+    """Messages from nodes to others along edges with a state, as GraphCast maps between grids (Lam et al.)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(aggr="add")
+        self.edge_mlp, self.node_mlp = mlp(3 * width, width, width), mlp(2 * width, width, width)
+
+    def forward(self, x: tuple[Tensor, Tensor], edge_index: Any, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+        size = (x[0].size(0), x[1].size(0))
+        edge_attr = self.edge_updater(edge_index, x=x, edge_attr=edge_attr, size=size)
+        out = self.propagate(edge_index, edge_attr=edge_attr, size=size)
+        return x[1] + self.node_mlp(torch.cat([x[1], out], dim=1)), edge_attr
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        out: Tensor = edge_attr + self.edge_mlp(torch.cat([x_i, x_j, edge_attr], dim=1))
+        return out
+
+    def message(self, edge_attr: Tensor) -> Tensor:
+        return edge_attr
+
+
+UP, ALONG, DOWN = ("grid", "up", "mesh"), ("mesh", "along", "mesh"), ("mesh", "down", "grid")
+
+
+class EncodeProcessDecode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes, self.mesh, self.out = mlp(CHANNELS, 8, 8), mlp(2, 8, 8), nn.Linear(8, CLASSES)
+        self.edges = nn.ModuleList(mlp(4, 8, 8) for _ in range(3))
+        self.up, self.down = Mapper(8), Mapper(8)
+        self.steps = nn.ModuleList(Mapper(8) for _ in range(3))
+
+    def forward(self, data: Any) -> Tensor:
+        grid, mesh = self.nodes(data["grid"].x), self.mesh(data["mesh"].x)
+        up, along, down = (
+            encode(data[kind].edge_attr) for encode, kind in zip(self.edges, (UP, ALONG, DOWN), strict=True)
+        )
+        mesh, _ = self.up((grid, mesh), data[UP].edge_index, up)
+        for step in self.steps:
+            mesh, along = step((mesh, mesh), data[ALONG].edge_index, along)
+        grid, _ = self.down((mesh, grid), data[DOWN].edge_index, down)
+        return F.mse_loss(self.out(grid), data["grid"].y) + along.square().mean()
+
+
+def grid_and_mesh() -> HeteroData:
+    rng = torch.Generator().manual_seed(8)
+    data, sizes = HeteroData(), {"grid": N, "mesh": 11}
+    for kind, channels in (("grid", CHANNELS), ("mesh", 2)):
+        data[kind].x = torch.randn(sizes[kind], channels, generator=rng, dtype=torch.float64)
+    data["grid"].y = torch.randn(N, CLASSES, generator=rng, dtype=torch.float64)
+    for relation, number in ((UP, 70), (ALONG, 50), (DOWN, 90)):
+        ends = [torch.randint(0, sizes[kind], (number,), generator=rng) for kind in (relation[0], relation[2])]
+        data[relation].edge_index = torch.stack(ends)
+        data[relation].edge_attr = torch.randn(number, 4, generator=rng, dtype=torch.float64)
+    return data
 
 
 class ByHand(nn.Module):
@@ -120,6 +177,7 @@ class Pooled(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "MeshGraphNet": MeshGraphNet,
+    "encode, process, decode": EncodeProcessDecode,
     "a batch by hand, sums": lambda: ByHand("sum"),
     "a batch by hand, extremes": lambda: ByHand("max"),
     "LightGCN": LightGCN,
@@ -170,15 +228,22 @@ def trained(name: str, data: Any, is_stock: bool) -> Results:
 
 @functools.cache
 def stock(name: str) -> Results:
-    return trained(name, many() if "pool" in name or "set" in name else graph(), True)
+    return trained(name, data_of(name), True)
+
+
+def data_of(name: str) -> Any:
+    if name.startswith("encode"):
+        return grid_and_mesh()
+    return many() if "pool" in name or "set" in name else graph()
 
 
 def against_stock(layout: str) -> None:
     from pyg_dist import DistributedData
 
-    given = [DistributedData(data, layout=layout) for data in (graph(), many())]
     for name in MODELS:
-        assert_same(trained(name, given["pool" in name or "set" in name], False), stock(name), name)
+        data = data_of(name)
+        layout = "halo" if isinstance(data, HeteroData) else layout
+        assert_same(trained(name, DistributedData(data, layout=layout), False), stock(name), name)
 
 
 @pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo")])

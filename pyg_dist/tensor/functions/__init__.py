@@ -11,6 +11,7 @@ from pyg_dist.tensor.functions import (
     losses,
     moved_products,
     moved_rows,
+    moved_shapes,
     pointwise,
     products,
     random,
@@ -22,5 +23,5 @@ from pyg_dist.tensor.functions import (
 
 __all__ = [
     "along", "attention", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_products",
-    "moved_rows", "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
+    "moved_rows", "moved_shapes", "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
 ]  # fmt: skip
