@@ -1,4 +1,4 @@
-"""Other shapes of rows in other dimensions than the first (``MovedRows``): dimensions before rows, and joined to them."""
+"""Other shapes of rows in other dimensions than the first (``MovedRows``): dimensions before rows, or joined."""
 
 from __future__ import annotations
 
