@@ -15,7 +15,7 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.calling_code import running_layer
-from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows
+from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows, moved_in, refuse_moved
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name, register
@@ -270,6 +270,29 @@ def _normalise(
     if bias is not None:
         out = out + rows.copy_to_ranks(bias).view(shape)
     return out.to(x.dtype)
+
+
+def _conv2d_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """``[B, C, T, N]`` and ``[B, C, N, T]`` along time: a kernel of size one along the nodes."""
+    bound = bind("x weight bias stride padding dilation groups", args, kwargs)
+    x, weight = bound.pop("x"), bound.pop("weight")
+    if type(x) is not MovedRows or x.place < 2 or x.dim() != 4:
+        raise refuse_moved(function, next(iter(moved_in((x, weight)))))
+    rest: dict[str, Any] = {}
+    for name, neutral in (("stride", 1), ("padding", 0), ("dilation", 1)):
+        given = bound.pop(name, neutral)
+        by_dim = (given, given) if isinstance(given, (int, str)) else tuple(given) * (2 // len(given))
+        if name != "dilation" and by_dim[x.place - 2] not in (neutral, "valid"):
+            raise refuse_moved(function, x)
+        rest[name] = by_dim[3 - x.place]
+    if weight.shape[x.place] != 1:
+        raise refuse_moved(function, x)
+    size, batch = x.of.shape[:2]
+    out = F.conv1d(x.of.flatten(0, 1), weight.squeeze(x.place), **bound, **rest)
+    return MovedRows.make(out.view(size, batch, *out.shape[1:]), x.place)  # type: ignore[arg-type]
+
+
+HANDLERS[F.conv2d] = _conv2d_of_moved
 
 
 def _batch_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:

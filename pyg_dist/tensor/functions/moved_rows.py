@@ -218,22 +218,22 @@ def _each(out: Any, turn: Callable[[Any], Any]) -> Any:
     return tuple(turned) if type(out) in (tuple, list) else type(out)(turned)
 
 
-_ALONG = {"normalize": "x p dim eps", "chunk": "x chunks dim", "split": "x split_size dim", "glu": "x dim"}
-_DEFAULT_DIMS = {"normalize": 1, "chunk": 0, "split": 0, "glu": -1}
+_ALONG = {"normalize": "x p dim eps", "chunk": "x chunks dim", "split": "x split_size dim", "topk": "x k dim"}
+_DEFAULT_DIMS = {"normalize": 1, "chunk": 0, "split": 0, "glu": -1, "topk": -1, "sort": -1, "argsort": -1}
 
 
 def _along(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Functions along one dimension, of which the others keep their places."""
+    """Functions along one dimension, of which the others keep their places; plain, what orders rows (collective)."""
     name = function.__name__
     x, bound = args[0], bind(_ALONG.get(name, "x dim"), args, kwargs)
     dim = bound.get("dim", _DEFAULT_DIMS.get(name))
     if dim is None:
         raise refuse_moved(function, x)
     (dim,) = dims_of(dim, x.dim())
-    rest = {key: value for key, value in bound.items() if key not in ("x", "dim", "split_size")}
-    sizes = [bound["split_size"]] if "split_size" in bound else []
+    sizes = [bound.pop(size) for size in ("split_size", "k") if size in bound]
+    rest = {key: value for key, value in bound.items() if key not in ("x", "dim")}
     out = function(x.of, *sizes, dim=_dim(x, dim), **rest)
-    return _each(out, lambda t: MovedRows.make(t, x.place))
+    return _each(out, lambda t: MovedRows.make(t, x.place) if isinstance(t, RowTensor) else t.movedim(0, x.place))
 
 
 def _index(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -357,7 +357,10 @@ HANDLERS: dict[Function, _HANDLER] = {
     **dict.fromkeys(named("permute", "movedim", "moveaxis"), permute),
     **dict.fromkeys(named("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all"), _reduce),
     **dict.fromkeys(named("std", "var", "logsumexp", "norm", "nansum", "nanmean", "median"), _reduce),
-    **dict.fromkeys(named("softmax", "log_softmax", "cumsum", "normalize", "chunk", "split", "glu"), _along),
+    **dict.fromkeys(
+        named("softmax", "log_softmax", "cumsum", "normalize", "chunk", "split", "glu", "topk", "sort", "argsort"),
+        _along,
+    ),
     **dict.fromkeys(named("__getitem__"), _index),
     **dict.fromkeys(named("select", "index_select"), _select),
     **dict.fromkeys(named("where"), _where),
