@@ -299,7 +299,7 @@ def _batch_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> obje
     """:func:`batch_norm` of ``[B, F, N]`` and the like; in ``[B, N, ...]`` each node has statistics of its own."""
     x, mean, var, weight, bias, training, momentum, eps = _of_batch_norm(function, args, kwargs, MovedRows)
     if x.place != 1:
-        out = F.batch_norm(x.of.movedim(2, 1), mean, var, weight, bias, training, momentum, eps)
+        out: Any = F.batch_norm(x.of.movedim(2, 1), mean, var, weight, bias, training, momentum, eps)
         return MovedRows.make(out.movedim(1, 2), x.place)
     rows, dims, shape = x.of, tuple(range(1, x.dim())), (-1, *[1] * (x.dim() - 1))
     if training or mean is None:

@@ -183,8 +183,9 @@ def _of_classes(function: Function, args: Args, kwargs: Kwargs) -> object:
     x, target = bound.pop("x"), bound.pop("target")
     if type(x) is not MovedRows or x.place < 2 or target.dim() != x.dim() - 1:
         raise refuse_moved(function, moved_in((x, target))[0])
-    of_targets = MovedRows.make(x.of.select(2, 0), x.place - 1)
-    out = function(x.of.movedim(2, 1), rows_first(target, of_targets, function), *args[2:], **bound)
+    of: Any = x.of
+    of_targets = MovedRows.make(of.select(2, 0), x.place - 1)
+    out = function(of.movedim(2, 1), rows_first(target, of_targets, function), *args[2:], **bound)
     return MovedRows.make(out, x.place - 1) if isinstance(out, RowTensor) else out
 
 

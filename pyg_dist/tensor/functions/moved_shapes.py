@@ -38,11 +38,9 @@ def _as_batch(x: RowTensor, sizes: tuple[Any, ...]) -> Any:
     if place is None or any(part is not rows for part in parts):
         return None
     with local_tensors():
-        of = x.reshape(len(parts), rows.num_local, *x.shape[1:]).movedim(0, 1)
-        return MovedRows.make(
-            as_row_tensor_(of.reshape(rows.num_local, *whole[:place], *whole[place + 1 :]), rows),  # type: ignore[arg-type]
-            place,
-        )
+        of: Any = x.reshape(len(parts), rows.num_local, *x.shape[1:]).movedim(0, 1)
+        of = as_row_tensor_(of.reshape(rows.num_local, *whole[:place], *whole[place + 1 :]), rows)
+        return MovedRows.make(of, place)
 
 
 def _sizes(x: Any, sizes: Sequence[int]) -> tuple[int, ...]:
