@@ -116,7 +116,9 @@ def _layer_with_dropout(function: Function, bound: dict[str, Any], rows: RowShar
     projected = [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
     shape, width = projected[0].shape, projected[0].shape[-1] // heads
     key, value = (_whole(x, rows) for x in projected[1:])
-    query, key, value = (x.reshape(x.shape[0], -1, width).movedim(0, 1) for x in (_local(projected[0]), key, value))
+    num_seen = shape[1:-1].numel() * heads  # sequences of queries
+    local = (_local(projected[0]), key, value)
+    query, key, value = (x.reshape(x.shape[0], num_seen, width).movedim(0, 1) for x in local)
     masks = [_added(m, query) for m in (bound["attn_mask"],) if m is not None]
     padding = _whole(bound.get("key_padding_mask"), rows)
     if padding is not None:  # [B, N], or [N]
@@ -124,11 +126,11 @@ def _layer_with_dropout(function: Function, bound: dict[str, Any], rows: RowShar
         masks.append(of_keys.expand(-1, heads, -1, -1).flatten(0, 1))
     mask = sum(masks[1:], masks[0]) if masks else None
     out, attended = _with_dropout(query, key, value, mask, bound["dropout_p"], rows)
-    of_nodes = as_row_tensor_(out.movedim(1, 0).reshape(-1, *shape[1:]), rows)
+    of_nodes = as_row_tensor_(out.movedim(1, 0).reshape(rows.num_local, *shape[1:]), rows)
     out = F.linear(of_nodes, bound["out_proj_weight"], bound["out_proj_bias"])
     if not bound.get("need_weights", True):
         return out, None
-    attended = attended.view(-1, heads, *attended.shape[1:])
+    attended = attended.reshape(num_seen // heads, heads, *attended.shape[1:])
     attended = attended.mean(1) if bound.get("average_attn_weights", True) else attended
     attended = attended if len(shape) == 3 else attended[0]
     return out, _as_seen(attended, attended.dim() - 2, rows)

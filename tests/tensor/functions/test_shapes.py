@@ -110,12 +110,11 @@ def same_metadata() -> None:
 REFUSED: list[Refusal] = [
     (lambda t: t.x.view(3, -1), MixedRowsError, "view of shape [7, 3] to [3, 7] would not keep rows whole"),
     (lambda t: t.x.view(-1).view(3, 7), MixedRowsError, "would not keep rows whole"),
-    (lambda t: t.x.view(-1)[t.x.view(-1) > 0].view(1, -1), MixedRowsError, "would not keep rows whole"),
+    (lambda t: t.x.view(-1)[t.x.view(-1) > 0].view(2, -1), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.x.reshape(t.F, t.N), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.x.view(torch.float32), MixedRowsError, "as another dtype"),
     (lambda t: t.column.expand(2, -1, -1), MixedRowsError, "would move rows"),
     (lambda t: t.x.repeat(2, 1), MixedRowsError, "would repeat or move rows"),
-    (lambda t: t.x.unflatten(0, (1, 7)), MixedRowsError, "would not keep rows whole"),
     (lambda t: t.c[:1].mT.mT.squeeze(0), MixedRowsError, "would drop the dimension of the rows"),
     (lambda t: t.x.unsqueeze(3), IndexError, "Dimension out of range"),
     (lambda t: t.x.sum(2), IndexError, "Dimension out of range (expected to be in [-2, 1], but got 2)"),
