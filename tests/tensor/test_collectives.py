@@ -211,6 +211,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("none", "none", "transpose swapaxes swapdims mT.__get__"),
         ("sum", "none", "t T.__get__ H.__get__ mH.__get__"),
     ],
+    "moved_shapes": [("none", "none", "view reshape")],
     "pointwise": [
         ("none", "none", " ".join(name for name in test_pointwise.NAMES if name != "detach")),
         ("none", "none", "_standard_gamma_grad _dirichlet_grad"),
@@ -256,7 +257,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "shapes": [
         ("none", "none", " ".join(METADATA)),
         ("none", "none", """
-            shape.__get__ size numel __len__ view reshape view_as reshape_as expand_as expand broadcast_to
+            shape.__get__ size numel __len__ view_as reshape_as expand_as expand broadcast_to
             repeat squeeze flatten ravel unflatten nbytes.__get__
         """),
     ],
