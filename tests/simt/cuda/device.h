@@ -44,9 +44,7 @@ inline int64_t block_slice() { return simt::slice(); }
 
 inline void block_sync(Where where = Where::current()) { simt::block_sync(site("block_sync", where)); }
 
-inline void warp_sync(Lanes lanes, Where where = Where::current()) {
-  simt::exchange(site("warp_sync", where), lanes, 0, simt::thread() % kWarp);
-}
+inline void warp_sync(Lanes lanes, Where where = Where::current()) { simt::warp_sync(site("warp_sync", where), lanes); }
 
 template <class T>
 T shuffle(Lanes lanes, T value, int from, Where where = Where::current()) {
@@ -91,21 +89,15 @@ inline void store(T* to, const Pack<T, N>& pack) {
   std::memcpy(to, &pack, sizeof(pack));
 }
 
+// Atomic to ThreadSanitizer (make racecheck); they order nothing else.
 inline uint64_t atomic_min(uint64_t* to, uint64_t value) {
-  const uint64_t before = *to;
-  if (value < before) *to = value;
+  uint64_t before = __atomic_load_n(to, __ATOMIC_RELAXED);
+  while (value < before && !__atomic_compare_exchange_n(to, &before, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
   return before;
 }
-inline int32_t atomic_add(int32_t* to, int32_t value) {
-  const int32_t before = *to;
-  *to += value;
-  return before;
-}
-inline uint32_t atomic_swap(uint32_t* to, uint32_t value) {
-  const uint32_t before = *to;
-  *to = value;
-  return before;
-}
+inline int32_t atomic_add(int32_t* to, int32_t value) { return __atomic_fetch_add(to, value, __ATOMIC_RELAXED); }
+inline uint32_t atomic_swap(uint32_t* to, uint32_t value) { return __atomic_exchange_n(to, value, __ATOMIC_RELAXED); }
 inline void system_fence() {}
 
 inline void copy_to_host(void* to, const void* from, size_t num_bytes, Stream) { std::memcpy(to, from, num_bytes); }
