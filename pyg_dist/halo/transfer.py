@@ -300,9 +300,9 @@ class HaloTransfer:
         out: Tensor,
         factor: Tensor | None,
     ) -> None:
-        """Add the messages of a piece, each when it has come."""
+        """Add the messages of a piece, each when it has come; all in one product where they come together."""
         first, received, addends = self._received[piece], messages.received, _last(out, self.num_rows)
-        for sender, low, high in arrivals:
+        for sender, low, high in messages.together(arrivals):
             messages.wait_for(sender)
             with phase("unpack"):
                 if self.after is None:  # each message has rows of its own

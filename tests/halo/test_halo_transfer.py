@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -112,6 +113,48 @@ def passes(world_size: int, exception: bool) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_passes_in_any_order(workers: Pools, world_size: int, exception: bool) -> None:
     workers(world_size).run(passes, world_size, exception)
+
+
+def arrives_at_once(world_size: int) -> None:
+    """As on nccl, where no sender is waited for alone: one product takes all that arrives."""
+    from pyg_dist import DistributedData
+    from pyg_dist.backend.comm.codec import Exact
+    from pyg_dist.backend.comm.wires import Flight
+    from pyg_dist.backend.comm.wires.gloo import GlooWire
+    from pyg_dist.graph.protocol import Norm
+    from pyg_dist.halo.exchange import ToNeighbours
+
+    with patch(
+        "pyg_dist.halo.view.exchange_of", lambda transport, sent, received, _=0: ToNeighbours(transport, sent, received)
+    ):
+        data = DistributedData(random_graph(NUM_NODES, 20 * NUM_NODES, seed=3), partition=torch.arange(NUM_NODES) % 3)
+    operator = data.graph.operator(Norm.SUM, None, torch.float64)
+    x = torch.randn(data.graph.num_local, 5, dtype=torch.float64)
+    exchange, products = GlooWire.exchange, []
+
+    def at_once(*arguments: Any) -> Flight:
+        flight = exchange(*arguments)
+        return Flight(others=[*flight.arriving.values(), *flight.others])
+
+    def added() -> Tensor:
+        products.clear()
+        with patch.object(Exact, "unpack_add", counted):
+            return operator.halo.add(operator.halo.send(x), torch.zeros_like(x))
+
+    def counted(*arguments: Any) -> None:
+        products.append(arguments)
+        unpack_add(*arguments)
+
+    unpack_add = Exact.unpack_add
+    expected = added()
+    assert len(products) == world_size - 1
+    with patch.object(GlooWire, "exchange", at_once):
+        torch.testing.assert_close(added(), expected)
+    assert [len(message) for _, message, *_ in products] == [operator.halo.exchange.num_received]
+
+
+def test_what_arrives_at_once_is_one_product(workers: Pools) -> None:
+    workers(3).run(arrives_at_once, 3)
 
 
 def sums_in_bfloat16(world_size: int) -> None:

@@ -72,10 +72,15 @@ class Messages(Pending[Tensor]):
         self.received, self.sent = received, sent
         self._call: AbstractContextManager[None] = call or nullcontext()
         self._arriving, self._others = ({}, []) if flight is None else (dict(flight.arriving), list(flight.others))
+        self._come_one_by_one = bool(self._arriving)
 
     def __del__(self, abandoned: deque[object] = _abandoned) -> None:
         if self._others or self._arriving:
             abandoned.append((self.received, self.sent, self._others, self._arriving))
+
+    def together(self, arrivals: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        """What arrives together of what some ranks send: all of it where none is waited for alone, as on nccl."""
+        return arrivals if self._come_one_by_one or len(arrivals) < 2 else ((-1, 0, self.received.shape[0]),)
 
     def wait_for(self, sender: int) -> None:
         """Wait until the rows of ``sender`` have arrived."""
