@@ -5,6 +5,7 @@
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make racecheck  the same under ThreadSanitizer, which knows each emulated thread: races that no order shows
+# make tidy    clang-tidy over the kernels for GPUs (pip install clang-tidy)
 # make mutants that trial of theirs, with one barrier or bound less each time: every mutant must fail
 # make sanitize  the kernels of this machine, and what shares work and memory among threads, under sanitizers
 # make wheel   wheel and sdist, tried in an empty environment     make docs    the site, build/docs/index.html
@@ -35,7 +36,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.c
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-openmpi check docs cross sanitize simt racecheck mutants wheel format clean
+.PHONY: demo test test-openmpi check docs cross sanitize simt racecheck tidy mutants wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -121,7 +122,7 @@ simt:
 	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
 	$(SANITIZED) "$$scratch"/*.o -o "$$scratch/trial" && "$$scratch/trial"
 
-# Each emulated thread is one to ThreadSanitizer; fibers.cpp says what orders them.
+# Each emulated thread is one to ThreadSanitizer; fibers.cpp says what orders them. Two races are there to be found.
 racecheck:
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && \
 	for source in csrc/cuda/*.cu tests/simt/*.cpp; do \
@@ -129,7 +130,16 @@ racecheck:
 	  echo '$(PLAIN) -O1' $$flags '$(SIMT)' -c $$source -o "$$scratch/$$(basename $$source).o"; \
 	done | xargs -P $$(nproc) -I{} sh -c '{}' && \
 	$(CXX) -fsanitize=thread "$$scratch/fibers.cpp.o" $$(ls "$$scratch"/*.o | grep -v fibers.cpp) -o "$$scratch/trial" && \
-	$(FIXED_ADDRESSES) "$$scratch/trial" few
+	$(FIXED_ADDRESSES) "$$scratch/trial" few && \
+	for race in warp block; do $(FIXED_ADDRESSES) "$$scratch/trial" $$race > /dev/null 2>&1; \
+	  [ $$? = 66 ] || { echo "make: expected a race of a $$race to be found" >&2; exit 1; }; done
+
+# Their source as the emulator's compiler sees it.
+TIDY := -*,bugprone-*,clang-analyzer-*,performance-*,-bugprone-easily-swappable-parameters,-bugprone-exception-escape,
+TIDY := $(TIDY)-bugprone-implicit-widening-of-multiplication-result,-bugprone-narrowing-conversions,-bugprone-sizeof-expression,-performance-enum-size
+tidy:
+	@command -v clang-tidy > /dev/null || { echo "make: expected clang-tidy; pip install clang-tidy" >&2; exit 1; }
+	@ls csrc/cuda/*.cu | xargs -P $$(nproc) -I{} clang-tidy --quiet --warnings-as-errors='*' --checks='$(TIDY)' {} -- -std=c++20 $(SIMT)
 
 mutants:
 	@$(PYTHON) tests/simt/mutants.py

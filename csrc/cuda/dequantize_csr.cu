@@ -31,8 +31,9 @@ struct UnpackEdges {
       const uint8_t* const row = p.packed + p.col[e] * row_bytes;
       float scale = weight == nullptr ? 1 : static_cast<float>(weight[e]), zero = 0;
       if constexpr (kBits < 16) {
-        zero = scale * parameter(row);
-        scale = scale * parameter(row + 2);
+        const uint32_t both = parameters(row);
+        zero = scale * widen(BFloat16{static_cast<uint16_t>(both)});
+        scale = scale * widen(BFloat16{static_cast<uint16_t>(both >> 16)});
       }
       PYG_DIST_UNROLL
       for (int u = 0; u < kCount; ++u) {
@@ -60,8 +61,13 @@ struct UnpackEdges {
   }
 
  private:
-  static PYG_DIST_DEVICE float parameter(const uint8_t* bytes) {
-    return widen(BFloat16{static_cast<uint16_t>(bytes[0] | bytes[1] << 8)});
+  // Z, then S: by one load where words are.
+  static PYG_DIST_DEVICE uint32_t parameters(const uint8_t* row) {
+    if constexpr (sizeof(Word) == sizeof(uint32_t)) {
+      return load<1>(reinterpret_cast<const uint32_t*>(row)).value[0];
+    } else {
+      return static_cast<uint32_t>(row[0] | row[1] << 8 | row[2] << 16) | static_cast<uint32_t>(row[3]) << 24;
+    }
   }
 
   static PYG_DIST_DEVICE void add_word(Word word, float zero, float scale, A (&sum)[kVec]) {

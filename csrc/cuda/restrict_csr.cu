@@ -7,7 +7,7 @@
 #include "cuda/for_each.cuh"
 #include "cuda/kernels.h"
 #include "cuda/row_reduction.cuh"
-#include "cuda/scan.cuh"
+#include "cuda/sort.h"
 
 namespace pyg_dist::gpu {
 namespace {
@@ -129,10 +129,10 @@ BadRestriction restrict_csr(const RestrictCsr& p, const MakeEntries& make_entrie
   for_each(Clear{place, found, p.num_all_cols}, p.num_all_cols + 1, queue);
   for_each(Number{p, place, found}, p.num_cols, queue);
   for_each(CountEntries{p, start, found}, p.num_rows, queue);
-  launch(SumBefore<int64_t>{start, p.num_rows, true}, 1, queue.stream);
+  sum_before(start, p.num_rows, queue);
   const int64_t num_blocks = blocks_for(num_shares * kWarp, TakeEntries<false>::kThreads);
   launch(TakeEntries<false>{p, {}, place, start, kept, num_shares}, num_blocks, queue.stream);
-  launch(SumBefore<int64_t>{kept, num_shares, true}, 1, queue.stream);
+  sum_before(kept, num_shares, queue);
 
   // The one wait: nobody else knows how long the outputs are.
   Found known;

@@ -12,9 +12,11 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "cuda/device.h"
 #include "cuda/kernels.h"
 #include "fibers.h"
 
@@ -143,6 +145,35 @@ int64_t try_unpackable(const Simulated& device) {
   return wrong;
 }
 
+// Lanes that read what their neighbours have written, without a barrier of the warp or of the block between: errors,
+// of which make racecheck must hear.
+template <bool kOfBlock>
+struct Race {
+  static constexpr int kThreads = 64;
+  struct Shared {
+    int32_t number[kThreads];
+  };
+
+  int32_t* to;
+
+  PYG_DIST_DEVICE void operator()(Shared& shared) const {
+    shared.number[gpu::thread_id()] = gpu::thread_id();
+    if (kOfBlock) {
+      gpu::warp_sync(gpu::kAllLanes);
+    } else {
+      gpu::ballot(gpu::kAllLanes, true);  // which all lanes reach, and which orders nothing
+    }
+    to[gpu::thread_id()] = shared.number[gpu::thread_id() ^ (kOfBlock ? gpu::kWarp : 1)];
+  }
+};
+
+template <bool kOfBlock>
+int64_t try_race() {
+  std::vector<int32_t> to(Race<kOfBlock>::kThreads);
+  gpu::launch(Race<kOfBlock>{to.data()}, 1, nullptr);
+  return 0;
+}
+
 // Each kernel in a case or two, for make racecheck.
 int64_t try_few(const Simulated& device) {
   state = 1;
@@ -200,13 +231,14 @@ int64_t try_large_grids() {
 }  // namespace
 }  // namespace pyg_dist
 
-// With an argument: a few cases, in one order.
-int main(int count, char**) {
+// With an argument: a few cases in one order, or a race.
+int main(int count, char** arguments) {
   using namespace pyg_dist;
   try {
     static const Simulated device;
     if (count > 1) {
-      const int64_t wrong = try_few(device);
+      const std::string what = arguments[1];
+      const int64_t wrong = what == "few" ? try_few(device) : what == "warp" ? try_race<false>() : try_race<true>();
       std::printf("simt, a few cases: %lld wrong values\n", static_cast<long long>(wrong));
       return wrong != 0;
     }

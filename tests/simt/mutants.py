@@ -37,7 +37,7 @@ BOUNDS = {
 }
 COMPILED_FOR = {
     "row_reduction.cuh": ("spmm_csr.cu", "extreme_csr.cu"), "sum_edges.cuh": ("spmm_csr.cu",),
-    "scan.cuh": ("sort.cu",), "for_each.cuh": ("patterns.cu",), "attention.cuh": ("attention.cu",),
+    "for_each.cuh": ("patterns.cu",), "attention.cuh": ("attention.cu",),
 }  # fmt: skip
 """What shows a mutant of a header."""
 

@@ -61,6 +61,7 @@ def kernels(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 
 def test_no_kernel_spills_registers(kernels: Compiled) -> None:
     found = re.findall(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores", kernels.said, re.DOTALL)
+    found = [(name, spilled) for name, spilled in found if "pyg_dist" in name and "3cub" not in name]  # not CUB's own
     assert len(found) > 200
     assert [name for name, spilled in found if spilled != "0"] == []
 

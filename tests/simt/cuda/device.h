@@ -100,6 +100,10 @@ inline int32_t atomic_add(int32_t* to, int32_t value) { return __atomic_fetch_ad
 inline uint32_t atomic_swap(uint32_t* to, uint32_t value) { return __atomic_exchange_n(to, value, __ATOMIC_RELAXED); }
 inline void system_fence() {}
 
+inline void check(int error) {
+  if (error != 0) throw std::runtime_error("simt: error " + std::to_string(error));
+}
+
 inline void copy_to_host(void* to, const void* from, size_t num_bytes, Stream) { std::memcpy(to, from, num_bytes); }
 
 inline void* host_memory(size_t num_bytes) { return std::malloc(num_bytes); }
