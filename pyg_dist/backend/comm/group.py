@@ -230,7 +230,7 @@ def world_group() -> Group:
     if group not in groups.world:
         groups.within.clear()
         groups.world.clear()
-        groups.world[group] = Group() if group is None else Group(wires.world_wires())
+        groups.world[group] = Group() if group is None else Group(wires.wires_of(group))
     return groups.world[group]
 
 

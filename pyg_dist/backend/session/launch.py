@@ -221,8 +221,19 @@ def _slurm_host(environ: Mapping[str, str]) -> str | None:
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes:
         return None
-    hosts = expand_node_list(nodes)
-    return "127.0.0.1" if len(hosts) == 1 else hosts[0]
+    host = first_host(nodes)
+    return _LOOPBACK[0] if host == nodes else host
+
+
+def first_host(nodes: str) -> str:
+    """The first host of Slurm's short form: ``"node[01-03,07],gpu1"`` is node01, node02, node03, node07, gpu1."""
+    first = re.split(r",(?![^\[]*\])", nodes)[0]  # commas outside brackets
+    host = re.sub(r"\[(\d+)(?:-\d+)?(?:,\d+(?:-\d+)?)*\]", r"\1", first)
+    if not host or "[" in host or "]" in host:
+        raise LaunchError(
+            f"Expected a Slurm node list like 'node[01-03,07],gpu1' (got {nodes!r}); set MASTER_ADDR by hand"
+        )
+    return host
 
 
 def _slurm_port(environ: Mapping[str, str]) -> int | None:
@@ -232,40 +243,6 @@ def _slurm_port(environ: Mapping[str, str]) -> int | None:
         return None
     step = _integer(environ, "SLURM_STEP_ID") or _integer(environ, "SLURM_STEPID") or 0
     return _SLURM_FIRST_PORT + (101 * job + step) % _SLURM_NUM_PORTS
-
-
-def expand_node_list(nodes: str) -> list[str]:
-    """Expand Slurm's short form: ``"node[01-03,07],gpu1"`` is node01, node02, node03, node07, gpu1."""
-    hosts: list[str] = []
-    for item in re.split(r",(?![^\[]*\])", nodes):  # commas outside brackets
-        names = [""]
-        for position, piece in enumerate(re.split(r"\[([^\]]*)\]", item)):
-            endings = _expand_ranges(piece, nodes) if position % 2 else [piece]
-            names = [name + ending for name in names for ending in endings]
-        hosts += names
-    if any(not host or "[" in host or "]" in host for host in hosts):
-        raise _node_list_error(nodes)
-    return hosts
-
-
-def _expand_ranges(ranges: str, nodes: str) -> list[str]:
-    """Expand ``"01-03,07"`` to 01, 02, 03, 07; the width of the first number is kept."""
-    endings: list[str] = []
-    for item in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item)
-        if match is None:
-            raise _node_list_error(nodes)
-        first, last = match[1], match[2] or match[1]
-        if int(last) < int(first):
-            raise _node_list_error(nodes)
-        endings += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return endings
-
-
-def _node_list_error(nodes: str) -> LaunchError:
-    return LaunchError(
-        f"Expected a Slurm node list like 'node[01-03,07],gpu1' (got {nodes!r}); set MASTER_ADDR by hand"
-    )
 
 
 def meet(launch: Launch, timeout: timedelta) -> dist.Store:

@@ -34,7 +34,7 @@ class MpiStore(dist.Store):
 
         comm: Any = MPI.COMM_WORLD.Dup()
         self._seconds, self._comm, self._byte = timeout.total_seconds(), comm, MPI.BYTE
-        self._num_tags = comm.Get_attr(MPI.TAG_UB)
+        self._num_tags, self._has_ended = comm.Get_attr(MPI.TAG_UB), MPI.Is_finalized
         self._numbers, self._sending, self._leaving = itertools.count(), threading.Lock(), list[tuple[Any, bytes]]()
         self._table = _Table() if self._comm.Get_rank() == 0 else None
         self._thread = threading.Thread(target=self._serve, name="pyg_dist store", daemon=True)
@@ -43,6 +43,8 @@ class MpiStore(dist.Store):
 
     def close(self) -> None:
         """Ask nothing more. Rank 0 answers until no other rank asks, as MPI itself waits for all ranks at its end."""
+        if self._has_ended():
+            return
         if self._table is None:
             self._ask("leave")
         else:
@@ -104,6 +106,8 @@ class MpiStore(dist.Store):
         return self._receive(0, tag, keys, seconds)[1]
 
     def _send(self, peer: int, tag: int, content: Any) -> None:
+        if self._has_ended():
+            raise dist.DistStoreError("Expected pyg_dist.shutdown() before MPI.Finalize() (got it later)")
         encoded = json.dumps(content).encode()
         with self._sending:
             self._leaving = [(request, memory) for request, memory in self._leaving if not request.Test()]
@@ -119,6 +123,8 @@ class MpiStore(dist.Store):
                 raise _overdue(keys, seconds)
             time.sleep(pause)
             pause = min(_LONGER * pause, _LONGEST)
+            if MPI.Is_finalized():  # by the script's main thread: this one ends with the process
+                threading.Event().wait()
         encoded = bytearray(status.Get_count(self._byte))
         message.Recv([encoded, self._byte])
         return status.Get_source(), json.loads(encoded)

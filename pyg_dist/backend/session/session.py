@@ -193,7 +193,7 @@ def _control(timeout: timedelta) -> Group:
     """The group of all ranks that carries CPU tensors: the default group's if it can."""
     if "cpu" in str(dist.get_backend_config()):
         return world_group()
-    return Group(wires.host_wires(timeout), "control")
+    return Group(wires.wires_of(dist.new_group(backend="gloo", timeout=timeout)), "control")
 
 
 def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, list[str]]:

@@ -161,17 +161,6 @@ def is_lost(error: BaseException) -> bool:
     return any(words in str(error) for words in (*gloo.LOST, *c10d.LOST, *mpi.LOST))
 
 
-def world_wires() -> tuple[Wire, ...]:
-    """Those among all ranks, of torch's default group (not collective)."""
-    assert dist.group.WORLD is not None
-    return wires_of(dist.group.WORLD)
-
-
-def host_wires(timeout: timedelta) -> tuple[Wire, ...]:
-    """Those among all ranks that carry CPU tensors, where :func:`world_wires` has none (collective)."""
-    return wires_of(dist.new_group(backend="gloo", timeout=timeout))
-
-
 def wires_within(groups: Sequence[Sequence[int]]) -> tuple[Wire, ...]:
     """Those among this rank's group, none where it has none (collective over all ranks).
 

@@ -60,6 +60,10 @@ elif case == "progress":
             message.work.wait()
         assert bool((out == peer).all())
     say(f"arrived by itself: {arrived}")
+elif case == "ends MPI":
+    pyg_dist.shutdown()
+    start_mpi().Finalize()
+    say("done")
 elif case == "workers":
     from torch.utils.data import DataLoader, TensorDataset
 
