@@ -188,6 +188,10 @@ def _settings() -> dict[str, Any]:
     }
 
 
+_LASTING = ("failures", "waits", "divergence", "progress", "store")
+"""Threads that belong to the session, and one that outlives it: rank 0's, which other ranks still ask."""
+
+
 def _threads() -> list[str]:
     """Those that do not belong to the session. A loader's ends when the loader is gone, which may take a collection."""
     deadline = time.monotonic() + 5
@@ -195,11 +199,7 @@ def _threads() -> list[str]:
         gc.collect()
         time.sleep(0.01)
     names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("pyg_dist"))
-    return [
-        name
-        for name in names
-        if name not in ("pyg_dist failures", "pyg_dist waits", "pyg_dist divergence", "pyg_dist progress")
-    ]
+    return [name for name in names if name.removeprefix("pyg_dist ") not in _LASTING]
 
 
 def _hooks() -> int:

@@ -93,6 +93,8 @@ class MpiStore(dist.Store):
     def _ask(
         self, what: str, keys: Sequence[str] = (), values: Sequence[str | int] = (), timeout: timedelta | None = None
     ) -> Any:
+        if self._has_ended():
+            raise dist.DistStoreError("Expected MPI to run (got MPI.Finalize() before the script's end)")
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         if self._table is not None:
             answers = queue.SimpleQueue[Any]()
@@ -106,8 +108,6 @@ class MpiStore(dist.Store):
         return self._receive(0, tag, keys, seconds)[1]
 
     def _send(self, peer: int, tag: int, content: Any) -> None:
-        if self._has_ended():
-            raise dist.DistStoreError("Expected pyg_dist.shutdown() before MPI.Finalize() (got it later)")
         encoded = json.dumps(content).encode()
         with self._sending:
             self._leaving = [(request, memory) for request, memory in self._leaving if not request.Test()]
@@ -123,8 +123,8 @@ class MpiStore(dist.Store):
                 raise _overdue(keys, seconds)
             time.sleep(pause)
             pause = min(_LONGER * pause, _LONGEST)
-            if MPI.Is_finalized():  # by the script's main thread: this one ends with the process
-                threading.Event().wait()
+            if MPI.Is_finalized():  # by the script's main thread: this one ends
+                raise SystemExit
         encoded = bytearray(status.Get_count(self._byte))
         message.Recv([encoded, self._byte])
         return status.Get_source(), json.loads(encoded)

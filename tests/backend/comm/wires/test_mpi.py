@@ -103,7 +103,7 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, progress: str) -> None:
 
 
 def test_scripts_may_end_mpi() -> None:
-    """Threads that still listen call it no more."""
+    """Threads that still listen end with it."""
     assert said(2, "ends MPI") == [f"rank {rank}: done" for rank in range(2)]
 
 
