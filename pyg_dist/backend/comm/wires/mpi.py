@@ -70,9 +70,13 @@ def is_there(rank: int, world_size: int) -> bool:
 def library() -> tuple[str, str] | None:
     """The MPI library that mpi4py finds, and its thread level, as another process has them. Not collective."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
-    asked = subprocess.run([sys.executable, "-c", _QUESTION], env=environ, capture_output=True, text=True, check=False)
-    name, _, level = asked.stdout.strip().rpartition(" ")
-    return (name, level) if asked.returncode == 0 else None
+    command = [sys.executable, "-c", _QUESTION]
+    try:
+        told = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=30).stdout
+    except subprocess.SubprocessError:  # no mpi4py, no library, or one that starts by its launcher alone
+        return None
+    name, _, level = told.strip().rpartition(" ")
+    return name, level
 
 
 @cache
