@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ.setdefault(MPI_PROGRESS.name, "none")
     pyg_dist.init(wire="mpi")
     wires = {"wire": world_group().wire(torch.zeros(1)), "gloo": GlooWire(dist.group.WORLD)}
     if options.large:

@@ -86,7 +86,7 @@ def _path(given: str) -> Path | None:
 
 _SUMS: tuple[Literal["all_reduce", "reduce_scatter"], ...] = ("all_reduce", "reduce_scatter")
 _FORMS: tuple[Literal["plain", "blocks"], ...] = ("plain", "blocks")
-_PROGRESS: tuple[Literal["none", "thread", "library"], ...] = ("none", "thread", "library")
+_PROGRESS: tuple[Literal["auto", "none", "thread", "library"], ...] = ("auto", "none", "thread", "library")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -106,7 +106,9 @@ LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _choice(_LEVE
 
 STOCK_ELEMENTS = Setting("PYG_DIST_STOCK_ELEMENTS", "1048576", "a number of elements, 0 or more", _limit)
 WIRE = Setting("PYG_DIST_WIRE", "auto", "auto, gloo or mpi", _wire)
-MPI_PROGRESS = Setting("PYG_DIST_MPI_PROGRESS", "none", "none, thread or library", _choice(_PROGRESS), must_agree=False)
+MPI_PROGRESS = Setting(
+    "PYG_DIST_MPI_PROGRESS", "auto", "auto, none, thread or library", _choice(_PROGRESS), must_agree=False
+)
 MACHINES = Setting("PYG_DIST_MACHINES", "", "the number of each rank's machine, such as 0,0,1,1", _numbers)
 LOCAL_BITS = Setting("PYG_DIST_LOCAL_BITS", "32", "32, 16, 8, 4 or 2", _bits)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)

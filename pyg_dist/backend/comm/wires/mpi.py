@@ -88,14 +88,26 @@ def _communicator() -> Any:
 
 
 @cache
-def _num_spins() -> int:
-    """Zero where ranks outnumber the cores of their machine; collective at its first use."""
+def _neighbours() -> Any:
+    """The ranks of this machine; collective at its first use."""
     from mpi4py import MPI
 
+    return _communicator().Split_type(MPI.COMM_TYPE_SHARED)
+
+
+@cache
+def _num_spins() -> int:
+    """Zero where ranks outnumber the cores of their machine; collective at its first use."""
     mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    neighbours = _communicator().Split_type(MPI.COMM_TYPE_SHARED)
-    cores = {core for of_rank in neighbours.allgather(sorted(mine)) for core in of_rank}
-    return _SPINS if neighbours.Get_size() <= len(cores) else 0
+    cores = {core for of_rank in _neighbours().allgather(sorted(mine)) for core in of_rank}
+    return _SPINS if _neighbours().Get_size() <= len(cores) else 0
+
+
+def _has_thread() -> bool:
+    """Whether a thread moves large messages on: it pays where they cross a network."""
+    asked = MPI_PROGRESS.value()
+    is_one_machine = bool(_neighbours().Get_size() == _communicator().Get_size())
+    return asked == "thread" or (asked == "auto" and not is_one_machine)
 
 
 @cache
@@ -124,7 +136,7 @@ class MpiWire(PointToPoint):
         self._num_tags = self._comm.Get_attr(MPI.TAG_UB) + 1
         self._buffer, self._byte = MPI.buffer.fromaddress, MPI.BYTE
         self.timeout = timeout.total_seconds()
-        self._progress = current().of(Progress) if MPI_PROGRESS.value() == "thread" else None
+        self._progress = current().of(Progress) if _has_thread() else None
 
     def send(self, x: Tensor, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`."""
