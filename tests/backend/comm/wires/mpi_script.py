@@ -60,9 +60,6 @@ elif case == "progress":
             message.work.wait()
         assert bool((out == peer).all())
     say(f"arrived by itself: {arrived}")
-elif case == "ends MPI":
-    start_mpi().Finalize()
-    say("done")
 elif case == "workers":
     from torch.utils.data import DataLoader, TensorDataset
 

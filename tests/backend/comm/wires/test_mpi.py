@@ -102,11 +102,6 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, progress: str) -> None:
         assert found == [f"rank {rank}: arrived by itself: True" for rank in range(2)]
 
 
-def test_scripts_may_end_mpi() -> None:
-    """Threads that still listen end with it."""
-    assert said(2, "ends MPI") == [f"rank {rank}: done" for rank in range(2)]
-
-
 def test_workers_of_a_loader() -> None:
     """Forked from a process in which MPI runs, with plain tensors."""
     assert said(2, "workers") == [f"rank {rank}: sum 56" for rank in (0, 0, 1, 1)]
