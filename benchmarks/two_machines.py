@@ -2,13 +2,12 @@
 
     python benchmarks/two_machines.py                                     # graph A, 1 Gbit/s and 200 Mbit/s; root
     python benchmarks/two_machines.py --graph small --rates 50 --epochs 1
-    python benchmarks/two_machines.py --ranks-per-machine 2 --graph hubs  # with the exchange in two levels
+    python benchmarks/two_machines.py --ranks-per-machine 2               # with the exchange in two levels
 
 Each namespace stands for a machine with one core: ranks reach those of the other over the link alone (``ip netns``,
 ``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
-layers of 256, forward, loss, backward, Adam. Beside each time stands what the plan predicts, by constants that the
-ranks measure first, all at once, over this link. All that is made is removed in the end. Where namespaces are not
-allowed, the script says so and ends well.
+layers of 256, forward, loss, backward, Adam. Beside each time stands what the plan predicts for a machine with such a
+link. All that is made is removed in the end. Where namespaces are not allowed, the script says so and ends well.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,82 +108,76 @@ class Rank:
 
 
 def serve(graph: str, parts: Path, on_each: int) -> None:
-    """A rank: measures the machine, lays out a variant, or runs epochs of one."""
+    """A rank: lays out a variant, or runs epochs of the last one."""
     import torch
     import torch.nn.functional as F
     from epoch_models import sage
 
-    from pyg_dist import DistributedData, init
-    from pyg_dist.cli.bench import measure_network, measure_rates
+    from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
     from pyg_dist.pricing.machine import Machine
     from pyg_dist.pricing.model import Model
 
-    init()
     torch.set_num_threads(1)
     whole, owner = power_law.load(graph), torch.from_numpy(np.load(parts))
     num_classes = int(whole.y.max()) + 1
     stack = Model.of_layers(whole.num_nodes, whole.num_edges, whole.num_features, num_classes, (3, 256), "sage")
-    laid_out: dict[str, Any] = {}
-    rates = measure_rates(Machine(), [])  # of all ranks at once, which share the cores
+    data: Any = None
     for line in sys.stdin:
         request = json.loads(line)
-        if "measure" in request:
-            found = replace(measure_network(rates, []), ranks_per_node=on_each, cores=on_each)
-            print(json.dumps(asdict(found)), flush=True)
-            continue
-        name = request["variant"]
-        if name not in laid_out:
-            options = VARIANTS[name]
+        if "options" in request:
+            options = request["options"]
             given = {} if options.get("layout") == "grid" else {"partition": owner}
+            data = DistributedData(whole, **given, **options)
             torch.manual_seed(0)
             model = sage(whole.num_features, num_classes, DistributedSAGEConv)
             optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-            laid_out[name] = DistributedData(whole, **given, **options), model, optimizer
-        data, model, optimizer = laid_out[name]
-        before = copy.copy(data.traffic)
-        began = time.perf_counter()
-        optimizer.zero_grad()
-        out = model(data.x, data.edge_index)
-        loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
-        loss.backward()
-        optimizer.step()
-        last = loss.item()
-        seconds = time.perf_counter() - began
-        sent, crossed = (getattr(data.traffic, n) - getattr(before, n) for n in ("num_bytes", "num_bytes_between"))
-        priced = data.plan.price(stack, Machine.of_dict(request["machine"])) if request["machine"] else None
-        result = {"seconds": seconds, "loss": last, "sent": sent, "crossed": crossed}
-        print(json.dumps(result | {"predicted": priced and priced.seconds}), flush=True)
+            print(json.dumps({"done": True}), flush=True)
+            continue
+        link = replace(Machine(), inter_bandwidth=request["megabits"] * 1e6 / 8, ranks_per_node=on_each, cores=1)
+        seconds, before = [], copy.copy(data.traffic)
+        for _ in range(request["epochs"]):
+            began = time.perf_counter()
+            optimizer.zero_grad()
+            out = model(data.x, data.edge_index)
+            loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+            loss.backward()
+            optimizer.step()
+            last = loss.item()
+            seconds.append(time.perf_counter() - began)
+        sent, crossed = (
+            (getattr(data.traffic, name) - getattr(before, name)) / request["epochs"]
+            for name in ("num_bytes", "num_bytes_between")
+        )
+        predicted = data.plan.price(stack, link).seconds
+        found = {"seconds": seconds, "loss": last, "sent": sent, "crossed": crossed, "predicted": predicted}
+        print(json.dumps(found), flush=True)
 
 
 def measured(args: argparse.Namespace, parts: Path) -> list[dict[str, Any]]:
-    """A row for each rate and variant. Variants take turns, an epoch each: what else runs meets all of them."""
+    """A row for each rate and variant; the processes stay, and the link changes under them."""
     rows = []
     ranks = [Rank(rank, args.ranks_per_machine, args.graph, parts) for rank in range(2 * args.ranks_per_machine)]
-
-    def all_ranks(**request: Any) -> list[Any]:
-        for rank in ranks:
-            rank.ask(**request)
-        return [rank.answer() for rank in ranks]
-
     try:
-        limit(10_000)
-        for name in args.variants:
-            all_ranks(variant=name, machine=None)  # the first epoch plans
-        for megabits in args.rates:
-            limit(megabits)
-            link = all_ranks(measure=True)[0]
-            answers: dict[str, list[Any]] = {name: [] for name in args.variants}
-            for _ in tqdm(range(args.epochs), desc=f"{megabits} Mbit/s", disable=None):
-                for name in args.variants:
-                    answers[name].append(all_ranks(variant=name, machine=link))
-            for name, epochs in answers.items():
-                seconds = [max(rank["seconds"] for rank in epoch) for epoch in epochs]
+        for name in tqdm(args.variants, desc="variants", disable=None):
+            limit(10_000)
+            for requests in ({"options": VARIANTS[name]}, {"epochs": 1, "megabits": 10_000}):  # the first epoch plans
+                for rank in ranks:
+                    rank.ask(**requests)
+                [rank.answer() for rank in ranks]
+            for megabits in args.rates:
+                limit(megabits)
+                for rank in ranks:
+                    rank.ask(epochs=args.epochs, megabits=megabits)
+                answers = [rank.answer() for rank in ranks]
+                epochs = [max(pair) for pair in zip(*(answer["seconds"] for answer in answers), strict=True)]
                 rows.append({
-                    "megabits": megabits, "variant": name, "seconds": statistics.median(seconds), "epochs": seconds,
-                    "predicted": epochs[0][0]["predicted"], "machine": link, "loss": epochs[-1][0]["loss"],
-                    **{f"{n}_mib": sum(rank[n] for rank in epochs[-1]) / 2**20 for n in ("sent", "crossed")},
+                    "megabits": megabits, "variant": name, "seconds": statistics.median(epochs), "epochs": epochs,
+                    "predicted": answers[0]["predicted"], "sent_mib": sum(a["sent"] for a in answers) / 2**20,
+                    "crossed_mib": sum(a["crossed"] for a in answers) / 2**20,
+                    "loss": answers[0]["loss"],
                 })  # fmt: skip
+                print(report(rows[-1:]).splitlines()[1], flush=True)
     finally:
         for rank in ranks:
             rank.process.stdin.close()
@@ -234,7 +227,7 @@ def main() -> None:
         serve(args.graph, args.parts, args.ranks_per_machine)
         return
     several = args.ranks_per_machine > 1
-    args.variants = args.variants or [name for name in VARIANTS if several or "level" not in name]
+    args.variants = args.variants or [name for name in VARIANTS if several or "levels" not in name]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the namespaces are removed
     why = allowed()
     if why is not None:
