@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -90,6 +89,8 @@ def opened(path: Path) -> Iterator[Any]:
     Raises:
         DataError: It is not what ``save_graph`` writes.
     """
+    import safetensors
+
     try:
         with safetensors.safe_open(path, "pt") as file:
             yield file
