@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -118,17 +119,26 @@ def test_killed_at_every_rename_and_sync(tmp_path: Path, monkeypatch: pytest.Mon
                 break
 
 
-def test_two_runs_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def two_runs(folder: Path) -> None:
     from pyg_dist import checkpoint
+    from pyg_dist.backend.session import state
+    from pyg_dist.backend.session.leaving import StopRequest
     from pyg_dist.checkpoint import writer
 
-    monkeypatch.setattr(writer, "_LOCK_SECONDS", 0.0)
-    first = checkpoint.Checkpointer(tmp_path, model=model_of(1))
-    with pytest.raises(ValueError, match=r"Expected no other writer in .* \(another process holds lock\)"):
-        write(tmp_path, 2)
+    first = checkpoint.Checkpointer(folder, model=model_of(1))
+    with (
+        patch.object(writer, "_LOCK_SECONDS", 0.0),
+        pytest.raises(ValueError, match=r"Expected no other writer in .* \(another process holds lock\)"),
+    ):
+        write(folder, 2)
     assert list(first.epochs(1)) == [0]
-    write(tmp_path, 2)
-    assert loaded(tmp_path) == 2
+    state.current().of(StopRequest).close()  # which epochs() asks
+    write(folder, 2)
+    assert loaded(folder) == 2
+
+
+def test_two_runs_in_one_folder(workers: Pools, tmp_path: Path) -> None:
+    workers(1).run(two_runs, tmp_path)
 
 
 def test_a_full_disk_is_told_and_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

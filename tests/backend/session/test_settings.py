@@ -31,7 +31,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             None,
             False,
             "auto",
-            "none",
+            "auto",
             float("inf"),
             None,
             (32, 32),
