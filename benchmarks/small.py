@@ -76,7 +76,7 @@ def graph(num_nodes: int, num_words: int) -> Data:
     )
 
 
-def training_epoch(conv: str, num_nodes: int, num_words: int, dropout: float, is_ours: bool) -> Epoch:
+def training_epoch(conv: str, num_nodes: int, is_ours: bool, num_words: int = 0, dropout: float = 0.0) -> Epoch:
     """Return a function that trains for one epoch."""
     torch.manual_seed(0)
     data: Any = graph(num_nodes, num_words)
@@ -123,7 +123,7 @@ def main() -> None:
         for conv in tqdm(args.convs, desc=f"{num_nodes} nodes", unit="conv", disable=None, leave=False):
             sides = {"stock PyG": False, "pyg_dist": True}
             variants = [
-                Variant(name, training_epoch, (conv, num_nodes, args.words, args.dropout, ours))
+                Variant(name, training_epoch, (conv, num_nodes, ours, args.words, args.dropout))
                 for name, ours in sides.items()
             ]
             measured = interleaved(variants, schedule)
