@@ -2,8 +2,8 @@
 
 Each schedule is a loop of three steps on simulated ranks (``simulated_ranks.py``) with one fault or none. It ends in a
 result that all ranks share, or each rank that is left names another one; and then the machines' memory has a whole
-state, at most one step before the last that any rank has ended. ``python tests/faults/test_simulated_runs.py 100000`` runs so
-many, and ``... 5 7`` the seeds 5 to 7.
+state, at most one step before the last that any rank has ended. ``python tests/faults/test_simulated_runs.py 100000``
+runs so many, and ``... 5 7`` the seeds 5 to 7.
 """
 
 from __future__ import annotations
