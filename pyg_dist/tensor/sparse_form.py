@@ -8,8 +8,6 @@ terms, but for those that are zero.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 from torch import Tensor
 
@@ -18,8 +16,8 @@ from pyg_dist.backend.sparse.matrix import Matrix
 
 DENSEST = 1 / 8
 """Share of elements that are not zero up to which products are sparse. One thread, Zen 4, 4,000 x 1,024 times 7 to 256
-columns, forward and backward: 0.02 to 0.24 of the dense product's time at a tenth, 0.1 to 0.9 at a fifth. Matrix and
-transpose take at most 0.6 of the rows' memory."""
+columns, forward and backward: 0.02 to 0.24 of the dense product's time at a tenth, 0.1 to 0.9 at a fifth. Matrix,
+transpose and places take at most 0.9 of float32 rows' memory."""
 
 _FEWEST = 1 << 16
 """Elements below which a call costs more than what it saves."""
@@ -31,17 +29,13 @@ class _NonZeros:
     """Where rows are not zero."""
 
     def __init__(self, rows: Tensor) -> None:
-        self.row, self.column = rows.nonzero().unbind(1)
-        self.pattern = CSR.from_edges(self.row, self.column, None, *rows.shape)
-
-    @cached_property
-    def place(self) -> Tensor:
-        """The place of each among the elements of contiguous rows."""
-        return self.row * self.pattern.num_cols + self.column
+        row, column = rows.nonzero().unbind(1)
+        self.pattern = CSR.from_edges(row, column, None, *rows.shape)
+        self._place = row * rows.shape[1] + column  # among the elements of contiguous rows
 
     def of(self, rows: Tensor) -> Matrix:
         """The matrix of rows that are zero elsewhere."""
-        return Matrix(self.pattern, rows.reshape(-1).index_select(0, self.place))
+        return Matrix(self.pattern, rows.reshape(-1).index_select(0, self._place))
 
 
 class SparseForm:
