@@ -266,7 +266,8 @@ class DivergenceWatch:
     def _others_in_words(self, now: float) -> str:
         def says(rank: int, place: Place) -> str:
             if self._answers(now) and now - self._last_heard[rank] >= SILENT_SECONDS and not place.has_ended:
-                return f"has not answered, so is stopped or starved, after {place.waits_at}"
+                why = "stopped, starved or in a native call that keeps Python's lock, as METIS does"
+                return f"has not answered, so is {why}, after {place.waits_at}"
             return f"{'waits at' if place.waits else 'computes after'} {place.waits_at}"
 
         others = {r: says(r, place) for r, place in enumerate(self._places) if r != self._rank}
