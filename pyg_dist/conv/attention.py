@@ -37,19 +37,12 @@ Fused = TypeVar("Fused", bound=Callable[..., Any])
 
 @dataclass(eq=False)
 class _Call:
-    """An attention conv that runs.
-
-    Attributes:
-        conv: the conv.
-        returns_weights: whether it is to return the weights of edges.
-        alpha: what GATv2's forward was given for them.
-        sums: what they weigh.
-    """
+    """An attention conv that runs."""
 
     conv: MessagePassing
-    returns_weights: bool
-    alpha: Any = None
-    sums: NodeTensor | None = None
+    returns_weights: bool  # whether it is to return the weights of edges
+    alpha: Any = None  # what GATv2's forward was given for them
+    sums: NodeTensor | None = None  # what they weigh
 
 
 _running: _Call | None = None

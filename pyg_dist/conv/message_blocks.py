@@ -96,70 +96,42 @@ def _sizes(size: Any) -> list[int | None]:
 
 @dataclass(frozen=True)
 class _Input:
-    """A tensor of which each block has its piece.
+    """A tensor of which each block has its piece."""
 
-    Attributes:
-        place: whose rows it has.
-        value: it, as the conv has given it.
-        name: by which a step takes it as it is; ``None``: rows of nodes, which are brought to edges.
-        stands: what the steps are given for rows of nodes.
-        dim: the dimension that rows are in where the steps see them; ``value`` has them first.
-    """
-
-    place: Place
-    value: Tensor
-    name: str | None = None
-    stands: Tensor | None = None
-    dim: int = 0
+    place: Place  # whose rows it has
+    value: Tensor  # it, as the conv has given it
+    name: str | None = None  # by which a step takes it as it is; ``None``: rows of nodes, which are brought to edges
+    stands: Tensor | None = None  # what the steps are given for rows of nodes
+    dim: int = 0  # the dimension that rows are in where the steps see them; ``value`` has them first
 
 
 @dataclass
 class _Trial:
-    """What the run on synthetic edges has found.
+    """What the run on synthetic edges has found."""
 
-    Attributes:
-        bytes_of_edge: memory that an edge's message takes, forward and backward.
-        used: inputs and parameters that the outputs depend on, by their numbers in :attr:`_Call.tensors`.
-    """
-
-    bytes_of_edge: int
-    used: set[int]
+    bytes_of_edge: int  # memory that an edge's message takes, forward and backward
+    used: set[int]  # inputs and parameters that the outputs depend on, by number, inputs first
 
 
 class _Kept(NamedTuple):
-    """What autograd keeps of one trial.
+    """What autograd keeps of one trial."""
 
-    Attributes:
-        num_bytes: in total.
-        used: see :class:`_Trial`.
-    """
-
-    num_bytes: int
-    used: set[int]
+    num_bytes: int  # in total
+    used: set[int]  # as in :class:`_Trial`
 
 
 @dataclass
 class _Call:
-    """One call of ``propagate``.
-
-    Attributes:
-        conv: whose.
-        edges: over which.
-        size: as given.
-        given: the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes.
-        inputs: tensors with rows of nodes or edges, and plain ones that learn.
-        parameters: of the conv, those that learn.
-        autocast: makes the autocast of now, for the backward, too.
-        state: what the conv and its parts have now, by module.
-    """
+    """One call of ``propagate``."""
 
     conv: Any
     edges: Edges
     size: Any
-    given: dict[str, Any]
-    inputs: list[_Input]
-    parameters: list[Tensor]
-    autocast: partial[torch.autocast]
+    given: dict[str, Any]  # the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes
+    inputs: list[_Input]  # tensors with rows of nodes or edges, and plain ones that learn
+    parameters: list[Tensor]  # of the conv, those that learn
+    autocast: partial[torch.autocast]  # makes the autocast of now, for the backward, too
+    # what the conv and its parts have now, by module
     state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod

@@ -36,19 +36,12 @@ _WHOLE_COLUMNS = 16
 
 @dataclass(frozen=True)
 class _Polynomial:
-    """What a conv computes of x.
+    """What a conv computes of x."""
 
-    Attributes:
-        lins: of the powers from 0 on; or the one map of their sum.
-        bias: of the output.
-        factors: of the powers from 0 on, where there is one map.
-        degree: the highest power.
-    """
-
-    lins: list[Any]
-    bias: Tensor | None
-    factors: tuple[float, ...] | None
-    degree: int
+    lins: list[Any]  # of the powers from 0 on; or the one map of their sum
+    bias: Tensor | None  # of the output
+    factors: tuple[float, ...] | None  # of the powers from 0 on, where there is one map
+    degree: int  # the highest power
 
     @staticmethod
     def of(conv: Any) -> _Polynomial:
@@ -117,14 +110,7 @@ def polynomial_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor
 
 @dataclass(frozen=True)
 class _Run:
-    """A polynomial over a graph.
-
-    Attributes:
-        conv: whose.
-        graph: the edges'.
-        operator: the matrix.
-        polynomial: what is to be computed.
-    """
+    """A polynomial over a graph."""
 
     conv: Any
     graph: Any

@@ -108,19 +108,12 @@ def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
 
 
 class SumForm(NamedTuple):
-    """What messages are.
+    """What messages are."""
 
-    Attributes:
-        rows: the argument of ``propagate`` that has the sources' rows.
-        weight: the one that has the weights of edges; ``None``: there are none.
-        needs_weight: whether ``message`` does not take ``None`` for it.
-        flattens: whether weights may be ``[E, 1]``.
-    """
-
-    rows: str
-    weight: str | None = None
-    needs_weight: bool = False
-    flattens: bool = False
+    rows: str  # the argument of ``propagate`` that has the sources' rows
+    weight: str | None = None  # the one that has the weights of edges; ``None``: there are none
+    needs_weight: bool = False  # whether ``message`` does not take ``None`` for it
+    flattens: bool = False  # whether weights may be ``[E, 1]``
 
 
 class _Column(NamedTuple):

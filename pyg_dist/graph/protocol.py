@@ -302,15 +302,10 @@ class EdgeView(GraphProducts, Protocol):
 
 
 class OneRankEdges(NamedTuple):
-    """All edges, on the one rank there is.
+    """All edges, on the one rank there is."""
 
-    Attributes:
-        ends: int64 ``[2, E]``, by local rows and in the order of the graph's ``edge_sharding``.
-        max_columns: columns of rows up to which messages are few enough.
-    """
-
-    ends: Tensor
-    max_columns: float
+    ends: Tensor  # int64 ``[2, E]``, by local rows and in the order of the graph's ``edge_sharding``
+    max_columns: float  # columns of rows up to which messages are few enough
 
 
 class DistributedGraph(GraphProducts, Protocol):

@@ -17,14 +17,10 @@ class PairProbability:
     Of B nodes out of N, drawn without replacement, :math:`p = (B - 1) / (N - 1)` for every pair (ScaleGNN, eq. 23).
     Where nodes of two kinds are drawn by themselves, :math:`B_a` of :math:`N_a`, it is
     :math:`(B_a - 1) / (N_a - 1)` within a kind and :math:`B_b / N_b` between them.
-
-    Attributes:
-        table: float64 ``[2, 2]``, kind of the node that is there by kind of the other.
-        kind: bool ``[N]``, the kind of each node; ``None``: all are of the first.
     """
 
-    table: Tensor
-    kind: Tensor | None = None
+    table: Tensor  # float64 ``[2, 2]``, kind of the node that is there by kind of the other
+    kind: Tensor | None = None  # bool ``[N]``, the kind of each node; ``None``: all are of the first
 
     @staticmethod
     def uniform(batch_size: int, num_nodes: int) -> PairProbability:
@@ -72,17 +68,11 @@ def _within(batch_size: int, num_nodes: int) -> float:
 
 @dataclass(frozen=True)
 class DataGroup:
-    """Where a group's sample stands in the disjoint union of the samples of several data groups.
+    """Where a group's sample stands in the disjoint union of the samples of several data groups."""
 
-    Attributes:
-        index: the number of the group.
-        first: nodes of the groups before it.
-        size: nodes of all groups.
-    """
-
-    index: int
-    first: int
-    size: int
+    index: int  # the number of the group
+    first: int  # nodes of the groups before it
+    size: int  # nodes of all groups
 
 
 @dataclass(frozen=True, eq=False)

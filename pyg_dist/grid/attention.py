@@ -25,13 +25,9 @@ from pyg_dist.grid.collectives import AllGather, all_gather, reduce_scatter, sum
 
 @dataclass(frozen=True, kw_only=True)
 class _GridAttention(PartedAttention):
-    """See :func:`grid_attention`.
+    """See :func:`grid_attention`."""
 
-    Attributes:
-        targets: gathers the rows of targets; its ranks share their in-edges.
-    """
-
-    targets: AllGather
+    targets: AllGather  # gathers the rows of targets; its ranks share their in-edges
 
     def over_ranks(self, y: Tensor, z: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See :class:`PartedAttention`: of m of the t targets, the logarithms of all."""

@@ -54,17 +54,11 @@ E = TypeVar("E", bound="ByCounts")
 
 @dataclass(frozen=True)
 class ByCounts:
-    """What exchanges by fixed numbers of rows have in common.
+    """What exchanges by fixed numbers of rows have in common."""
 
-    Attributes:
-        transport: the ranks, and where what is sent is counted.
-        send_counts: rows to send, by receiver.
-        recv_counts: rows that arrive, by sender.
-    """
-
-    transport: Transport
-    send_counts: tuple[int, ...]
-    recv_counts: tuple[int, ...]
+    transport: Transport  # the ranks, and where what is sent is counted
+    send_counts: tuple[int, ...]  # rows to send, by receiver
+    recv_counts: tuple[int, ...]  # rows that arrive, by sender
 
     @cached_property
     def num_sent(self) -> int:

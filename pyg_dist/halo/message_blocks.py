@@ -27,25 +27,16 @@ from pyg_dist.halo.transfer import HaloTransfer
 
 @dataclass(frozen=True)
 class MessageBlocks:
-    """The edges of one rank, and what is made of them.
+    """The edges of one rank, and what is made of them."""
 
-    Attributes:
-        csr: targets by neighbours: local rows, then halo slots.
-        num_sources: local rows of sources, m.
-        num_inner: so many targets come first whose sources are all local.
-        max_edges: of a block, if it has more than one target.
-        places: of each input.
-        maps: send each input's rows to the halo; ``None``: it has none there, or is there already.
-        run: see :data:`Run`. Every block draws alike from the generators of torch, NumPy and Python.
-    """
-
-    csr: CSR
-    num_sources: int
-    num_inner: int
-    max_edges: int
-    places: tuple[Place, ...]
+    csr: CSR  # targets by neighbours: local rows, then halo slots
+    num_sources: int  # local rows of sources, m
+    num_inner: int  # so many targets come first whose sources are all local
+    max_edges: int  # of a block, if it has more than one target
+    places: tuple[Place, ...]  # of each input
+    # send each input's rows to the halo; ``None``: it has none there, or is there already
     maps: tuple[HaloTransfer | None, ...]
-    run: Run
+    run: Run  # every block draws alike from the generators of torch, NumPy and Python
 
     @property
     def num_targets(self) -> int:

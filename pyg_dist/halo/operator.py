@@ -44,21 +44,14 @@ from pyg_dist.halo.transfer import Codecs, HaloTransfer
 
 @dataclass(eq=False, frozen=True)
 class LinearOperator:
-    """A constant matrix ``diag(r) (local + halo) diag(c)``.
+    """A constant matrix ``diag(r) (local + halo) diag(c)``."""
 
-    Attributes:
-        local: ``[n, m]``, the edges with a local source.
-        halo: the others.
-        row_scale: r, ``[n]``, or ``None`` for ones.
-        col_scale: c, ``[m]``, or ``None`` for ones.
-        divides: whether r and c stand for their inverses: dividing rounds once where a factor 1 / r rounds twice, and
-            on one rank it gives PyG's means bit for bit.
-    """
-
-    local: Matrix
-    halo: HaloTransfer
-    row_scale: Tensor | None = None
-    col_scale: Tensor | None = None
+    local: Matrix  # ``[n, m]``, the edges with a local source
+    halo: HaloTransfer  # the others
+    row_scale: Tensor | None = None  # r, ``[n]``, or ``None`` for ones
+    col_scale: Tensor | None = None  # c, ``[m]``, or ``None`` for ones
+    # whether r and c stand for their inverses: dividing rounds once where a factor 1 / r rounds twice, and on one rank
+    # it gives PyG's means bit for bit
     divides: bool = False
     learns: ClassVar[bool] = False
 
@@ -113,21 +106,14 @@ def require_dtype(x: Tensor) -> None:
 
 @dataclass(frozen=True)
 class RemoteSums:
-    """What one rank sends and adds where sums with weights that learn are made at their sources, too.
+    """What one rank sends and adds where sums with weights that learn are made at their sources, too."""
 
-    Attributes:
-        places: of the weights that other ranks multiply by, in edge storage, integers ``[l]``, grouped by these ranks.
-        weights: moves l weights away and brings k.
-        outgoing: ``[s, m]``, makes what is sent. Values: the k weights, and a one behind them for rows as they are.
-        way: moves s rows away and brings h.
-        incoming: ``[b, h]``, adds what arrives to the boundary rows. Values: edge storage, and a one behind it.
-    """
-
+    # of the weights that other ranks multiply by, in edge storage, integers ``[l]``, grouped by these ranks
     places: Tensor
-    weights: Exchange
-    outgoing: CSR
-    way: HaloTransfer
-    incoming: CSR
+    weights: Exchange  # moves l weights away and brings k
+    outgoing: CSR  # ``[s, m]``, makes what is sent. Values: the k weights, and a one behind them for rows as they are.
+    way: HaloTransfer  # moves s rows away and brings h
+    incoming: CSR  # ``[b, h]``, adds what arrives to the boundary rows. Values: edge storage, and a one behind it.
 
     def remote_weights(self, weight: Tensor) -> Tensor:
         """The weights of other ranks that this one multiplies by, and a one; differentiable, collective both ways.
@@ -143,27 +129,17 @@ def _and_one(values: Tensor) -> Tensor:
 
 @dataclass(eq=False, frozen=True)
 class LearningOperator:
-    """A matrix whose weights require a gradient.
+    """A matrix whose weights require a gradient."""
 
-    Attributes:
-        norm: how it scales.
-        weight: by edge storage, ``[e]``.
-        local: local nodes by local sources.
-        halo: boundary nodes by halo slots.
-        sums: what sends partial sums as well as rows.
-        in_degree: of the local nodes, in a dtype.
-        loops: weights of the loops that the norm adds, ``[e] -> [n]``; ``None``: it adds none.
-        scales: of GCN's norm.
-    """
-
-    norm: Norm
-    weight: Tensor
-    local: CSR
-    halo: CSR
-    sums: Callable[[], RemoteSums]
-    in_degree: Callable[[torch.dtype], Tensor]
+    norm: Norm  # how it scales
+    weight: Tensor  # by edge storage, ``[e]``
+    local: CSR  # local nodes by local sources
+    halo: CSR  # boundary nodes by halo slots
+    sums: Callable[[], RemoteSums]  # what sends partial sums as well as rows
+    in_degree: Callable[[torch.dtype], Tensor]  # of the local nodes, in a dtype
+    # weights of the loops that the norm adds, ``[e] -> [n]``; ``None``: it adds none
     loops: Callable[[Tensor], Tensor] | None = None
-    scales: LearnedScales = field(default_factory=LearnedScales)
+    scales: LearnedScales = field(default_factory=LearnedScales)  # of GCN's norm
     _remote_weights: dict[tuple[torch.dtype, bool], Tensor] = field(default_factory=dict)
     learns: ClassVar[bool] = True
 

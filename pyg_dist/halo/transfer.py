@@ -43,21 +43,13 @@ AS_THEY_ARE = Codecs()
 
 @dataclass(frozen=True)
 class Relay:
-    """How rows and sums cross machines (:mod:`pyg_dist.halo.plan.two_level`): to an agent, by the link, from an agent.
+    """How rows and sums cross machines (:mod:`~.plan.two_level`): to an agent, by the link, from an agent."""
 
-    Attributes:
-        gather: moves addends to agents.
-        into: which row of those that leave by the link each addend that arrives is added to, int64.
-        link: moves rows between machines.
-        out_of: which row of those that arrive by the link each row to spread is, int64.
-        spread: moves rows from agents.
-    """
-
-    gather: Exchange
-    into: Tensor
-    link: Exchange
-    out_of: Tensor
-    spread: Exchange
+    gather: Exchange  # moves addends to agents
+    into: Tensor  # which row of those that leave by the link each addend that arrives is added to, int64
+    link: Exchange  # moves rows between machines
+    out_of: Tensor  # which row of those that arrive by the link each row to spread is, int64
+    spread: Exchange  # moves rows from agents
 
     @cached_property
     def transposed(self) -> Relay:
@@ -91,22 +83,16 @@ class HaloTransfer:
     A linear map: :meth:`start` applies it alone; :meth:`send` and :meth:`add` apply it beside a product of local rows,
     to the last rows of which it adds. In two levels the slots are in three pieces: what the exchange moves, what leaves
     or arrives by the relay's link, and addends to agents or rows from them.
-
-    Attributes:
-        before: ``[s, k]``: makes the send buffer from the last k rows of the input; ``None``: that is the input.
-        exchange: P, or its first piece: between ranks of a machine.
-        after: ``[b, h]``: makes addends for the last b rows of the result; ``None``: what arrives is the result.
-        transport: the ranks.
-        relay: what crosses machines; ``None``: there is one level.
-        codecs: how rows travel.
     """
 
+    # ``[s, k]``: makes the send buffer from the last k rows of the input; ``None``: that is the input
     before: Matrix | None
-    exchange: Exchange
+    exchange: Exchange  # P, or its first piece: between ranks of a machine
+    # ``[b, h]``: makes addends for the last b rows of the result; ``None``: what arrives is the result
     after: Matrix | None
-    transport: Transport
-    relay: Relay | None = None
-    codecs: Codecs = AS_THEY_ARE
+    transport: Transport  # the ranks
+    relay: Relay | None = None  # what crosses machines; ``None``: there is one level
+    codecs: Codecs = AS_THEY_ARE  # how rows travel
 
     @cached_property
     def transposed(self) -> HaloTransfer:

@@ -150,25 +150,16 @@ class _Checked(NamedTuple):
     """Labels that were found right; known by mask, whose object and version count.
 
     The numbers to draw from are on the host, so a step does not synchronise with a device.
-
-    Attributes:
-        mask_version: of the mask.
-        labels: them.
-        labels_version: of them.
-        num_classes: how many were expected.
-        place: this rank's training nodes, local rows, int64.
-        key: what stands for each in draws.
-        first: the keys of the first training nodes of all ranks, ascending.
-        bits: of every node, lowest first: whether it trains, uint8 ``[ceil(N / 8)]``; made for the first batch.
     """
 
     mask_version: int | None
     labels: weakref.ref[Tensor]
     labels_version: int | None
-    num_classes: int
-    place: Tensor
-    key: Tensor
-    first: Tensor
+    num_classes: int  # how many were expected
+    place: Tensor  # this rank's training nodes, local rows, int64
+    key: Tensor  # what stands for each in draws
+    first: Tensor  # the keys of the first training nodes of all ranks, ascending
+    # of every node, lowest first: whether it trains, uint8 ``[ceil(N / 8)]``; made for the first batch
     bits: Tensor | None = None
 
 

@@ -24,19 +24,12 @@ _SHARE = 10  # by default one in so many nodes is in a mini-batch
 
 @dataclass(frozen=True)
 class Batches:
-    """What mini-batches are like, and how well their nets are sampled.
+    """What mini-batches are like, and how well their nets are sampled."""
 
-    Attributes:
-        size: nodes of a uniform mini-batch; None: a tenth of all.
-        draw: the mini-batches themselves, in the place of uniform ones.
-        theta: the error of a net's mean connectivity ...
-        delta: ... and the probability that it is larger.
-    """
-
-    size: int | None = None
-    draw: DrawBatch | None = None
-    theta: float = 0.1
-    delta: float = 0.5
+    size: int | None = None  # nodes of a uniform mini-batch; None: a tenth of all
+    draw: DrawBatch | None = None  # the mini-batches themselves, in the place of uniform ones
+    theta: float = 0.1  # the error of a net's mean connectivity
+    delta: float = 0.5  # the probability that it is larger
 
     def __post_init__(self) -> None:
         """Check each value.

@@ -44,31 +44,18 @@ def _silent(step: str, parts: Tensor) -> None:
 
 @dataclass(frozen=True)
 class PartsOptions:
-    """How parts are found. See :func:`pyg_dist.partition.partition` for all but the first and the last two.
+    """How parts are found. See :func:`pyg_dist.partition.partition` for all but the first and the last two."""
 
-    Attributes:
-        method: one of :data:`METHODS`, or the parts themselves.
-        epsilon: how much heavier than the mean a part may be.
-        seed: of solvers.
-        solver: of hypergraphs.
-        preset: Mt-KaHyPar's; None: the method's own.
-        memory: bytes that a method may take.
-        batches: mini-batches of "stochastic".
-        exchange: what sums will send; "cover" makes parts for "hybrid".
-        ranks_per_node: ranks on each machine; None: it is not known which ranks share one.
-        two_levels: whether ranks of a machine may share what crosses to another.
-    """
-
-    method: str | Tensor | np.ndarray[Any, Any] = "metis"
-    epsilon: float = 0.03
-    seed: int = 0
-    solver: Solver = "mt-kahypar"
-    preset: Preset | None = None
-    memory: int | None = None
-    batches: Batches | None = field(default=None, compare=False)
-    exchange: ExchangeKind = "hybrid"
-    ranks_per_node: int | None = None
-    two_levels: bool = True
+    method: str | Tensor | np.ndarray[Any, Any] = "metis"  # one of METHODS, or the parts themselves
+    epsilon: float = 0.03  # how much heavier than the mean a part may be
+    seed: int = 0  # of solvers
+    solver: Solver = "mt-kahypar"  # of hypergraphs
+    preset: Preset | None = None  # Mt-KaHyPar's; None: the method's own
+    memory: int | None = None  # bytes that a method may take
+    batches: Batches | None = field(default=None, compare=False)  # mini-batches of "stochastic"
+    exchange: ExchangeKind = "hybrid"  # what sums will send; "cover" makes parts for "hybrid"
+    ranks_per_node: int | None = None  # ranks on each machine; None: it is not known which ranks share one
+    two_levels: bool = True  # whether ranks of a machine may share what crosses to another
 
     def __post_init__(self) -> None:
         """Check what belongs together.

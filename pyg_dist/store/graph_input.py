@@ -21,29 +21,18 @@ from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
 
 @dataclass
 class GraphInput:
-    """A checked input graph, the same on every rank.
+    """A checked input graph, the same on every rank."""
 
-    Attributes:
-        edge_index: int64 ``[2, E]``.
-        num_nodes: N.
-        graph_key: ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph.
-        loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
-        adj_values: the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant.
-        device: where the graph was given: that of ``x``, or else of its edges. Edges and their values are on the host.
-        node_attributes: tensors ``[N, ...]`` by name.
-        edge_attributes: tensors ``[E, ...]`` by name.
-        other_attributes: everything else, kept as it is on every rank.
-    """
-
-    edge_index: Tensor
-    num_nodes: int
-    graph_key: str
-    loop_rule: LoopRule
-    adj_values: Tensor | None
+    edge_index: Tensor  # int64 ``[2, E]``
+    num_nodes: int  # N
+    graph_key: str  # ``"edge_index"`` or ``"adj_t"``, where the script will look for the graph
+    loop_rule: LoopRule  # see LoopRule
+    adj_values: Tensor | None  # the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant
+    # where the graph was given: that of ``x``, or else of its edges. Edges and their values are on the host.
     device: torch.device
-    node_attributes: dict[str, Tensor]
-    edge_attributes: dict[str, Tensor]
-    other_attributes: dict[str, object]
+    node_attributes: dict[str, Tensor]  # tensors ``[N, ...]`` by name
+    edge_attributes: dict[str, Tensor]  # tensors ``[E, ...]`` by name
+    other_attributes: dict[str, object]  # everything else, kept as it is on every rank
 
     @property
     def edge_columns(self) -> dict[str, Tensor]:

@@ -24,17 +24,12 @@ from pyg_dist.store.reader import ShardReader, require_digest
 
 @dataclass(frozen=True)
 class Ends:
-    """Distinct ends of edges between a rank and others.
+    """Distinct ends of edges between a rank and others."""
 
-    Attributes:
-        node: global ids, by other rank and ascending for each, int64 ``[k]``.
-        counts: by other rank, ``[P]``.
-        is_sent: what the stored exchange sends a row of, or a sum for, bool ``[k]``; None: parts are merged, and
-            theirs is another one.
-    """
-
-    node: Tensor
-    counts: tuple[int, ...]
+    node: Tensor  # global ids, by other rank and ascending for each, int64 ``[k]``
+    counts: tuple[int, ...]  # by other rank, ``[P]``
+    # what the stored exchange sends a row of, or a sum for, bool ``[k]``; None: parts are merged, and theirs is another
+    # one
     is_sent: Tensor | None
 
 

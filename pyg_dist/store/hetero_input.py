@@ -32,21 +32,14 @@ def edges_key(number: int) -> str:
 
 @dataclass
 class HeteroInput:
-    """A checked input graph with types, the same on every rank.
+    """A checked input graph with types, the same on every rank."""
 
-    Attributes:
-        num_nodes: of each type.
-        nodes: attributes of each type's nodes.
-        relations: the edges of each relation and their attributes; their ``num_nodes`` is that of the targets.
-        others: attributes of the whole.
-        device: where the graph was given.
-    """
-
-    num_nodes: dict[str, int]
-    nodes: dict[str, Attributes]
+    num_nodes: dict[str, int]  # of each type
+    nodes: dict[str, Attributes]  # attributes of each type's nodes
+    # the edges of each relation and their attributes; their ``num_nodes`` is that of the targets
     relations: dict[EdgeType, GraphInput]
-    others: dict[str, object]
-    device: torch.device
+    others: dict[str, object]  # attributes of the whole
+    device: torch.device  # where the graph was given
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that must be equal on all ranks, by name."""

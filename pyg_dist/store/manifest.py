@@ -31,20 +31,13 @@ ADJ_VALUES = "adj_t values"
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a store.
+    """One file of a store."""
 
-    Attributes:
-        file: its name, which ends in its digest.
-        num_bytes: its size.
-        tensors: type and shape by name.
-        digests: XXH3-128 of each tensor's bytes, by name.
-        blocks: numbers and digests by block, for shards that are read in slices.
-    """
-
-    file: str
-    num_bytes: int
-    tensors: dict[str, TensorSpec]
-    digests: dict[str, str]
+    file: str  # its name, which ends in its digest
+    num_bytes: int  # its size
+    tensors: dict[str, TensorSpec]  # type and shape by name
+    digests: dict[str, str]  # XXH3-128 of each tensor's bytes, by name
+    # numbers and digests by block, for shards that are read in slices
     blocks: dict[str, list[Any]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,37 +79,23 @@ def shards_of(content: Mapping[str, Any]) -> dict[str, Shard]:
 
 @dataclass(frozen=True)
 class Manifest(Signed):
-    """See the module.
-
-    Attributes:
-        layout: ``"halo"``: files by part; ``"grid"``: files by tile.
-        num_nodes: N.
-        num_edges: E.
-        num_parts: parts of a halo store; ranks that a grid store was written for.
-        graph: how a script sees the edges: ``key``, ``loop_rule`` and whether they have ``values``.
-        node_attributes: type and shape of a row, by name: ``(dtype, row shape)``.
-        edge_attributes: the same for rows of edges.
-        other: attributes that are neither, as JSON; tensors among them are in the shard ``other``.
-        plan: what was decided when the store was written, as plain values.
-        shards: files by key, such as ``edges-00003``.
-        digest: of all of the above.
-    """
+    """See the module."""
 
     kind: ClassVar[Kind] = Kind(
         "store", 2, "write one with python -m pyg_dist partition", "write the store again", 1 << 26
     )  # one of 512 parts has 30 MB
 
-    layout: Literal["halo", "grid"]
-    num_nodes: int
-    num_edges: int
-    num_parts: int
-    graph: dict[str, Any]
-    node_attributes: Rows
-    edge_attributes: Rows
-    other: dict[str, Any]
-    plan: dict[str, Any]
-    shards: dict[str, Shard]
-    digest: str = ""
+    layout: Literal["halo", "grid"]  # ``"halo"``: files by part; ``"grid"``: files by tile
+    num_nodes: int  # N
+    num_edges: int  # E
+    num_parts: int  # parts of a halo store; ranks that a grid store was written for
+    graph: dict[str, Any]  # how a script sees the edges: ``key``, ``loop_rule`` and whether they have ``values``
+    node_attributes: Rows  # type and shape of a row, by name: ``(dtype, row shape)``
+    edge_attributes: Rows  # the same for rows of edges
+    other: dict[str, Any]  # attributes that are neither, as JSON; tensors among them are in the shard ``other``
+    plan: dict[str, Any]  # what was decided when the store was written, as plain values
+    shards: dict[str, Shard]  # files by key, such as ``edges-00003``
+    digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
         """See :class:`~pyg_dist.store.signed_json.Signed`."""

@@ -19,23 +19,14 @@ M = TypeVar("M", bound="Signed")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a manifest is of.
+    """What a manifest is of."""
 
-    Attributes:
-        what: in words, such as "store".
-        version: of its format.
-        origin: what makes one, for who has none.
-        remedy: what to do about a damaged one.
-        most_bytes: more than any has.
-        file: its name.
-    """
-
-    what: str
-    version: int
-    origin: str
-    remedy: str
-    most_bytes: int
-    file: str = FILE
+    what: str  # in words, such as "store"
+    version: int  # of its format
+    origin: str  # what makes one, for who has none
+    remedy: str  # what to do about a damaged one
+    most_bytes: int  # more than any has
+    file: str = FILE  # its name
 
 
 def digest_of(content: Mapping[str, object]) -> str:

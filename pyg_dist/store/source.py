@@ -65,18 +65,13 @@ class EdgeChunk:
 
 @dataclass(frozen=True)
 class Reading:
-    """How an input is read, where its format leaves it open.
+    """How an input is read, where its format leaves it open."""
 
-    Attributes:
-        columns: what the columns of a table of edges are, in its order: ``"source"``, ``"target"``, ``"weight"``, or
-            any other word for one that is left out; None: as the file says.
-        first_id: the number of the first node in a table of edges; None: 0, but in KONECT's files 1.
-        is_strict: whether what is wrong with an attribute is an error. Else it is left out, with a warning.
-    """
-
+    # what the columns of a table of edges are, in its order: ``"source"``, ``"target"``, ``"weight"``, or any other
+    # word for one that is left out; None: as the file says
     columns: tuple[str, ...] | None = None
-    first_id: int | None = None
-    is_strict: bool = True
+    first_id: int | None = None  # the number of the first node in a table of edges; None: 0, but in KONECT's files 1
+    is_strict: bool = True  # whether what is wrong with an attribute is an error. Else it is left out, with a warning.
 
 
 class Source(ABC):

@@ -31,31 +31,20 @@ def is_typed_store(path: object) -> bool:
 
 @dataclass(frozen=True)
 class TypesManifest(Signed):
-    """See the module.
-
-    Attributes:
-        num_parts: of each store.
-        partition: how they were found.
-        types: the number of nodes of each type.
-        relations: of which there is a store each.
-        edges: the digest of the edges of each relation.
-        parts: the digest of the owners of each type's nodes, int32.
-        stores: the digest of each store's manifest, by the name of its folder.
-        digest: of all of the above.
-    """
+    """See the module."""
 
     kind: ClassVar[Kind] = Kind(
         "store of types", 1, "write one with python -m pyg_dist partition", "write the store again", 1 << 26, FILE
     )
 
-    num_parts: int
-    partition: str
-    types: dict[str, int]
-    relations: list[EdgeType]
-    edges: list[str]
-    parts: dict[str, str]
-    stores: dict[str, str]
-    digest: str = ""
+    num_parts: int  # of each store
+    partition: str  # how they were found
+    types: dict[str, int]  # the number of nodes of each type
+    relations: list[EdgeType]  # of which there is a store each
+    edges: list[str]  # the digest of the edges of each relation
+    parts: dict[str, str]  # the digest of the owners of each type's nodes, int32
+    stores: dict[str, str]  # the digest of each store's manifest, by the name of its folder
+    digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
         """See :class:`~pyg_dist.store.signed_json.Signed`."""

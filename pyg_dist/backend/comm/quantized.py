@@ -39,19 +39,13 @@ class Quantized:
     One object serves one aggregation, and rounds alike whenever it is used: a second backward pass through it
     (``retain_graph``) repeats the first one's rounding, and the messages of a derivative of the gradient, which go the
     way of the forward ones, repeat theirs. Each is unbiased; what is made of two of them is not independent.
-
-    Attributes:
-        bits: 2, 4, 8, or 16 (bfloat16, rounded to nearest).
-        key: int64 ``[R]``, what stands for each row that this rank sends
-            (:data:`~pyg_dist.backend.ops.row_format.SUM_KEY`); None: rounded to nearest.
-        seed: of this aggregation and direction.
-        layer: names the layer, for errors.
     """
 
-    bits: int
+    bits: int  # 2, 4, 8, or 16 (bfloat16, rounded to nearest)
+    # int64 ``[R]``, what stands for each row that this rank sends (SUM_KEY); None: rounded to nearest
     key: Tensor | None
-    seed: int
-    layer: Callable[[], str]
+    seed: int  # of this aggregation and direction
+    layer: Callable[[], str]  # names the layer, for errors
 
     def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
         """See :class:`~pyg_dist.backend.comm.codec.Codec`."""

@@ -28,19 +28,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass
 class Traffic:
-    """What one rank has sent to others so far, counted where the messages are handed to a wire.
+    """What one rank has sent to others so far, counted where the messages are handed to a wire."""
 
-    Attributes:
-        num_bytes: of all messages.
-        num_messages: those that are not empty.
-        num_rows: entries of the first dimension: rows of a halo exchange, elements of the grid's messages.
-        num_bytes_between: of the bytes, those to ranks on other machines.
-    """
-
-    num_bytes: int = 0
-    num_messages: int = 0
-    num_rows: int = 0
-    num_bytes_between: int = 0
+    num_bytes: int = 0  # of all messages
+    num_messages: int = 0  # those that are not empty
+    num_rows: int = 0  # entries of the first dimension: rows of a halo exchange, elements of the grid's messages
+    num_bytes_between: int = 0  # of the bytes, those to ranks on other machines
 
 
 class Pending(Generic[T_co]):
@@ -109,16 +102,11 @@ class Transport:
     """The messages among the ranks of a group (collective, apart from :meth:`narrow`).
 
     Legend: rows are tensors ``[n, ...]``, and what goes to one rank, or comes from one, is a range of them, by rank.
-
-    Attributes:
-        group: the ranks.
-        traffic: where to count what this rank sends to others.
-        dtype: of the messages of sums and gathers, or ``None`` for the tensor's own.
     """
 
-    group: Group
-    traffic: Traffic = field(default_factory=Traffic)
-    dtype: torch.dtype | None = None
+    group: Group  # the ranks
+    traffic: Traffic = field(default_factory=Traffic)  # where to count what this rank sends to others
+    dtype: torch.dtype | None = None  # of the messages of sums and gathers, or ``None`` for the tensor's own
 
     def narrow(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of messages for tensors of ``dtype``: the transport's where it is narrower."""

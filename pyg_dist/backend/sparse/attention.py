@@ -41,19 +41,12 @@ Maps = tuple[LinearMap | None, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a rank's edges.
+    """Some of a rank's edges."""
 
-    Attributes:
-        csr: the edges, from sources to the last targets.
-        low: the first of these targets.
-        num_shared: how many of its targets, the last ones, have in-edges in other parts, too.
-        maps: of the inputs.
-    """
-
-    csr: CSR
-    low: int = 0
-    num_shared: int = 0
-    maps: Maps = (None,) * 6
+    csr: CSR  # the edges, from sources to the last targets
+    low: int = 0  # the first of these targets
+    num_shared: int = 0  # how many of its targets, the last ones, have in-edges in other parts, too
+    maps: Maps = (None,) * 6  # of the inputs
 
     def start(self, inputs: AttentionInputs) -> list[Pending[Tensor] | None]:
         """Begin to bring the inputs here (collective)."""
@@ -75,20 +68,13 @@ class Part:
 
 @dataclass(frozen=True)
 class PartedAttention:
-    """Attention over the edges of this rank, and what it shares with others: nothing, unless a layout says more.
+    """Attention over the edges of this rank, and what it shares with others: nothing, unless a layout says more."""
 
-    Attributes:
-        parts: the edges; the first part has all targets, and runs while messages of others are in flight.
-        edge_key: of the dropout, by edge storage.
-        spec: how logits are made.
-        num_weights: number of stored edges, if their weights are requested: those of the softmax, before dropout.
-        has_edge_sums: whether ranks send sums of edge_attr to each other: each takes part, whatever rows it has.
-    """
-
-    parts: Sequence[Part]
-    edge_key: Tensor | None
-    spec: AttentionSpec
-    num_weights: int = 0
+    parts: Sequence[Part]  # the edges; the first part has all targets, and runs while messages of others are in flight
+    edge_key: Tensor | None  # of the dropout, by edge storage
+    spec: AttentionSpec  # how logits are made
+    num_weights: int = 0  # number of stored edges, if their weights are requested: those of the softmax, before dropout
+    # whether ranks send sums of edge_attr to each other: each takes part, whatever rows it has
     has_edge_sums: bool = False
 
     def by_edge(self, inputs: AttentionInputs) -> Attended:

@@ -24,21 +24,13 @@ which go to edges to them; edges. Or it is the same for all edges."""
 
 
 class Block(NamedTuple):
-    """All in-edges of some targets, those of one target together, targets ascending.
+    """All in-edges of some targets, those of one target together, targets ascending."""
 
-    Attributes:
-        low: the first target.
-        high: the last one, exclusive.
-        source: of each edge: local row, or halo slot behind these, int64 ``[e]``.
-        target: of each edge, less ``low``, int64 ``[e]``.
-        place: position of each edge's value in the edge storage, int64 ``[e]``.
-    """
-
-    low: int
-    high: int
-    source: Tensor
-    target: Tensor
-    place: Tensor
+    low: int  # the first target
+    high: int  # the last one, exclusive
+    source: Tensor  # of each edge: local row, or halo slot behind these, int64 ``[e]``
+    target: Tensor  # of each edge, less ``low``, int64 ``[e]``
+    place: Tensor  # position of each edge's value in the edge storage, int64 ``[e]``
 
 
 Run = Callable[[Block, list[Tensor]], Tensor]
@@ -50,25 +42,17 @@ class CSR:
     """Pattern of a ``[num_rows, num_cols]`` sparse matrix.
 
     On another device than the host (:meth:`to`), patterns that are made of it are made on the host, and moved.
-
-    Attributes:
-        rowptr: int64 ``[num_rows + 1]``.
-        col: in ``[0, num_cols)``, int32 ``[num_entries]``.
-        place: position of each value in the caller's edge storage, int32 or int64 ``[num_entries]``, on the host; None:
-            values lie in the order of the entries, from ``first`` on.
-        num_cols: number of columns.
-        is_identity: whether it was made as one.
-        host: the same on the host; None: this is it.
-        first: position of the first value, if ``place`` is None.
     """
 
-    rowptr: Tensor
-    col: Tensor
+    rowptr: Tensor  # int64 ``[num_rows + 1]``
+    col: Tensor  # in ``[0, num_cols)``, int32 ``[num_entries]``
+    # position of each value in the caller's edge storage, int32 or int64 ``[num_entries]``, on the host; None: values
+    # lie in the order of the entries, from ``first`` on
     place: Tensor | None
-    num_cols: int
-    is_identity: bool = False
-    host: CSR | None = field(default=None, repr=False, compare=False)
-    first: int = 0
+    num_cols: int  # number of columns
+    is_identity: bool = False  # whether it was made as one
+    host: CSR | None = field(default=None, repr=False, compare=False)  # the same on the host; None: this is it
+    first: int = 0  # position of the first value, if ``place`` is None
 
     def __post_init__(self) -> None:
         """Check the columns, once: the native ops that take a pattern do not.

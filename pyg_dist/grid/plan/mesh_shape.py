@@ -102,17 +102,11 @@ def nearest_cube(num_ranks: int) -> MeshShape:
 
 @dataclass(frozen=True)
 class TileLayout:
-    """How a matrix with a row per node is distributed over the mesh.
+    """How a matrix with a row per node is distributed over the mesh."""
 
-    Attributes:
-        rows: the axes that split its rows, the coarsest split first.
-        columns: the axis that splits its columns, or ``None``.
-        order: the number of the node order.
-    """
-
-    rows: tuple[str, ...]
-    columns: str | None
-    order: int
+    rows: tuple[str, ...]  # the axes that split its rows, the coarsest split first
+    columns: str | None  # the axis that splits its columns, or ``None``
+    order: int  # the number of the node order
 
     @property
     def distinct(self) -> tuple[str, ...]:

@@ -19,25 +19,15 @@ _ROW_BYTES = 8  # of a pattern: where the row begins
 
 
 class HaloLoad(NamedTuple):
-    """What one rank does in one aggregation.
+    """What one rank does in one aggregation."""
 
-    Attributes:
-        nodes: nodes owned.
-        entries: rows that are read and added.
-        rows_inside: rows sent to ranks on the same machine.
-        rows_between: rows sent to ranks on other machines.
-        messages_inside: messages to ranks on the same machine.
-        messages_between: messages to ranks on other machines.
-        levels: two where what crosses machines goes by agents: its rows alone are quantized.
-    """
-
-    nodes: float
-    entries: float
-    rows_inside: float
-    rows_between: float
-    messages_inside: float
-    messages_between: float
-    levels: int = 1
+    nodes: float  # nodes owned
+    entries: float  # rows that are read and added
+    rows_inside: float  # rows sent to ranks on the same machine
+    rows_between: float  # rows sent to ranks on other machines
+    messages_inside: float  # messages to ranks on the same machine
+    messages_between: float  # messages to ranks on other machines
+    levels: int = 1  # two where what crosses machines goes by agents: its rows alone are quantized
 
     def bits_inside(self, bits: int) -> int:
         """Bits of a value in the messages inside a machine, where between machines it is ``bits``."""

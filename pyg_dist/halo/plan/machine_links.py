@@ -15,23 +15,14 @@ from pyg_dist.halo.plan.two_level import Routes, num_machines
 
 @dataclass(frozen=True, eq=False)
 class MachineLinks:
-    """The edges between a rank's machine and others, as :class:`RemoteLinks` with machines in the place of ranks.
+    """The edges between a rank's machine and others, as :class:`RemoteLinks` with machines in the place of ranks."""
 
-    Attributes:
-        edges: their rows and sums; ascending by sum.
-        rowptr: where each sum's edges begin, int64 ``[len(sums) + 1]``.
-        row_owner: the ranks of the rows' nodes, int64.
-        sum_owner: of the sums' nodes.
-        ranks_per_machine: consecutive ranks share a machine.
-        num_ranks: P.
-    """
-
-    edges: RemoteEdges
-    rowptr: Tensor
-    row_owner: Tensor
-    sum_owner: Tensor
-    ranks_per_machine: int
-    num_ranks: int
+    edges: RemoteEdges  # their rows and sums; ascending by sum
+    rowptr: Tensor  # where each sum's edges begin, int64 ``[len(sums) + 1]``
+    row_owner: Tensor  # the ranks of the rows' nodes, int64
+    sum_owner: Tensor  # of the sums' nodes
+    ranks_per_machine: int  # consecutive ranks share a machine
+    num_ranks: int  # P
 
     @staticmethod
     def of(

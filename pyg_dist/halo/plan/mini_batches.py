@@ -22,21 +22,13 @@ NUM_SAMPLES = 5
 
 @dataclass(frozen=True)
 class MiniBatchPlan:
-    """Means over sampled batches, which estimate the expectation; what a sample itself says is exact.
+    """Means over sampled batches, which estimate the expectation; what a sample itself says is exact."""
 
-    Attributes:
-        batch_size: nodes that each data group draws uniformly, B.
-        num_nodes: of the graph, N.
-        num_groups: data groups, each with the graph in as many parts.
-        whole: the plan of a full-batch aggregation in one group.
-        batches: the plans of sampled batches of one group.
-    """
-
-    batch_size: int
-    num_nodes: int
-    num_groups: int
-    whole: Plan
-    batches: tuple[Plan, ...]
+    batch_size: int  # nodes that each data group draws uniformly, B
+    num_nodes: int  # of the graph, N
+    num_groups: int  # data groups, each with the graph in as many parts
+    whole: Plan  # the plan of a full-batch aggregation in one group
+    batches: tuple[Plan, ...]  # the plans of sampled batches of one group
 
     @staticmethod
     def of(edge_index: Tensor, whole: Plan, batch_size: int, num_groups: int, seed: int = 0) -> MiniBatchPlan:

@@ -102,25 +102,17 @@ class RemoteLinks:
 
 @dataclass(frozen=True, eq=False)
 class Restriction:
-    """A rank's share of an induced subgraph, and where it stands in the graph's.
+    """A rank's share of an induced subgraph, and where it stands in the graph's."""
 
-    Attributes:
-        share: the share; nodes are numbered by their places in the sample.
-        row: which rows of the graph these are, ascending, int64 ``[b]``.
-        edge: places of the edges in the graph's edge storage, int64 ``[e]``.
-        remote_edge: the edges of other ranks that are summed here: places in :attr:`RemoteLinks.place`'s list.
-        remote_ends: global ids of source and target of these edges, int64 ``[2, k]``.
-        listed: which of the subset's nodes the rows are, int64 ``[b]``.
-        kept_key: the edges' keys in the subset, int64 ``[e]``; ``None``: it names no edges.
-    """
-
-    share: HaloShare
-    row: Tensor
-    edge: Tensor
-    remote_edge: Tensor
-    remote_ends: Tensor
-    listed: Tensor
-    kept_key: Tensor | None = None
+    share: HaloShare  # the share; nodes are numbered by their places in the sample
+    row: Tensor  # which rows of the graph these are, ascending, int64 ``[b]``
+    edge: Tensor  # places of the edges in the graph's edge storage, int64 ``[e]``
+    remote_edge: (
+        Tensor  # the edges of other ranks that are summed here: places in the list of :attr:`RemoteLinks.place`
+    )
+    remote_ends: Tensor  # global ids of source and target of these edges, int64 ``[2, k]``
+    listed: Tensor  # which of the subset's nodes the rows are, int64 ``[b]``
+    kept_key: Tensor | None = None  # the edges' keys in the subset, int64 ``[e]``; ``None``: it names no edges
 
 
 def restricted(

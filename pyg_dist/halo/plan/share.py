@@ -24,42 +24,27 @@ from pyg_dist.halo.plan.two_level import Routes, routes
 
 @dataclass(frozen=True)
 class HaloShare:
-    """One rank's share of a graph in the halo layout, and what it sends.
+    """One rank's share of a graph in the halo layout, and what it sends."""
 
-    Attributes:
-        rank: this rank.
-        num_ranks: number of ranks P.
-        num_nodes: targets of the whole graph, N.
-        num_edges: edges of the whole graph, E.
-        node_id: global ids of the local targets' rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are
-            local, then the *boundary* nodes, each in ascending order of global id (input order is often local).
-        num_inner: local rows before the first boundary node. They are finished before any message arrives.
-        edge_id: global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target
-            and owner of the source, each in input order. This is the order of edge storage.
-        local: rows are local ids of targets, columns those of sources; entries are ``edge_id[:local.num_entries]``.
-        row_transfer: rows of sources, for whatever cannot be summed by the sender.
-        sum_transfer: rows and sums, by the chosen exchange; ``"post"``: ``row_transfer`` itself.
-        halo_id: global id by receive slot of ``row_transfer``, int64 ``[h]``.
-        halo_owner: the rank that has this node, int32 ``[h]``.
-        exchange: the chosen exchange.
-        rows_sent: rows that this rank sends in one aggregation, by exchange, in one level.
-        ranks_per_machine: in two levels, so many consecutive ranks share what crosses to another machine.
-    """
-
-    rank: int
-    num_ranks: int
-    num_nodes: int
-    num_edges: int
+    rank: int  # this rank
+    num_ranks: int  # number of ranks P
+    num_nodes: int  # targets of the whole graph, N
+    num_edges: int  # edges of the whole graph, E
+    # global ids of the local targets' rows, int64 ``[n]``: first the *inner* nodes, all of whose sources are local,
+    # then the *boundary* nodes, each in ascending order of global id (input order is often local)
     node_id: Tensor
-    num_inner: int
+    num_inner: int  # local rows before the first boundary node. They are finished before any message arrives.
+    # global ids of the edges of this rank, int64 ``[e]``: local edges by target, then halo edges by target and owner of
+    # the source, each in input order. This is the order of edge storage.
     edge_id: Tensor
-    local: CSR
-    row_transfer: Transfer
-    sum_transfer: Transfer
-    halo_id: Tensor
-    halo_owner: Tensor
-    exchange: ExchangeKind
-    rows_sent: dict[ExchangeKind, int]
+    local: CSR  # rows are local ids of targets, columns those of sources; entries are ``edge_id[:local.num_entries]``
+    row_transfer: Transfer  # rows of sources, for whatever cannot be summed by the sender
+    sum_transfer: Transfer  # rows and sums, by the chosen exchange; ``"post"``: ``row_transfer`` itself
+    halo_id: Tensor  # global id by receive slot of ``row_transfer``, int64 ``[h]``
+    halo_owner: Tensor  # the rank that has this node, int32 ``[h]``
+    exchange: ExchangeKind  # the chosen exchange
+    rows_sent: dict[ExchangeKind, int]  # rows that this rank sends in one aggregation, by exchange, in one level
+    # in two levels, so many consecutive ranks share what crosses to another machine
     ranks_per_machine: int | None = None
 
     def selected(self, picked: Tensor) -> HaloShare:

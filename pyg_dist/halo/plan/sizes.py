@@ -17,33 +17,19 @@ _PASSES = 8
 
 @dataclass(frozen=True)
 class ShareSizes:
-    """One rank's numbers.
+    """One rank's numbers."""
 
-    Attributes:
-        nodes: nodes owned.
-        inner: of these, nodes without remote sources.
-        edges: in-edges of these nodes.
-        halo_edges: of these, edges with a remote source.
-        work: rows that are read and added in one aggregation (entries of all matrices of the product).
-        rows_sent: rows sent in one aggregation by the chosen exchange.
-        rows_received: rows received in one aggregation by the chosen exchange.
-        messages: messages sent in one aggregation.
-        post: rows sent in one aggregation, were the exchange post.
-        pre: the same for pre.
-        hybrid: the same for hybrid.
-    """
-
-    nodes: int
-    inner: int
-    edges: int
-    halo_edges: int
-    work: int
-    rows_sent: int
-    rows_received: int
-    messages: int
-    post: int
-    pre: int
-    hybrid: int
+    nodes: int  # nodes owned
+    inner: int  # of these, nodes without remote sources
+    edges: int  # in-edges of these nodes
+    halo_edges: int  # of these, edges with a remote source
+    work: int  # rows that are read and added in one aggregation (entries of all matrices of the product)
+    rows_sent: int  # rows sent in one aggregation by the chosen exchange
+    rows_received: int  # rows received in one aggregation by the chosen exchange
+    messages: int  # messages sent in one aggregation
+    post: int  # rows sent in one aggregation, were the exchange post
+    pre: int  # the same for pre
+    hybrid: int  # the same for hybrid
 
     @staticmethod
     def of(share: HaloShare) -> ShareSizes:
@@ -64,27 +50,16 @@ class ShareSizes:
 
 @dataclass(frozen=True)
 class BlockNumbers:
-    """Numbers of each block, sender by receiver, int64 ``[P, P]``; zero on the diagonal but for ``edges``.
+    """Numbers of each block, sender by receiver, int64 ``[P, P]``; zero on the diagonal but for ``edges``."""
 
-    Attributes:
-        edges: edges from one rank to another.
-        rows: their distinct sources.
-        sums: their distinct targets.
-        post_edges: edges that ``hybrid`` carries by rows.
-        post_rows: rows that it sends.
-        pre_sums: sums that it sends.
-        nodes: nodes of each rank, ``[P]``.
-        boundary: of these, nodes with a source on another rank, ``[P]``.
-    """
-
-    edges: Tensor
-    rows: Tensor
-    sums: Tensor
-    post_edges: Tensor
-    post_rows: Tensor
-    pre_sums: Tensor
-    nodes: Tensor
-    boundary: Tensor
+    edges: Tensor  # edges from one rank to another
+    rows: Tensor  # their distinct sources
+    sums: Tensor  # their distinct targets
+    post_edges: Tensor  # edges that ``hybrid`` carries by rows
+    post_rows: Tensor  # rows that it sends
+    pre_sums: Tensor  # sums that it sends
+    nodes: Tensor  # nodes of each rank, ``[P]``
+    boundary: Tensor  # of these, nodes with a source on another rank, ``[P]``
 
     @staticmethod
     def of(edge_index: Tensor, parts: BothEnds, num_ranks: int) -> BlockNumbers:

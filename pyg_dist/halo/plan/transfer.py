@@ -54,34 +54,24 @@ class Transfer:
 
     In two levels a buffer has three pieces like that: what goes between ranks of a machine, by the link, and what goes
     to agents, or comes from them.
-
-    Attributes:
-        outgoing: ``[s, n]``: send slots by local ids. ``edge`` counts received weights (below); :data:`UNIT` in rows.
-        incoming: ``[b, h]``: boundary nodes (local id minus ``num_inner``) by receive slots. ``edge`` counts edge
-            storage; :data:`UNIT` for sums.
-        send_counts: slots by receiver, ``[P]``; in two levels, of the first piece.
-        recv_counts: slots by sender, ``[P]``, likewise.
-        weights_to_send: places in edge storage of the values that other ranks multiply by, integers, grouped by these
-            ranks: the edges into this rank that are summed at their source.
-        weight_send_counts: ``weights_to_send`` by receiver, ``[P]``.
-        weight_recv_counts: values that this rank multiplies by, by sender, ``[P]``.
-        outgoing_key: int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of
-            a row's node; a sum, of which every rank may make another, adds its maker's multiple of
-            :data:`~pyg_dist.backend.ops.row_format.SUM_KEY`.
-        incoming_key: int64 ``[h]``, the same for the way back, on which the gradients of rows are sums.
-        relay: the other two pieces; None: there is one level.
     """
 
-    outgoing: CSR
+    outgoing: CSR  # ``[s, n]``: send slots by local ids. ``edge`` counts received weights (below); UNIT in rows.
+    # ``[b, h]``: boundary nodes (local id minus ``num_inner``) by receive slots. ``edge`` counts edge storage; UNIT for
+    # sums.
     incoming: CSR
-    send_counts: tuple[int, ...]
-    recv_counts: tuple[int, ...]
+    send_counts: tuple[int, ...]  # slots by receiver, ``[P]``; in two levels, of the first piece
+    recv_counts: tuple[int, ...]  # slots by sender, ``[P]``, likewise
+    # places in edge storage of the values that other ranks multiply by, integers, grouped by these ranks: the edges
+    # into this rank that are summed at their source
     weights_to_send: Tensor
-    weight_send_counts: tuple[int, ...]
-    weight_recv_counts: tuple[int, ...]
+    weight_send_counts: tuple[int, ...]  # ``weights_to_send`` by receiver, ``[P]``
+    weight_recv_counts: tuple[int, ...]  # values that this rank multiplies by, by sender, ``[P]``
+    # int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of a row's node; a
+    # sum, of which every rank may make another, adds its maker's multiple of SUM_KEY
     outgoing_key: Tensor
-    incoming_key: Tensor
-    relay: RelayLists | None = None
+    incoming_key: Tensor  # int64 ``[h]``, the same for the way back, on which the gradients of rows are sums
+    relay: RelayLists | None = None  # the other two pieces; None: there is one level
 
     @property
     def sent(self) -> tuple[Counts, ...]:
@@ -135,19 +125,13 @@ class SendLists(NamedTuple):
 
 @dataclass(frozen=True)
 class Places:
-    """Where a rank keeps its boundary nodes, and the edges that arrive.
+    """Where a rank keeps its boundary nodes, and the edges that arrive."""
 
-    Attributes:
-        sum: numbers of the sums that end here among the boundary nodes, int32.
-        incoming: boundary nodes by rows that arrive; entries are the edges that end here, as they are stored.
-        order: which of these, in the order of the remote edges, each entry is; None: they are in this order.
-        first: the place of the first one in edge storage.
-    """
-
-    sum: Tensor
-    incoming: CSR
+    sum: Tensor  # numbers of the sums that end here among the boundary nodes, int32
+    incoming: CSR  # boundary nodes by rows that arrive; entries are the edges that end here, as they are stored
+    # which of these, in the order of the remote edges, each entry is; None: they are in this order
     order: Tensor | None
-    first: int
+    first: int  # the place of the first one in edge storage
 
     @staticmethod
     def of(arriving: OneWay, local_id: LocalId, num_local: int, num_inner: int, first: int) -> Places:

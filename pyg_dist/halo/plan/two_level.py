@@ -44,29 +44,17 @@ class Hops(NamedTuple):
 
 @dataclass(frozen=True)
 class Routes:
-    """The ways of all items between some machines, or between one and the others.
+    """The ways of all items between some machines, or between one and the others."""
 
-    Attributes:
-        num_ranks: number of ranks P.
-        ranks_per_machine: consecutive ranks share a machine.
-        node: of each item: a row's source, a sum's target; int64 ``[k]``.
-        owner: the rank of that node, int64 ``[k]``.
-        is_sum: bool ``[k]``.
-        link: each item once, between machines.
-        gather: addends of sums, to the agents.
-        spread: rows, from the agents.
-        multiplied: edges from other machines that each rank multiplies, int64 ``[P]``.
-    """
-
-    num_ranks: int
-    ranks_per_machine: int
-    node: Tensor
-    owner: Tensor
-    is_sum: Tensor
-    link: Hops
-    gather: Hops
-    spread: Hops
-    multiplied: Tensor
+    num_ranks: int  # P
+    ranks_per_machine: int  # consecutive ranks share a machine
+    node: Tensor  # of each item: a row's source, a sum's target; int64 ``[k]``
+    owner: Tensor  # the rank of that node, int64 ``[k]``
+    is_sum: Tensor  # bool ``[k]``
+    link: Hops  # each item once, between machines
+    gather: Hops  # addends of sums, to the agents
+    spread: Hops  # rows, from the agents
+    multiplied: Tensor  # edges from other machines that each rank multiplies, int64 ``[P]``
 
     @staticmethod
     def of(

@@ -120,23 +120,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """How the lines of a file are numbers. Empty lines are passed over.
+    """How the lines of a file are numbers. Empty lines are passed over."""
 
-    Attributes:
-        path: the file.
-        columns: names and NumPy types of all columns of a line: ``"i8"``, ``"f8"``, or ``"U1"`` for one left out.
-        separator: of columns; None: white space.
-        head: lines to pass over at the beginning.
-        rules: what is changed first.
-        remedy: what to do about lines of another number of columns.
-    """
-
-    path: Path
+    path: Path  # the file
+    # names and NumPy types of all columns of a line: ``"i8"``, ``"f8"``, or ``"U1"`` for one left out
     columns: tuple[tuple[str, str], ...]
-    separator: str | None = None
-    head: int = 0
-    rules: tuple[Rule, ...] = (COMMENTS, QUOTES)
-    remedy: str = "mend or drop the line"
+    separator: str | None = None  # of columns; None: white space
+    head: int = 0  # lines to pass over at the beginning
+    rules: tuple[Rule, ...] = (COMMENTS, QUOTES)  # what is changed first
+    remedy: str = "mend or drop the line"  # what to do about lines of another number of columns
 
     def rows(self, block: int = BLOCK) -> Iterator[Rows]:
         """All lines."""

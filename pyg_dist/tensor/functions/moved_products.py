@@ -19,17 +19,11 @@ from pyg_dist.tensor.row_tensor import RowTensor
 
 
 class _Term(NamedTuple):
-    """An operand of ``einsum`` and its letters.
+    """An operand of ``einsum`` and its letters."""
 
-    Attributes:
-        operand: the tensor.
-        letters: of its dimensions.
-        rows: the letter of its rows; ``""`` for a plain tensor.
-    """
-
-    operand: Any
-    letters: str
-    rows: str
+    operand: Any  # the tensor
+    letters: str  # of its dimensions
+    rows: str  # the letter of its rows; ``""`` for a plain tensor
 
     @staticmethod
     def of(operand: Any, letters: str) -> _Term:
