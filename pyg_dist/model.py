@@ -12,6 +12,7 @@ from torch_geometric.nn import (
     EdgePooling,
     GraphNorm,
     GraphUNet,
+    HeteroConv,
     InstanceNorm,
     PANPooling,
     SAGPooling,
@@ -21,13 +22,15 @@ from torch_geometric.nn import (
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 
 from pyg_dist.conv.any_conv import convs_of, distributed_class_of
+from pyg_dist.conv.hetero_conv import DistributedHeteroConv
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.nn.norms import DistributedGraphNorm, DistributedInstanceNorm
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
 
 M = TypeVar("M", bound=nn.Module)
 
-_NORMS: dict[type, type] = {
+_OWN_FORMS: dict[type, type] = {
+    HeteroConv: DistributedHeteroConv,
     GraphNorm: DistributedGraphNorm,
     InstanceNorm: DistributedInstanceNorm,
     nn.SyncBatchNorm: DistributedSyncBatchNorm,
@@ -69,8 +72,8 @@ def distribute(model: M) -> M:
     swaps: list[tuple[nn.Module, type]] = []
     for path, module in model.named_modules():
         _require_supported(module, path)
-        if type(module) in _NORMS:
-            swaps.append((module, _NORMS[type(module)]))
+        if type(module) in _OWN_FORMS:
+            swaps.append((module, _OWN_FORMS[type(module)]))
     for path, conv, is_inner in convs_of(model):
         try:
             swaps.append((conv, distributed_class_of(conv, is_inner)))

@@ -141,7 +141,7 @@ class _Run:
         if known is None:
             # Of another object: no hop is kept for itself.
             hops = self._hops(NodeTensor.from_local(x.to_local(), x._sharding), layer=None)
-            known = caches.store(x, key, hops)
+            known = caches.store(x, key, hops, self.graph)
         lins, bias = self.polynomial.lins, self.polynomial.bias
         kept = known.rows(NodeTensor, x._sharding)
         if self.polynomial.factors is not None:

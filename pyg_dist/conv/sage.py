@@ -11,10 +11,11 @@ from torch_geometric.nn import SAGEConv
 from pyg_dist.backend.ops.library import sum_dtype
 from pyg_dist.conv.any_conv import own_form, run_on_edges
 from pyg_dist.conv.fast_paths import NORMS
+from pyg_dist.conv.hetero_conv import LinearTerms
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, has_batch, require_all_nodes
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
 from pyg_dist.conv.one_rank import stock_result, stock_twin
-from pyg_dist.conv.weighted_sum import add_into_, commutes, project_first
+from pyg_dist.conv.weighted_sum import add_into_, can_project_last, commutes, project_first
 from pyg_dist.graph.protocol import DistributedGraph, Operator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.row_tensor import local_tensors
@@ -49,6 +50,7 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
     """
 
     is_distributed = True
+    gives_terms = False  # set by a HeteroConv that adds the results of several relations up itself
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See the class."""
@@ -78,7 +80,9 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             with local_tensors():
                 dtype = sum_dtype(source)
             operator = graph.operator(norm, weight, dtype)
-            out = self._linear_aggregation(graph, source, root, operator)
+            if self.gives_terms and self._is_linear(source, root):
+                return LinearTerms(self, graph, operator, source, root)  # type: ignore[return-value]
+            out = self.linear_aggregation(graph, source, root, operator)
         else:
             view = graph.edge_view
             values = None if weight is None else weight.redistribute(view.edge_sharding).to_local()
@@ -86,12 +90,23 @@ class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
             out = out if root is None else out + self.lin_r(root)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
-    def _linear_aggregation(
+    def _is_linear(self, source: NodeTensor, root: NodeTensor | None) -> bool:
+        """Whether the result is a sum of products of whole rows and weights, which others may be added to."""
+        if self.normalize or type(source) is not NodeTensor or not self._commutes(root):
+            return False
+        with local_tensors():
+            maps = (self.lin_l, self.lin_r) if root is not None else (self.lin_l,)
+            return all(can_project_last(lin, source, lin.weight.dtype) for lin in maps)
+
+    def _commutes(self, root: NodeTensor | None) -> bool:
+        return commutes(self.lin_l) and (root is None or commutes(self.lin_r))
+
+    def linear_aggregation(
         self, graph: DistributedGraph, source: NodeTensor, root: NodeTensor | None, operator: Operator
     ) -> Tensor:
         """``W_2 A source + W_1 root``, in the cheaper order."""
         out: Tensor
-        if not (commutes(self.lin_l) and (root is None or commutes(self.lin_r))):
+        if not self._commutes(root):
             out = self.lin_l(graph.aggregate(source, operator, self))
             return out if root is None else out + self.lin_r(root)
         if not project_first(self.lin_l, graph, source, operator):

@@ -54,7 +54,9 @@ def can_project_last(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> boo
     return commutes(lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
 
 
-def project_first(lin: Linear, graph: DistributedGraph, x: NodeTensor, operator: Operator) -> bool:
+def project_first(
+    lin: Linear, graph: DistributedGraph, x: NodeTensor, operator: Operator, on_tie: bool = False
+) -> bool:
     """Whether ``A (x W)`` costs less than ``(A x) W``.
 
     Rows sent, values added and values waited for all grow with the number of columns that are aggregated, forward and
@@ -68,6 +70,7 @@ def project_first(lin: Linear, graph: DistributedGraph, x: NodeTensor, operator:
         graph: whose edges A has.
         x: ``[N, F_in]``.
         operator: A.
+        on_tie: what to do where both orders cost the same.
 
     On one rank, where nothing is sent, sums of sparse rows (:mod:`~pyg_dist.tensor.sparse_form`) come last: x W reads
     few elements, and A x has more.
@@ -87,7 +90,7 @@ def project_first(lin: Linear, graph: DistributedGraph, x: NodeTensor, operator:
         learns = x.requires_grad
     first = lin.in_channels * (1 + (backward and learns))
     second = lin.out_channels * (1 + (backward and (learns or lin.weight.requires_grad)))
-    if second > first or (second == first and not PROJECT_FIRST.value()):
+    if second > first or (second == first and not (on_tie or PROJECT_FIRST.value())):
         return False
     x._is_reused = True  # if it comes again, its sums are worth remembering
     return True

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -88,20 +88,28 @@ class OperatorCache(Generic[T]):
         return operator
 
 
-# A tensor meets one operator per kind of conv; more of them at once are edge weights that change.
+# Over one graph, a tensor meets one operator per kind of conv; more of them at once are edge weights that change.
 _MAX_OPERATORS = 2
 
+# Graphs, as relations are, whose results one tensor keeps.
+_MAX_GRAPHS = 16
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class CachedAggregate:
     """``result`` is ``operator`` times ``owner``, at their versions."""
 
     owner: weakref.ref[NodeTensor]  # a copy of a tensor may carry its attributes along
+    graph: weakref.ref[object]  # over whose edges
     version: int | None
     operator: object
     result: Tensor
     result_version: int
     sparse_form: SparseForm | None
+
+    def or_its_place(self) -> CachedAggregate:
+        """Itself without a result where the graph is gone. Its place stays: when Python notices differs by rank."""
+        return self if self.graph() is not None else replace(self, operator=None, result=self.result.new_empty(0))
 
     def rows(self, class_: type[N], sharding: RowSharding) -> N:
         """The result as a tensor of its own."""
@@ -140,13 +148,14 @@ def is_cacheable(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool
     return num_results * x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.group.size
 
 
-def store(x: NodeTensor, operator: object, result: Tensor) -> CachedAggregate:
-    """Remember the local rows of what ``operator`` made of x."""
+def store(x: NodeTensor, operator: object, result: Tensor, graph: object) -> CachedAggregate:
+    """Remember the local rows of what ``operator``, over the edges of ``graph``, made of x."""
     form = SparseForm() if x._is_attribute else None  # from its first time on, so that a run's steps have the same bits
-    known = CachedAggregate(weakref.ref(x), version_of(x), operator, result, result._version, form)
-    alike = [r for r in x._cached_aggregates if type(r.operator) is type(operator) and r.operator is not operator]
-    others = [r for r in x._cached_aggregates if type(r.operator) is not type(operator)]
-    x._cached_aggregates = (*others, *(*alike, known)[-_MAX_OPERATORS:])
+    known = CachedAggregate(weakref.ref(x), weakref.ref(graph), version_of(x), operator, result, result._version, form)
+    kept = [r.or_its_place() for r in x._cached_aggregates if r.operator is not operator]
+    alike = [r for r in kept if type(r.operator) is type(operator) and r.graph() is graph]
+    others = [r for r in kept if r not in alike]
+    x._cached_aggregates = (*others[-_MAX_GRAPHS:], *(*alike, known)[-_MAX_OPERATORS:])
     return known
 
 

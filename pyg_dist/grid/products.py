@@ -154,7 +154,9 @@ class GridProducts:
         def finish() -> TileTensor:
             out = multiply(local, product, pending)
             x._is_reused = True
-            return caches.store(x, matrix, out).rows(TileTensor, after) if kept else TileTensor.from_local(out, after)
+            if not kept:
+                return TileTensor.from_local(out, after)
+            return caches.store(x, matrix, out, self).rows(TileTensor, after)
 
         return Pending(finish)
 
@@ -185,7 +187,7 @@ class GridProducts:
             return known.rows(TileTensor, rows)
         out = as_tile(x, rows)
         if out is not x and caches.is_cacheable(x, rows):
-            return caches.store(x, rows, out.to_local()).rows(TileTensor, rows)
+            return caches.store(x, rows, out.to_local(), self).rows(TileTensor, rows)
         return out
 
     def _product_sharding(self, x: TileTensor, width: int) -> Tile:

@@ -68,7 +68,7 @@ class HaloProducts(HaloView):
             x._is_reused = True
             if not is_kept:
                 return Pending(lambda: as_row_tensor_(pending.wait(), self.targets))  # type: ignore[arg-type, return-value]
-            known = caches.store(x, operator, pending.wait())
+            known = caches.store(x, operator, pending.wait(), self)
         rows = known.rows(NodeTensor, self.targets)
         return Pending(lambda: rows)
 

@@ -149,6 +149,14 @@ def mixed(relation: tuple[str, str, str]) -> Any:
     return between.get(relation[1], lambda: GraphConv((8, 8), 8))()
 
 
+def a_sage_of(relation: tuple[str, str, str]) -> SAGEConv:
+    """SAGE in another form for each relation."""
+    options: dict[str, Any] = [
+        {"bias": False}, {"root_weight": False}, {"aggr": "sum"}, {"project": True}, {"normalize": True}, {}
+    ][RELATIONS.index(relation) % 6]  # fmt: skip
+    return SAGEConv((8, 8), 8, **options)
+
+
 class Plain(nn.Module):
     """For ``to_hetero``."""
 
@@ -186,6 +194,7 @@ class Typed(nn.Module):
 MODELS: dict[str, Callable[[Any], nn.Module]] = {
     "HeteroConv of SAGE, sum": lambda _: Relational(lambda r: SAGEConv((8, 8), 8), "sum"),
     "HeteroConv of SAGE, mean": lambda _: Relational(lambda r: SAGEConv((8, 8), 8, aggr="max"), "mean"),
+    "HeteroConv of many SAGEs, mean": lambda _: Relational(a_sage_of, "mean"),
     "HeteroConv of GATv2, max": lambda _: Relational(lambda r: GATv2Conv((8, 8), 8, add_self_loops=False), "max"),
     "HeteroConv of GAT, cat": lambda _: Relational(lambda r: GATConv((8, 8), 8, add_self_loops=False), "cat"),
     "HeteroConv, mixed": lambda _: Relational(mixed, "sum"),

@@ -89,6 +89,31 @@ def test_the_cheaper_order_is_taken(workers: Pools, kind: str) -> None:
     )
 
 
+def relations(num_ranks: int) -> None:
+    from torch_geometric.data import HeteroData
+    from torch_geometric.nn import SAGEConv
+
+    from pyg_dist import DistributedData, distribute
+
+    torch.manual_seed(0)
+    graph = HeteroData({"a": {"x": torch.rand(9, 3)}})
+    kinds = [("a", f"to {k}", "a") for k in range(5)]
+    for kind in kinds:
+        graph[kind].edge_index = torch.randint(0, 9, (2, 30))
+    data = DistributedData(graph, partition={"a": torch.arange(9) % num_ranks})
+    convs, sent = [distribute(SAGEConv(3, 4)) for _ in kinds], []
+    for _ in range(2):
+        for conv, kind in zip(convs, kinds, strict=True):
+            with torch.no_grad():
+                conv(data["a"].x, data[kind].edge_index)
+        sent.append(data.traffic.num_bytes)
+    assert sent[1] == sent[0] > 0
+
+
+def test_a_type_is_aggregated_once_for_each_relation(workers: Pools) -> None:
+    workers(2).run(relations, 2)
+
+
 def other_cases(world_size: int) -> None:
     pair = Columns("gcn", (5, 4), world_size)
     weight = pair.data.edge_weight

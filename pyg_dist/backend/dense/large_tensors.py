@@ -57,13 +57,18 @@ class _Linear(LocalFunction[Tensor]):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
-        by_weight = product(grad.t(), x) if ctx.needs_input_grad[1] else None
-        del x  # unless something else refers to it, its memory is free for its gradient
-        ctx.maybe_clear_saved_tensors()
-        by_x = product(grad, weight) if ctx.needs_input_grad[0] else None
-        return by_x, by_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return *_factor_grads(ctx, grad, of_x, of_weight), grad.sum(0) if of_bias else None
+
+
+def _factor_grads(ctx: Any, grad: Tensor, of_x: bool, of_weight: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The derivatives of ``x weight^T``, which are all that ``ctx`` has saved, by both."""
+    x, weight = ctx.saved_tensors
+    product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
+    by_weight = product(grad.t(), x) if of_weight else None
+    del x  # unless something else refers to it, its memory is free for its gradient
+    ctx.maybe_clear_saved_tensors()
+    return product(grad, weight) if of_x else None, by_weight
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -73,6 +78,29 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if same and x.shape[1] == weight.shape[1] and not torch.is_autocast_enabled("cpu"):
             return _Linear.apply(x.as_subclass(Tensor), weight, bias)
     return F.linear(x, weight, bias)
+
+
+class _AddProduct(LocalFunction[Tensor]):
+    """``out + x weight^T``, written into out."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.mark_dirty(out)
+        return out.addmm_(x, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_out, *of_factors = ctx.needs_input_grad
+        return grad if of_out else None, *_factor_grads(ctx, grad, *of_factors)
+
+
+def add_product_(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """``out + x weight^T``, written into ``out`` as :func:`add_into_` does. Shapes: ``[N, O], [N, F], [O, F]``."""
+    is_plain = out.dtype == x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
+    if is_plain and is_large(x, out.numel()) and not out._is_view() and not torch._C._len_torch_dispatch_stack():
+        return _AddProduct.apply(out, x, weight)
+    return add_into_(out, linear(x, weight))
 
 
 class _SplitColumns(LocalFunction[tuple[Tensor, ...]]):

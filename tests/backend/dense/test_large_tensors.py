@@ -172,6 +172,8 @@ def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (4, 3), (4,)))
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(large_tensors.linear, (x, weight, bias))
+        addend = (x @ weight.t()).detach().sin().requires_grad_()
+        assert check(lambda a, *factors: large_tensors.add_product_(a * 1, *factors) ** 2, (addend, x, weight))
         assert check(large_tensors.log_softmax, (x,))
         assert check(lambda x: large_tensors.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
         assert check(lambda x: large_tensors.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4) ** 2, (x,))

@@ -1,0 +1,207 @@
+"""``HeteroConv``: the results of relations with the same targets are added up while they are computed.
+
+Stock code makes a tensor of each relation, stacks them, and sums over the stack. Here no stack is made, and where
+relations give linear maps of sums over neighbours (``SAGEConv``), all their products go into one tensor ::
+
+    x'_t = scale * (sum_r A_r x_s(r) W_r^T  +  x_t (sum_r V_r)^T  +  sum_r b_r)        scale: 1, or 1 / R for a mean
+
+with one product for the targets' own rows and one sum of the gradients of all b_r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, cast
+
+from torch import Tensor
+from torch_geometric.nn import HeteroConv
+from torch_geometric.nn.conv.hetero_conv import group
+
+from pyg_dist.backend.comm.transport import Pending
+from pyg_dist.backend.dense import large_tensors
+from pyg_dist.conv.fast_paths import is_hooked
+from pyg_dist.conv.function_patching import patched
+from pyg_dist.conv.weighted_sum import project_first
+from pyg_dist.graph.protocol import DistributedGraph, Operator
+from pyg_dist.tensor import NodeTensor
+from pyg_dist.tensor.functions.layers import product, sparse_rows
+from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors
+
+
+@dataclass(frozen=True)
+class LinearTerms:
+    """What a relation adds to its targets, not computed yet: ``lin_l(A source) + lin_r(root)`` of a SAGE conv.
+
+    Attributes:
+        conv: the conv.
+        graph: the relation.
+        operator: A.
+        source: rows of the sources.
+        root: rows of the targets, or ``None``.
+    """
+
+    conv: Any
+    graph: DistributedGraph
+    operator: Operator
+    source: NodeTensor
+    root: NodeTensor | None
+
+    def value(self) -> Tensor:
+        """The result by itself (collective)."""
+        return cast(Tensor, self.conv.linear_aggregation(self.graph, self.source, self.root, self.operator))
+
+    @property
+    def projects_first(self) -> bool:
+        """Whether the linear map goes first: where both orders aggregate as many columns, it does if that keeps less.
+
+        A map that comes last keeps ``A source`` for its derivative, one that comes first only the source's rows.
+        """
+        lin, keeps_less = self.conv.lin_l, self.graph.sources.size <= self.graph.targets.size
+        return project_first(lin, self.graph, self.source, self.operator, on_tie=keeps_less)
+
+
+class DistributedHeteroConv(HeteroConv):  # type: ignore[misc]
+    r"""PyG's :class:`~torch_geometric.nn.HeteroConv` over relations of a distributed graph, same numbers (exact).
+
+    .. math::
+        \mathbf{x}^{\prime}_t = \mathrm{aggr}_{r = (s, \cdot, t)} \; \mathrm{conv}_r(\mathbf{x}_s, \mathbf{x}_t)
+
+    For ``aggr="sum"`` and ``"mean"``, see the module; every other way is the stock one. :func:`pyg_dist.distribute`
+    makes it of a ``HeteroConv``; constructor, parameters and ``state_dict`` are the stock module's. On plain tensors it
+    *is* the stock module.
+
+    Shapes:
+        - x_dict: ``{type: [N_type, F_in]}``, node tensors
+        - edge_index_dict: ``{relation: handle}``
+        - output: ``{type: [N_type, F_out]}``
+
+    Collective, forward and backward.
+    """
+
+    is_distributed = True
+
+    def forward(self, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor]:
+        """See the class."""
+        convs = [conv for conv in self.convs.values() if hasattr(conv, "gives_terms") and not is_hooked(conv)]
+        if self.aggr not in ("sum", "mean"):
+            convs = []
+        for conv in convs:
+            conv.gives_terms = True
+        try:
+            return _forward(self, *args_dict, **kwargs_dict)  # type: ignore[no-any-return]
+        finally:
+            for conv in convs:
+                conv.gives_terms = False
+
+    def __repr__(self) -> str:
+        return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
+
+
+def _grouped(results: list[Any], aggr: str | None) -> Tensor | None:
+    """PyG's ``group`` of tensors and terms (collective if there are terms)."""
+    if len(results) > 1 and aggr in ("sum", "mean") and _lie_alike(results):
+        total = _total(results, 1 / len(results) if aggr == "mean" else 1)
+        if total is not None:
+            return total
+    return cast("Tensor | None", group([r.value() if isinstance(r, LinearTerms) else r for r in results], aggr))
+
+
+def _lie_alike(results: Sequence[Any]) -> bool:
+    """Whether all results are whole rows of the same nodes and columns, in one dtype."""
+
+    def form(result: Any) -> object:
+        if isinstance(result, LinearTerms):
+            weight = result.conv.lin_l.weight
+            return id(result.graph.targets), weight.shape[0], weight.dtype
+        if type(result) is not NodeTensor or result.dim() != 2:
+            return result  # equal to no other one
+        return id(result._sharding), result.shape[1], result.dtype
+
+    first, *others = (form(result) for result in results)
+    return isinstance(first, tuple) and all(isinstance(other, tuple) and other == first for other in others)
+
+
+def _total(results: Sequence[Any], scale: float) -> Tensor | None:
+    """``scale`` times the sum (collective)."""
+    terms = [result for result in results if isinstance(result, LinearTerms)]
+    tensors = [result for result in results if not isinstance(result, LinearTerms)]
+    rows = terms[0].graph.targets if terms else tensors[0]._sharding
+    with local_tensors():
+        total = None
+        for tensor in tensors:  # the first sum is a tensor of its own
+            is_own = total is not None and len(tensors) > 1 and total is not tensors[0]
+            add = large_tensors.add_into_ if is_own else large_tensors.add
+            total = tensor if total is None else add(total, tensor)
+        if total is not None and scale != 1:
+            total = large_tensors.multiply(total, scale)
+    if terms:
+        of_terms = _sum_of(terms, scale)
+        with local_tensors():
+            total = of_terms if total is None else large_tensors.add_into_(of_terms, total)
+    return None if total is None else as_row_tensor_(total.as_subclass(Tensor), rows)
+
+
+def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:
+    """This rank's rows of ``scale`` times the sum of terms with the same targets (collective)."""
+    rows = terms[0].graph.targets
+
+    def entered(parameter: Tensor) -> Tensor:
+        with local_tensors():
+            weight = rows.copy_to_ranks(parameter)
+            return weight if scale == 1 else weight * scale
+
+    orders = [term.projects_first for term in terms]
+    first = _projected([term for term, is_first in zip(terms, orders, strict=True) if is_first], entered)
+    # What is sent for a map that comes last is under way before anything is multiplied.
+    pairs: list[tuple[Any, Tensor]] = [
+        (term.graph.start(term.source, term.operator, term.conv), entered(term.conv.lin_l.weight))
+        for term, is_first in zip(terms, orders, strict=True)
+        if not is_first
+    ]
+    begun = next(first, None)
+    biases = [entered(term.conv.lin_l.bias) for term in terms if term.conv.lin_l.bias is not None]
+    bias = sum(biases[1:], start=biases[0]) if biases else None
+    out: Tensor | None = None
+    for given, weight in [*_roots(terms, entered), *pairs]:
+        x = given.wait() if isinstance(given, Pending) else given
+        with local_tensors():
+            if out is None:
+                out, bias = product(x, weight, bias), None
+            elif sparse_rows(x, weight) is not None:
+                out = large_tensors.add_into_(out, product(x, weight))
+            else:
+                out = large_tensors.add_product_(out, x.as_subclass(Tensor), weight)
+    while begun is not None:
+        following, rows_made = next(first, None), begun.wait()
+        with local_tensors():
+            made = rows_made.as_subclass(Tensor)
+            out = made if out is None else large_tensors.add_into_(out, made)
+        begun = following
+    assert out is not None
+    with local_tensors():
+        return out if bias is None else large_tensors.add_into_(out, bias)
+
+
+def _projected(terms: Sequence[LinearTerms], entered: Any) -> Iterator[Pending[NodeTensor]]:
+    """``A (source W^T)`` of each term, begun when asked for (collective)."""
+    for term in terms:
+        with local_tensors():
+            projected = product(term.source, entered(term.conv.lin_l.weight))
+        rows = cast(NodeTensor, as_row_tensor_(projected, term.source._sharding))
+        yield term.graph.start(rows, term.operator, term.conv)
+
+
+def _roots(terms: Sequence[LinearTerms], entered: Any) -> list[tuple[NodeTensor, Tensor]]:
+    """The targets' own rows, each once, with the sum of their maps."""
+    weights: dict[int, tuple[NodeTensor, Tensor]] = {}
+    for term in terms:
+        if term.root is not None:
+            weight = entered(term.conv.lin_r.weight)
+            known = weights.get(id(term.root))
+            weights[id(term.root)] = term.root, weight if known is None else known[1] + weight
+    return list(weights.values())
+
+
+_forward: Any = patched(cast(FunctionType, HeteroConv.forward), {group: _grouped})
