@@ -26,11 +26,12 @@ from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
 from pyg_dist.conv.fast_paths import Step, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
-from pyg_dist.conv.weighted_sum import commutes
+from pyg_dist.conv.weighted_sum import can_project_last, commutes
 from pyg_dist.graph.edges import Edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor.functions.layers import product
 from pyg_dist.tensor.functions.random import draw_seed
-from pyg_dist.tensor.row_tensor import local_values
+from pyg_dist.tensor.row_tensor import local_tensors, local_values
 
 Fused = TypeVar("Fused", bound=Callable[..., Any])
 
@@ -113,7 +114,8 @@ def _additive(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None
     dtype = _dtype_of_sums(rows, conv.att_src)
     value = rows.to_local().to(dtype)
     own: Any = value if target is source and lin_target is lin_source else None
-    if own is None and target is not None:
+    reads_target = target is not None and own is None and can_project_last(lin_target, target, dtype)
+    if own is None and target is not None and not reads_target:
         own = lin_target(target).to_rows().to_local().to(dtype)
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
@@ -133,6 +135,11 @@ def _additive(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None
             key, query = both[:, :heads], both[:, heads:]
         else:
             key, query = F.linear(value, by_source), None if own is None else F.linear(own, by_target)
+            if reads_target:  # whose projected rows nobody else needs: the heads' vectors are projected in their place
+                lin = [by_target @ enter(lin_target.weight)]
+                lin += [] if lin_target.bias is None else [by_target @ enter(lin_target.bias)]
+                with local_tensors():
+                    query = product(target.to_rows(), *lin)
         if attr is not None:
             of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
             edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1)).to(dtype)
