@@ -27,8 +27,8 @@ METHODS = ("random", "metis-cut", "metis", "hypergraph", "cover", "stream")
 
 def measure(path: Path, num_parts: int, method: str, epsilon: float, preset: str | None) -> dict[str, Any]:
     """One line."""
-    from pyg_dist.cli.comparison import measured, options_for
     from pyg_dist.cli.inputs import read_planned_graph
+    from pyg_dist.cli.partitioning import measured, options_for
     from pyg_dist.plan.parts import PartsOptions, solve
     from pyg_dist.pricing.machine import Machine
     from pyg_dist.pricing.model import Model
@@ -57,10 +57,10 @@ def measure(path: Path, num_parts: int, method: str, epsilon: float, preset: str
 
 def expected(path: Path, num_parts: int, epsilon: float, preset: str | None, count: int) -> dict[str, Any]:
     """Mean rows of fresh mini-batches of N/10 nodes: the stochastic model's parts, the plain model's, METIS' cut."""
-    from pyg_dist.cli.comparison import options_for
     from pyg_dist.cli.inputs import read_planned_graph
+    from pyg_dist.cli.partitioning import options_for
     from pyg_dist.partition import Batches
-    from pyg_dist.partition.stochastic import _batch_nets, uniform_batch
+    from pyg_dist.partition.hypergraph import _batch_nets, uniform_batch
     from pyg_dist.plan.parts import PartsOptions, solve
 
     graph = read_planned_graph(path)

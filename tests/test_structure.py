@@ -20,7 +20,6 @@ ROOMS_OF_LAYOUTS = ("halo/", "grid/")
 FACTORIES = (
     "data/layout_choice.py",
     "data/grid_data.py",
-    "data/stored_grid.py",
     "data/typed_layout.py",
 )
 PROTOCOLS = {"GraphProducts", "DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
@@ -108,8 +107,7 @@ LOADED_LATER = (
     "pyg_dist.cli.inputs",
     "pyg_dist.data.stored_graph",
     "pyg_dist.grid",
-    "pyg_dist.plan.auto",
-    "pyg_dist.plan.simulate",
+    "pyg_dist.plan.prices",
     "pyg_dist.store.folder",
     "pyg_dist.store.sources",
 )

@@ -178,9 +178,7 @@ def network_samples(
 def fit_network(samples: Samples, turns: float = 1.0) -> NetworkFit:
     """Fit by least squares of relative errors (pure).
 
-    Args:
-        samples: of :func:`network_samples`.
-        turns: ranks by core while they were taken, which is what each sample took longer.
+    ``turns`` are ranks by core while the ``samples`` were taken, which is what each took longer.
 
     Raises:
         OptionError: Large messages took no longer than small ones: there was other work on the machine.

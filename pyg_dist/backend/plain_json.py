@@ -20,10 +20,8 @@ _SCALARS = (bool, int, float, str)
 def encode(value: Any, foreign: Callable[[str, Any], dict[str, Any]], name: str = "") -> Any:
     """The JSON of a value. Not collective.
 
-    Args:
-        value: as said above.
-        foreign: called with the name and the value of anything else; returns its object, or raises.
-        name: of the value; what is in it is called ``name.key``.
+    ``foreign`` is called with the name and the value of anything else; it returns its object, or raises. What is in a
+    value is called ``name.key``.
     """
     if value is None or type(value) in _SCALARS:
         return value
@@ -48,9 +46,7 @@ def encode(value: Any, foreign: Callable[[str, Any], dict[str, Any]], name: str 
 def decode(content: Any, foreign: Callable[[str, Any], Any]) -> Any:
     """The value of which this is the JSON. Not collective.
 
-    Args:
-        content: of :func:`encode`.
-        foreign: called with the key and the content of an object that ``encode``'s has made.
+    ``foreign`` is called with the key and the content of an object that ``encode``'s has made.
     """
     if isinstance(content, list):
         return [decode(item, foreign) for item in content]

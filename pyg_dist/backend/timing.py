@@ -90,9 +90,8 @@ class _Stretch(NamedTuple):
 class Recorder:
     """Collects spans of the thread that made it, and of backward passes, on one rank. Not collective.
 
-    Args:
-        overlaps: whether messages travel while local edges are multiplied, as they do without a recorder.
-        clock: None: a GPU's if this process has started one, else the host's.
+    ``overlaps``: whether messages travel while local edges are multiplied, as they do without a recorder; ``clock``: by
+    default a GPU's if this process has started one, else the host's.
 
     Attributes:
         sent_bytes: bytes of halos or tiles.

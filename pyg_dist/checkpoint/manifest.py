@@ -28,17 +28,11 @@ STATE, PARTS = "state", "$parts"
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor whose rows are spread over the shards.
+    """A tensor whose rows are spread over the shards."""
 
-    Attributes:
-        dtype: as safetensors calls it.
-        shape: of the whole tensor.
-        sharding: the number of the distribution: a shard has the numbers of its rows once for all tensors of one.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    sharding: int
+    dtype: str  # as safetensors calls it
+    shape: tuple[int, ...]  # of the whole tensor
+    sharding: int  # the number of the distribution: a shard has the numbers of its rows once for all tensors of one
 
     @property
     def positions(self) -> str:
@@ -53,27 +47,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Manifest(Signed):
-    """See the module.
-
-    Attributes:
-        num_ranks: ranks that saved it.
-        state: JSON of the states by name, see :mod:`pyg_dist.backend.plain_json`; a tensor is ``{"$tensor": name}``.
-        generators: likewise of the generators' states.
-        rows: the tensors that are spread over shards, by name.
-        shards: files by key.
-        digest: of all of the above.
-    """
+    """See the module."""
 
     kind: ClassVar[Kind] = Kind(
         "checkpoint", 1, "save one with pyg_dist.checkpoint", "remove its folder: load takes the one before it", 1 << 23
     )
 
-    num_ranks: int
-    state: dict[str, Any]
-    generators: dict[str, Any]
-    rows: dict[str, Rows]
-    shards: dict[str, Shard]
-    digest: str = ""
+    num_ranks: int  # ranks that saved it
+    state: dict[str, Any]  # JSON of the states by name, see plain_json; a tensor is ``{"$tensor": name}``
+    generators: dict[str, Any]  # likewise of the generators' states
+    rows: dict[str, Rows]  # the tensors that are spread over shards, by name
+    shards: dict[str, Shard]  # files by key
+    digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
         """See :class:`~pyg_dist.store.signed_json.Signed`."""

@@ -42,9 +42,7 @@ class _Saves:
 class Writer:
     """Writes the checkpoints of one folder, one after another, while training goes on.
 
-    Args:
-        path: the folder.
-        keep: how many of the newest stay.
+    ``keep``: how many of the newest stay.
     """
 
     def __init__(self, path: Path, keep: int) -> None:

@@ -21,8 +21,7 @@ from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import minimum_vertex_cover
 from pyg_dist.partition import Batches, check_given, partition
 from pyg_dist.partition.inputs import Array, node_work
-from pyg_dist.partition.memory import require_memory
-from pyg_dist.partition.solver import Preset, Solver
+from pyg_dist.partition.solver import Preset, Solver, require_memory
 from pyg_dist.partition.stream import CHUNK, stream_parts
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
@@ -67,11 +66,6 @@ def write_halo_store(
     """Write the store of a graph, in bounded memory but for the solver of the partition.
 
     ``parts``: of a piece of a graph with types, the part of each node, int32 ``[N]``; some parts may have none.
-
-    Raises:
-        DataError: The input is not valid; the message names file and line.
-        OptionError: More parts than nodes, or too little memory for what was asked for.
-        StoreError: Something is in the way in ``out``, or the disk is full.
     """
     require(options.parts >= 1, f"one part or more (got {options.parts})")
     if source.num_nodes is not None and parts is None:

@@ -53,11 +53,7 @@ class PlannedGraph(NamedTuple):
 
 
 def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Reading = Reading()) -> PlannedGraph:  # noqa: B008
-    """Read the edges of an input; its features stay on disk.
-
-    Raises:
-        DataError: It is no such input, or it has edges between nodes that it does not have.
-    """
+    """Read the edges of an input; its features stay on disk."""
     source = open_source(str(graph), replace(reading, is_strict=False))
     with tempfile.TemporaryDirectory(prefix="pyg_dist") as folder:
         edges = spool(source, Path(folder) / "spool", undirected, _MEMORY, lambda count: None)

@@ -28,8 +28,8 @@ from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import EXCHANGES
 from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
 from pyg_dist.halo.plan.plan import HIERARCHIES, Plan
-from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
+from pyg_dist.plan.prices import HaloCandidate, halo_candidates, reasons
 from pyg_dist.pricing.base import DistributionPlan, columns, fold
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model

@@ -201,8 +201,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     counts = world.gather_counts(mine.shape[0])
     gathered = torch.split(world.gather_rows(mine, counts), counts)
     numbers = torch.tensor(
-        [[seconds, recorder.sent_bytes, peak_bytes(), recorder.hidden_seconds, recorder.id_bytes]],
-        dtype=torch.float64,
+        [[seconds, recorder.sent_bytes, peak_bytes(), recorder.hidden_seconds, recorder.id_bytes]], dtype=torch.float64
     )
     of_ranks = world.gather_rows(numbers, [1] * world.size)
     result.seconds, result.hidden_seconds = (of_ranks[:, k].tolist() for k in (0, 3))

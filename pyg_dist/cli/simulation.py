@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyg_dist.cli.inputs import Commands, add_machine_options, machine_of, require, require_drawable
-from pyg_dist.plan.simulate import (
+from pyg_dist.plan.prices import (
     GROWTH,
     KNOWN_RANKS,
     ROWS_BY_EDGE,

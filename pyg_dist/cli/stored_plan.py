@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_rows_across, stored_share
-from pyg_dist.data.stored_grid import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.errors import StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
@@ -45,13 +45,7 @@ def plan_of_store(
     is read, one after another: of a halo store merged parts, of a grid store the tiles of the cheapest mesh. Where
     ranks share machines, what crosses these is read, too.
 
-    Args:
-        path: the store.
-        ranks: how many.
-        exchange: of a halo store.
-        ranks_per_node: see :class:`~pyg_dist.plan.Plan`.
-        machine: to choose a mesh, or levels, by; None: as :meth:`~pyg_dist.plan.Machine.load` finds it.
-        hierarchy: see :meth:`~pyg_dist.plan.Plan.of`.
+    ``machine`` is to choose a mesh, or levels, by.
     """
     manifest = Manifest.load(path)
     if manifest.layout == "grid":

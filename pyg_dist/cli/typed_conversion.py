@@ -40,12 +40,7 @@ def parts_of_types(hetero: HeteroInput, num_parts: int, method: str, options: Pa
 def write_types_store(
     path: Path, hetero: HeteroInput, out: Path, options: StoreOptions, progress: Progress | None = None
 ) -> TypesManifest:
-    """Write the store of a graph that was read from ``path``; it appears whole. The graph is in memory.
-
-    Raises:
-        OptionError: More parts than nodes, or an option of a graph with one type.
-        StoreError: Something is in the way in ``out``, or the disk is full.
-    """
+    """Write the store of a graph that was read from ``path``; it appears whole. The graph is in memory."""
     is_plain = not (options.undirected or options.resume or options.batches is not None)
     require(is_plain, "no --undirected, --resume or --model stochastic with several types (got one): leave it out")
     if out.exists() and not (options.force and (out / FILE).is_file()) and (not out.is_dir() or any(out.iterdir())):
@@ -78,11 +73,7 @@ def write_types_store(
 
 
 def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
-    """What the command ``plan`` prints of a graph with types, for each number of ranks; ``None``: of other graphs.
-
-    Raises:
-        OptionError: An option of a graph with one type.
-    """
+    """What the command ``plan`` prints of a graph with types, for each number of ranks; ``None``: of other graphs."""
     is_stored = is_typed_store(args.graph)
     hetero = None if is_stored else open_types(args.graph)
     if hetero is None and not is_stored:

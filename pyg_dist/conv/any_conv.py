@@ -1,11 +1,10 @@
 """``DistributedConv``: any message-passing conv of PyG, or of a script, on distributed data.
 
-The conv's own code runs, on the global view: its forward sees node tensors, its messages are edge tensors, parameters
-enter where they meet rows. What it does with edges goes through three doors:
-    :func:`~pyg_dist.graph.edges.nodes_to_edges` sends nodes' rows to edges (the only exchange, post), an
-    aggregation sums messages at their targets, and PyG's graph functions (``softmax``, ``add_self_loops`` ...) are
-    ours. So
-    nothing is assumed about a conv: what it does is distributed, or raises.
+The conv's own code runs on the global view: its forward sees node tensors, its messages are edge tensors, and
+parameters enter where they meet rows. Three of its steps are ours: rows of nodes are sent to edges
+(:func:`~pyg_dist.graph.edges.nodes_to_edges`, the only exchange), messages are aggregated at their targets, and PyG's
+graph functions (``softmax``, ``add_self_loops`` ...) know distributed edges. Nothing is assumed about a conv: what it
+does is distributed, or raises.
 """
 
 from __future__ import annotations
@@ -139,12 +138,7 @@ def distributed_class_of(conv: MessagePassing, is_inner: bool) -> Any:
 def distributed_class(stock: Any, is_inner: bool = False) -> Any:
     """The distributed subclass of ``stock``: its code, with our functions behind the names of PyG's.
 
-    Args:
-        stock: the class.
-        is_inner: whether another conv calls it, on edges that it may have changed.
-
-    Raises:
-        UnsupportedError: ``stock`` takes no ``edge_index``: it makes a graph of its own, or one of several kinds.
+    ``is_inner``: whether another conv calls it, on edges that it may have changed.
     """
     return _OWN[stock] if stock in _OWN and not is_inner else _class_on_edges(stock)
 
@@ -197,7 +191,7 @@ def _name(conv: MessagePassing) -> str:
 
 
 class _OnEdges(MessagePassing):  # type: ignore[misc]
-    """What every class of :func:`distributed_class` has before the stock conv's own."""
+    """What a distributed class has before the methods of the stock conv."""
 
     is_distributed = True
     stock: Any
@@ -278,11 +272,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
             ) from error
 
     def _edges(self, edge_index: DistributedEdgeIndex, given: dict[str, Any]) -> Edges:
-        """The edges of a handle.
-
-        Raises:
-            UnsupportedError: An ``adj_t`` whose values PyG would not take for weights of the messages.
-        """
+        """The edges of a handle."""
         parameters = _arguments(self.stock).names
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
         is_weighted = edge_index.weight is not None and "edge_weight" not in parameters
@@ -294,11 +284,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         return edge_index.edges(needs_no_edges(self))
 
     def _require_cached(self, graph: EdgeView) -> None:
-        """What ``cached=True`` has kept must be this graph's.
-
-        Raises:
-            DataError: It is another one's.
-        """
+        """What ``cached=True`` has kept must be this graph's."""
         for value in self._kept().values():
             first = value[0] if isinstance(value, tuple) else value
             is_its = have_same_edges(first.graph, graph) if isinstance(first, Edges) else graph.owns(first, 1)

@@ -73,7 +73,7 @@ def _takes_op(conv: Any) -> bool:
 
 
 def _weighs_sources(conv: Any) -> bool:
-    """Whether a GeneralConv's messages are the sources' projected rows, whose logits are of the op's forms."""
+    """Whether a GeneralConv's messages are the sources' projected rows, with logits of a form that the op has."""
     is_additive = conv.attention and conv.attention_type == "additive" and _takes_op(conv)
     return is_additive and conv.directed_msg and conv.in_edge_channels is None and commutes(conv.lin_msg)
 

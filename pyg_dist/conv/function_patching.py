@@ -17,10 +17,10 @@ _METHODS = (FunctionType, staticmethod, classmethod, property)
 
 
 def copy_of_classes(mro: tuple[type, ...], root: type, base: type, substitutes: Functions) -> type:
-    """A class with the methods of the classes of ``mro`` below ``root``, above ``base``, which is or extends ``root``.
+    """Copies of the classes of ``mro`` before ``root``: a chain of subclasses of ``base``, ``root`` or an extension.
 
-    Each has its own copy in the chain, so that ``super()`` in a method leads from copy to copy, and from the last one
-    to ``base`` or ``root``: also in a class that inherits the originals beside the copies.
+    Each class has a copy of its own, so that ``super()`` in a method leads from copy to copy, and from the last one to
+    ``base`` or ``root``: also in a class that inherits the originals beside the copies.
     """
     classes, beyond = _below(root, mro), mro[mro.index(root) :]
     names = {name for original in classes for name, member in vars(original).items() if isinstance(member, _METHODS)}
@@ -96,7 +96,7 @@ def _patched_copy(
 
 
 def _other(value: Any, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[Any]) -> Any:
-    """What has to stand for ``value``, which ``caller`` reads, in its copy; ``None`` if nothing else."""
+    """What replaces ``value`` in the copy of ``caller``, which reads it; ``None``: nothing does."""
     if isinstance(value, ModuleType) and value not in callers and _is_pygs(value.__name__):
         inner = {n: _other(vars(value).get(n), names, caller, substitutes, callers | {value}) for n in names}
         changed = {n: other for n, other in inner.items() if other is not None}

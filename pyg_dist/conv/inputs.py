@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,18 +31,8 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
 
     A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
 
-    Args:
-        conv: the conv.
-        edge_index: as it was given.
-        x: features, or a pair of them: rows of the sources and of the targets.
-        calls_message: whether the stock conv calls ``message``, ``aggregate`` and ``update``; where not, these must be
-            neither overridden nor hooked.
-
-    Raises:
-        AgreementError: The ranks have different plain edges.
-        DataError: Edges that do not go with the features; a plain ``edge_index`` and features at world size > 1.
-        UnsupportedError: Steps that run have a flow other than ``source_to_target``, or
-            ``message``, ``aggregate`` or ``update`` are overridden or hooked, and would be bypassed.
+    ``x``: features, or a pair of them: rows of the sources and of the targets. Where the stock conv does not call
+    (``calls_message``) ``message``, ``aggregate`` and ``update``, these must be neither overridden nor hooked.
     """
     name = type(conv).__name__
     features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
@@ -89,11 +79,7 @@ def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bo
 
 
 def require_all_nodes(name: str, graph: DistributedGraph | EdgeView, size: Any) -> None:
-    """Messages go from all sources to all targets: ``size`` is the pair of their numbers, or left out.
-
-    Raises:
-        UnsupportedError: It is another one.
-    """
+    """Refuse a ``size`` that is not the pair of the numbers of all sources and all targets; it may be left out."""
     if size is None:
         return
     wanted, pair = (graph.sources.size, graph.targets.size), (size, size) if np.ndim(size) == 0 else tuple(size)
@@ -102,11 +88,7 @@ def require_all_nodes(name: str, graph: DistributedGraph | EdgeView, size: Any) 
 
 
 def require_all_at(name: str, graph: DistributedGraph | EdgeView, end: End, number: int | None) -> None:
-    """``number`` is that of all nodes at an end of the edges, or left out.
-
-    Raises:
-        UnsupportedError: It is another one.
-    """
+    """Refuse another ``number`` than that of all nodes at an end of the edges; it may be left out."""
     if number is not None and number != nodes_at(graph, end).size:
         raise _other_size(name, graph, number)
 
@@ -152,11 +134,7 @@ def in_batch(conv: MessagePassing, value: Any, rows: RowSharding) -> Any:
 
 
 def rows_along(name: str, what: str, x: Any, dim: int) -> tuple[Any, int]:
-    """``x`` with rows first, and the dimension that they are in, which has to be ``dim``.
-
-    Raises:
-        UnsupportedError: They are in another one.
-    """
+    """``x`` with rows first, and the dimension that they are in, which has to be ``dim``."""
     place = x.place if type(x) is MovedRows else 0
     if dim % x.dim() != place:
         remedy = "transpose(0, 1)" if place == 0 and dim % x.dim() == 1 else f"movedim({place}, {dim})"
@@ -170,17 +148,7 @@ def rows_along(name: str, what: str, x: Any, dim: int) -> tuple[Any, int]:
 def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End | None = None) -> Any:
     """``x`` as a node tensor of ``graph``, or a batch of these, ``[B, N, F]``; a plain tensor is sliced along N.
 
-    Args:
-        conv: which takes it.
-        graph: whose nodes they are.
-        x: a tensor.
-        end: of which end; ``None``: of either, first of the sources.
-
-    Raises:
-        DataError: Neither.
-        LayoutMismatchError: The node tensor belongs to another graph, or is on another device.
-        UnsupportedError: A node tensor that torch has saved for recomputation, and given back as a plain tensor; or a
-            batch, for a conv that has nodes first.
+    ``end``: of which end; ``None``: of either, first of the sources.
     """
     rows = _rows_like(conv, x, graph) if end is None else graph.targets if end else graph.sources
     name = type(conv).__name__
@@ -254,11 +222,7 @@ def _rows_like(conv: MessagePassing, x: Any, graph: DistributedGraph | EdgeView)
 
 
 def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End) -> NodeTensor:
-    """:func:`node_rows` of a matrix in a dtype that the kernels know.
-
-    Raises:
-        DataError: Also for another number of dimensions, or another dtype.
-    """
+    """:func:`node_rows` of a matrix in a dtype that the kernels know."""
     rows: NodeTensor = node_rows(conv, graph, x, end)
     with local_tensors():
         fits = rows.dim() == 2 and rows.dtype in ops.FLOATS
@@ -271,11 +235,7 @@ def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, e
 
 
 def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Tensor | None) -> EdgeTensor | None:
-    """The edge weights as an edge tensor ``[E]``: those given, else those of ``adj_t``.
-
-    Raises:
-        DataError: See :func:`edge_values`.
-    """
+    """The edge weights as an edge tensor ``[E]``: those given, else those of ``adj_t``."""
     weight = edge_index.weight if weight is None else weight
     rows = edge_index.graph.edge_sharding
     if weight is None:
@@ -290,11 +250,7 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
 
 
 def require_floats(name: str, weight: Tensor | None) -> None:
-    """Roots are taken of weights' sums.
-
-    Raises:
-        DataError: The weights are integers; PyG's norms raise, too.
-    """
+    """Refuse integer weights, of whose sums norms take roots, as PyG's norms do."""
     if weight is not None and not weight.is_floating_point():
         raise DataError(f"{name} expected edge weights of floating type (got {weight.dtype}): pass edge_weight.float()")
 
@@ -307,11 +263,7 @@ def flat_weight(weight: EdgeTensor) -> EdgeTensor:
 
 
 def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowSharding) -> EdgeTensor:
-    """``value`` as an edge tensor with these rows: a plain one is sliced, values of a list are moved (collective).
-
-    Raises:
-        DataError: It has no row for each edge.
-    """
+    """``value`` as an edge tensor with these rows: a plain one is sliced, values of a list are moved (collective)."""
     found = edge_values_if_any(value, rows)
     if found is not None:
         return found
@@ -328,8 +280,8 @@ def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
     if value.shape[:1] != (rows.size,):
         return None
     if not isinstance(value, RowTensor):
-        return _derived(value, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))  # type: ignore[return-value]
-    return _derived(value, rows, lambda w: _moved(w, rows))  # type: ignore[arg-type,return-value]
+        return _derived(value, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))
+    return _derived(value, rows, lambda w: _moved(w, rows))
 
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:
@@ -358,20 +310,25 @@ def snapshot(weight: EdgeTensor) -> EdgeTensor:
     return _derived(weight, weight._sharding, lambda w: w.detach().clone())  # type: ignore[return-value]
 
 
-_DERIVED = WeakIdKeyDictionary()  # by tensor: (rows, version, derived), the latest few
+W = TypeVar("W", bound=Tensor)
+D = TypeVar("D")
+
+_DERIVED: MutableMapping[Tensor, list[Any]] = (
+    WeakIdKeyDictionary()
+)  # by tensor: (rows, version, derived), the latest few
 
 _MOST_DERIVED = 4
 
 
-def _derived(weight: Tensor, rows: RowSharding, derive: Callable[[Tensor], Tensor]) -> Tensor:
+def _derived(weight: W, rows: RowSharding, derive: Callable[[W], D]) -> D:
     """``derive(weight)``, no view; for a constant the same as last time: operators go by the object's identity."""
     version = version_of(weight)
     if weight.requires_grad or version is None:
         return derive(weight)
-    known = [entry for entry in _DERIVED.get(weight, ()) if entry[1] == version]  # type: ignore[no-untyped-call]
+    known = [entry for entry in _DERIVED.get(weight, ()) if entry[1] == version]
     for its_rows, _, derived in known:
         if its_rows is rows:
-            return derived  # type: ignore[no-any-return]
+            return cast(D, derived)
     derived = derive(weight)
     _DERIVED[weight] = [*known, (rows, version, derived)][-_MOST_DERIVED:]
     return derived

@@ -25,11 +25,7 @@ Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, EdgeTensor]"]
 
 
 class _Kept:
-    """Edges and weights, as long as no conv writes to them: PyG makes them for each call.
-
-    Args:
-        make: makes them.
-    """
+    """Edges and weights, as long as no conv writes to them: PyG makes them for each call."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
@@ -47,15 +43,7 @@ class _Kept:
 
 
 class LazyNorm:
-    """GCN's norm of some edges.
-
-    Args:
-        edges: all edges of a graph.
-        weight: theirs, ``[E]``, or ``None`` for ones.
-        norm: the norm.
-        dtype: of the weights.
-        make: makes edges, loops included, and their weights, of edges and weights (collective).
-    """
+    """GCN's norm of all edges of a graph. ``make`` makes edges, loops included, and their weights (collective)."""
 
     def __init__(self, edges: Edges, weight: EdgeTensor | None, norm: Norm, dtype: torch.dtype, make: Make) -> None:
         self.dtype = dtype
@@ -140,7 +128,7 @@ _ALIKE = {
     *(getattr(Tensor, name).__get__ for name in ("dtype", "layout", "device", "is_sparse", "requires_grad", "ndim")),
     *(Tensor.dim, Tensor.__hash__, Tensor.__len__),
 }
-"""What the made edges would answer, too."""
+"""Questions that the edges, once made, answer alike."""
 
 
 class NormWeight(DerivedOperand):

@@ -43,19 +43,12 @@ def aggregate_neighbours(
     """Apply a conv's aggregation to the (weighted) rows of each node's in-neighbours, in input order of the edges.
 
     Exact: all in-edges of a node are executed on its rank. Parameters of the aggregation enter, since it runs on
-    local rows. Dropout inside of it draws other masks on each rank. Collective.
+    local rows. Dropout inside of it draws other masks on each rank. A part that looks at several nodes, as batch norm
+    does, is refused. Collective.
 
-    Args:
-        conv: its ``aggr_module`` is any ``torch_geometric.nn.aggr`` module.
-        graph: the graph.
-        x: ``[N, F]``.
-        weight: edge weights in edge storage order, ``[e]``, or ``None``.
+    The conv's ``aggr_module`` is any of ``torch_geometric.nn.aggr``; ``weight`` is in edge storage order, ``[e]``.
 
-    Shapes:
-        - output: ``[N, F']``
-
-    Raises:
-        UnsupportedError: A part of the aggregation looks at several nodes, as batch norm does.
+    Shapes: output ``[N, F']``.
     """
     rows, aggregation = x.to_rows().to_local(), conv.aggr_module
     reduce = _EXTREMES.get(type(aggregation))
@@ -75,12 +68,7 @@ def aggregate_neighbours(
 def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges) -> NodeTensor:
     """Apply a PyG aggregation to the messages of each node's in-edges, in PyG's order. Exact; not collective.
 
-    Shapes:
-        - messages: ``[E, ...]``, an edge tensor of ``edges``
-        - output: ``[N, ...]``
-
-    Raises:
-        UnsupportedError: See :func:`aggregate_neighbours`.
+    Shapes: messages ``[E, ...]``, an edge tensor of ``edges``; output ``[N, ...]``.
     """
     graph, local = edges.graph, local_values(messages, edges.rows)
     reduce = _REDUCTIONS.get(type(aggregation))

@@ -181,12 +181,7 @@ class _Call:
         return self.conv.training, torch.is_grad_enabled(), *self.autocast.keywords.values(), *shapes
 
     def run(self, used: set[int], max_edges: int) -> Any:
-        """What the steps make of the messages to each node (collective).
-
-        Args:
-            used: inputs and parameters that it depends on.
-            max_edges: of a block.
-        """
+        """What the steps make of the messages to each node (collective)."""
         edges, tensors = self.edges, [self._local(i) for i in self.inputs]
         for p in self.conv.parameters():
             if not p.requires_grad:
@@ -211,19 +206,15 @@ class _Call:
         if not isinstance(x, RowTensor):
             return given.place, self.edges.rows.copy_to_ranks(x)
         if given.place == "source":
-            known = known_neighbour_rows(x, self.edges.graph)  # type: ignore[arg-type]
+            known = known_neighbour_rows(x, self.edges.graph)
             if known is None and x.dtype not in ops.FLOATS:
-                known = neighbour_rows(x, self.edges.graph)  # type: ignore[arg-type]
+                known = neighbour_rows(x, self.edges.graph)
             if known is not None:
                 return "neighbour", known
         return given.place, x.to_local()
 
     def _reduce(self, edges: BlockEdges, pieces: Sequence[Tensor], is_trial: bool = False) -> Tensor:
-        """The steps ``message`` and ``aggregate`` on a block's pieces of inputs and parameters.
-
-        Raises:
-            MixedRowsError: They do not run by blocks.
-        """
+        """The steps ``message`` and ``aggregate`` on a block's pieces of inputs and parameters."""
         conv, given = self.conv, dict(self.given)
         of_inputs, of_parameters = pieces[: len(self.inputs)], pieces[len(self.inputs) :]
         for own, piece in zip(self.inputs, of_inputs, strict=True):
@@ -246,11 +237,7 @@ class _Call:
 
     @contextmanager
     def _as_it_was(self, of_parameters: Sequence[Tensor], is_trial: bool) -> Iterator[None]:
-        """Within it the conv has the state of the call, and these parameters; what it changes of it is forgotten.
-
-        Raises:
-            MixedRowsError: It has changed something in a trial.
-        """
+        """Within it the conv has the state of the call, and these parameters; what it changes of it is forgotten."""
         now = {part: _state_of(part) for part in self.state}
         stands = {id(p): piece for p, piece in zip(self.parameters, of_parameters, strict=True)}
         before = {}

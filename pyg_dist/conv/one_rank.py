@@ -48,12 +48,7 @@ def stock_result(
 
     Exact. Not collective: there is one rank.
 
-    Args:
-        conv: the conv.
-        stock: PyG's class.
-        args: of the call, with node and edge tensors, and edges once.
-        kwargs: of the call.
-        has_kernels: whether our kernels would take the steps of the conv.
+    ``has_kernels``: whether our kernels would take the steps of the conv.
     """
     for edge_index in (*args, *kwargs.values()):
         if type(edge_index) is DistributedEdgeIndex:

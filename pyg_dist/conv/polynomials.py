@@ -12,12 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import (
-    GraphConv,
-    SGConv,
-    SSGConv,
-    TAGConv,
-)
+from torch_geometric.nn import GraphConv, SGConv, SSGConv, TAGConv
 
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.conv.fast_paths import NORMS, fast_path

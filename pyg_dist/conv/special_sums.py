@@ -9,16 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric.nn import (
-    APPNP,
-    ARMAConv,
-    ChebConv,
-    ClusterGCNConv,
-    FAConv,
-    GCN2Conv,
-    GINConv,
-    MessagePassing,
-)
+from torch_geometric.nn import APPNP, ARMAConv, ChebConv, ClusterGCNConv, FAConv, GCN2Conv, GINConv, MessagePassing
 from torch_geometric.nn.aggr import (
     MaxAggregation,
     MinAggregation,

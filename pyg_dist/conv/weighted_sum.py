@@ -65,13 +65,6 @@ def project_first(
     the second time on. (Where the widths are equal, the all-reduce form of the grid still sends more or less in one
     order than in the other, as its mesh has it; that is not looked at.)
 
-    Args:
-        lin: W.
-        graph: whose edges A has.
-        x: ``[N, F_in]``.
-        operator: A.
-        on_tie: what to do where both orders cost the same.
-
     On one rank, where nothing is sent, sums of sparse rows (:mod:`~pyg_dist.tensor.sparse_form`) come last: x W reads
     few elements, and A x has more.
 
@@ -203,13 +196,7 @@ def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
 def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False) -> Any:
     """Sum or mean of weighted rows; ``None`` where there is no operator for it (collective).
 
-    Args:
-        conv: whose sum it is.
-        edges: over which.
-        x: ``[N, F]``.
-        weight: an edge tensor, or the norm's, or ``None`` for ones.
-        norm: sum or mean.
-        flattens: whether weights may be ``[E, 1]``.
+    ``weight`` is an edge tensor, or the norm's, or ``None`` for ones; ``flattens``: whether it may be ``[E, 1]``.
 
     Of a batch, ``[B, N, F]``, B is folded into the columns: there is one exchange.
     """

@@ -1,20 +1,44 @@
-"""A checked input graph in the grid layout: mesh, node orders, this rank's edges, plan."""
+"""A graph in the grid layout: mesh, node orders, this rank's edges, plan; of a checked input, or of a grid store."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.settings import GRID_BLOCKS
-from pyg_dist.data.options import Options
+from pyg_dist.data.options import Options, common_machine, raised_on_all_ranks
+from pyg_dist.errors import StoreError
+from pyg_dist.grid.collectives import Mesh
 from pyg_dist.grid.graph import GridGraph
-from pyg_dist.grid.mesh import Mesh
 from pyg_dist.grid.plan.cost import Candidate, grid_plans
-from pyg_dist.grid.plan.mesh_shape import MeshShape
-from pyg_dist.grid.plan.node_order import in_one_piece
+from pyg_dist.grid.plan.mesh_shape import (
+    GRID_AXES,
+    WHOLE_ROWS,
+    MeshShape,
+    Sums,
+    TileLayout,
+    Tiling,
+    row_range,
+    split,
+    tilings,
+)
+from pyg_dist.grid.plan.node_order import Balance, NodeOrder, in_one_piece
 from pyg_dist.grid.plan.plan import GridPlan
-from pyg_dist.grid.sharding import Grid
+from pyg_dist.grid.sharding import Grid, Tile
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.pricing.model import Model
+from pyg_dist.pricing.model import Conv, Input, Model, Price
+from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.graph_input import GraphInput
+from pyg_dist.store.grid_store import GridStore
+from pyg_dist.store.reader import Column
+from pyg_dist.tensor import RowTensor
+from pyg_dist.tensor.sharding import RowSharding
 
 
 def on_grid(
@@ -38,3 +62,153 @@ def candidates(model: Model, num_ranks: int, options: Options, machine: Machine)
     wanted = None if given is None else MeshShape(given.x, given.y, given.z)
     priced = grid_plans(model, num_ranks if wanted is None else wanted.size, machine)
     return [c for c in priced if wanted in (None, c.shape)]
+
+
+class StoredOrder(NodeOrder):
+    """A node order that stays in its file: a rank copies the ids of its own ranges alone."""
+
+    def __init__(self, node_id: Column, position: Column) -> None:
+        self._node_id, self._position = node_id, position
+
+    @property
+    def num_nodes(self) -> int:
+        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`."""
+        return len(self._node_id)
+
+    def nodes(self, low: int, high: int) -> Tensor:
+        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`; a copy."""
+        return self._node_id.range(low, high)
+
+    def positions(self, node_id: Tensor) -> Tensor:
+        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`."""
+        return self._position.take(node_id)
+
+
+def stored_grid_plan(store: GridStore) -> GridPlan:
+    """The plan for the mesh that the store was written for (not collective)."""
+    manifest = store.manifest
+    made: dict[str, Any] = manifest.plan
+    try:
+        shape = MeshShape.of(made["shape"], manifest.num_parts)
+        model = Model(**(made["model"] | {"widths": tuple(made["model"]["widths"])}))
+        machine = Machine.of_dict(made["machine"])
+        tries, price = tuple(Balance(**balance) for balance in made["tries"]), Price(**made["predicted"])
+        plan = GridPlan(
+            shape, made["sums"], made["num_nodes"], tuple(made["edges"]), tries, model, price, machine, made["hash"]
+        )
+        named = {name: value for name, value in asdict(machine).items() if name not in ("source", "device", "spmm")}
+        numbers = [*plan.edges, *model.widths, *machine.spmm, *named.values(), *asdict(price).values()]
+        numbers += [model.num_entries, model.element_size, model.message_size, *(one.imbalance for one in tries)]
+        if not all(type(number) in (int, float) and number >= 0 for number in numbers):
+            raise ValueError("what is no number")
+        if asdict(shape) != made["shape"]:
+            raise ValueError(f"mesh {made['shape']}")
+        if {plan.num_nodes, model.num_nodes} != {manifest.num_nodes}:
+            raise ValueError(f"a plan of {plan.num_nodes} and {model.num_nodes} nodes")
+        if len(plan.edges) != plan.ranks or sum(plan.edges) != manifest.num_edges * shape.y * shape.data:
+            raise ValueError(f"{sum(plan.edges)} edges of {len(plan.edges)} ranks")
+        is_known = plan.sums in get_args(Sums) and model.conv in get_args(Conv) and model.input in get_args(Input)
+        if not (is_known and tries and isinstance(plan.hash, str)):
+            raise ValueError(f"sums {plan.sums!r}, {model.conv!r} of {model.input!r}, {len(tries)} orders tried")
+        if not isinstance(machine.source, str) or machine.device not in ("cpu", "cuda"):
+            raise ValueError(f"a machine {machine.source!r} of {machine.device!r}")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise StoreError(
+            f"Expected the plan of a grid in the manifest of {store.path} (got {type(error).__name__}: {error}): write "
+            f"the store again"
+        ) from error
+    return plan
+
+
+def on_mesh(
+    written: GridPlan, shape: MeshShape, sums: Sums, price: Price, machine: Machine, edges: tuple[int, ...]
+) -> GridPlan:
+    """A plan for another mesh than its store was written for; the node orders stay (not collective)."""
+    balance = Balance(written.tries[-1].method, max(edges) * len(edges) / max(sum(edges), 1))
+    name = digest(repr((written.hash, shape, sums)))
+    return replace(
+        written, shape=shape, sums=sums, edges=edges, tries=(balance,), predicted=price, machine=machine, hash=name
+    )
+
+
+def edges_of_tile(store: GridStore, shape: MeshShape, place: Mapping[str, int]) -> int:
+    """Edges of a rank's tile in the first layer; files that it shares with other ranks are read."""
+    held = (row_range(store.manifest.num_nodes, TileLayout((axis,), None, 0), shape, place) for axis in ("z", "x"))
+    return store.count(0, *((rows.start, rows.stop) for rows in held))
+
+
+def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridPlan, dict[str, RowTensor]]:
+    """The runtime form, the plan, and the attributes by name (collective).
+
+    On another mesh than the store was written for, the node orders stay what they are.
+    """
+    num_ranks, written = world_group().size, stored_grid_plan(store)
+    shape = written.shape if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
+    plan, is_as_written = written, shape == written.shape and shape.size == num_ranks
+    if not is_as_written:
+        machine = common_machine()
+        best = candidates(written.model, num_ranks, options, machine)[0]
+        shape = best.shape if options.mesh is None else shape
+        plan = on_mesh(written, shape, best.sums, best.price, machine, (0,))
+    with raised_on_all_ranks():
+        orders = tuple(StoredOrder(*store.order(number)) for number in range(store.num_orders))
+    grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.comm_dtype)
+    with raised_on_all_ranks():
+        graph = _graph(store, grid)
+        mine = edges_of_tile(store, shape, grid.mesh.coordinates)
+        if is_as_written and mine != written.edges[world_group().rank]:
+            raise StoreError(
+                f"Expected {written.edges[world_group().rank]} edges in this rank's tile in {store.path}, as its plan "
+                f"says (got {mine}): write the store again"
+            )
+        attributes = _attributes(store, graph)
+    if not is_as_written:
+        edges = tuple(world_group().gather_counts(mine))
+        plan = on_mesh(written, shape, plan.sums, plan.predicted, plan.machine, edges)
+    return graph, plan, attributes
+
+
+def _graph(store: GridStore, grid: Grid) -> GridGraph:
+    """This rank's edges; what its tiles will be read from is checked."""
+    manifest, group = store.manifest, grid.mesh.group(*GRID_AXES)
+    low, high = split(manifest.num_edges, group.size)[group.rank : group.rank + 2]
+    ends = [store.range_rows("edges", name, manifest.num_edges, low, high) for name in ("source", "target")]
+    edge_rows = RowSharding(group, "edge", manifest.num_edges, torch.arange(low, high))
+    for row_axis, column_axis in tilings(grid.sums):
+        for order in range(len(grid.orders)):
+            layouts = Tiling(row_axis, column_axis, order).layouts(len(grid.orders))
+            for key, _, _ in store.overlapping(order, *map(grid.held, layouts)):
+                for name in ("edge_id", "row", "column"):
+                    store.check(key, name)
+
+    def read_tile(tiling: Tiling) -> tuple[Tensor, Tensor]:
+        found = store.rectangle(tiling.order, *map(grid.held, tiling.layouts(len(grid.orders))))
+        store.close()
+        return found
+
+    return GridGraph(grid, torch.stack(ends), edge_rows, manifest.graph["loop_rule"], read_tile)
+
+
+def _attributes(store: GridStore, graph: GridGraph) -> dict[str, RowTensor]:
+    manifest, grid, found = store.manifest, graph.grid, dict[str, RowTensor]()
+    for name, (dtype, shape) in manifest.node_attributes.items():
+        size = (manifest.num_nodes, *shape)
+        like = torch.empty(size, device="meta", dtype=_torch_dtype(dtype))
+        sharding = graph.attribute_sharding(name, like)
+        layout = sharding.layout if isinstance(sharding, Tile) else WHOLE_ROWS
+        held = row_range(manifest.num_nodes, layout, grid.mesh.grid_shape, grid.mesh.coordinates)
+        local = store.range_rows("rows", name, manifest.num_nodes, held.start, held.stop)
+        if isinstance(sharding, Tile):
+            local = local[:, sharding.columns.start : sharding.columns.stop].contiguous()
+        found[name] = RowTensor.from_local(local, sharding)
+    ids = graph.edge_sharding.global_id
+    low, high = (int(ids[0]), int(ids[-1]) + 1) if ids.numel() else (0, 0)
+    for name in manifest.edge_attributes:
+        local = store.range_rows("edges", name, manifest.num_edges, low, high)
+        found[name] = RowTensor.from_local(local, graph.edge_sharding)
+    store.close()
+    return found
+
+
+def _torch_dtype(dtype: str) -> torch.dtype:
+    return as_torch(torch.empty(0).numpy().astype(storage_dtype(dtype)), dtype).dtype

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group, world_group
-from pyg_dist.backend.comm.topology import Machines, machines, ranks_per_machine
+from pyg_dist.backend.comm.topology import DataGroups, Machines, machines, ranks_per_machine
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.state import current
@@ -26,7 +25,7 @@ from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash, shares_machines
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.halo.sharding import HaloNodes
-from pyg_dist.partition.whole_graphs import whole_graphs
+from pyg_dist.partition.balance import whole_graphs
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
@@ -82,7 +81,7 @@ def lay_out(graph_input: GraphInput, options: Options, identity: str) -> tuple[D
 def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, model: Model, machine: Machine) -> Options:
     """The options with the cheapest layout in the place of "auto"; rank 0 prints why (collective)."""
     from pyg_dist.data.grid_data import candidates
-    from pyg_dist.plan.auto import HaloCandidate, halo_candidates, reasons
+    from pyg_dist.plan.prices import HaloCandidate, halo_candidates, reasons
 
     num_ranks = world_group().size
 

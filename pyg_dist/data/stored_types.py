@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.data_groups import DataGroups
+from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, require_equal
 from pyg_dist.data.options import Options, raised_on_all_ranks

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node

@@ -53,8 +53,7 @@ class OperatorCache(Generic[T]):
     Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor object and
     its version, never by addresses, which are all zero on a rank without edges.
 
-    Args:
-        num_entries: of the operators, roughly.
+    ``num_entries``: of the operators, roughly.
     """
 
     def __init__(self, num_entries: int) -> None:
@@ -65,10 +64,7 @@ class OperatorCache(Generic[T]):
     def get(self, key: Hashable, weight: RowTensor | None, build: Callable[[], T]) -> T:
         """The operator for ``key`` and ``weight``, built where there is none, or where the weights have changed.
 
-        Args:
-            key: what else it depends on.
-            weight: constant weights, or ``None``. Where torch does not count their changes, nothing is kept.
-            build: makes it.
+        ``weight`` is constant. Where torch does not count its changes, nothing is kept.
         """
         version = None if weight is None else version_of(weight)
         # The latest used ones. Those of weights that are gone keep their places: when Python finds out that they are
@@ -121,10 +117,7 @@ class CachedAggregate:
 def is_cached(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) -> bool:
     """Whether the result is known, or would be kept for the next time. Not collective, apart from ``operator``.
 
-    Args:
-        x: what is aggregated.
-        operator: gives the operator; called only where x has some results.
-        rows: of the result.
+    ``operator`` is called only where x has some results; ``rows`` are those of the result.
     """
     return is_cacheable(x, rows) or (bool(x._cached_aggregates) and lookup(x, operator()) is not None)
 

@@ -28,12 +28,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 class _RowsApart(RowSharding):
-    """Some rows of a rank, which stand for all.
-
-    Args:
-        parent: the rows.
-        rng_key: of those that are here.
-    """
+    """Some rows of a rank, which stand for all."""
 
     def __init__(self, parent: RowSharding, rng_key: Tensor) -> None:
         super().__init__(parent.group, parent.kind, parent.size, rng_key)
@@ -54,12 +49,7 @@ class _RowsApart(RowSharding):
 
 
 class _BlockRows(_RowsApart):
-    """Those at some places.
-
-    Args:
-        parent: the rows.
-        local_index: the places, int64 ``[k]``.
-    """
+    """Those at some local places, int64 ``[k]``."""
 
     def __init__(self, parent: RowSharding, local_index: Tensor) -> None:
         key = on_device(parent.rng_key, local_index.device)
@@ -90,13 +80,7 @@ class _OwnDraws:
 
 
 class _BlockGraph:
-    """What a block's edges know of their graph.
-
-    Args:
-        targets: the rows of their targets.
-        neighbour_id: gives the global ids of all neighbours.
-        device: where the edges lie.
-    """
+    """What a block's edges know of their graph."""
 
     group = _OwnDraws()
 
@@ -130,10 +114,7 @@ class BlockEdges(Edges):
     def of_block(edges: Edges, block: Block, neighbour_id: Callable[[], Tensor]) -> BlockEdges:
         """Those of a block.
 
-        Args:
-            edges: all of them.
-            block: which.
-            neighbour_id: gives the graph's, the same for all blocks: making it takes time by nodes, not by edges.
+        ``neighbour_id`` gives the graph's, the same for all blocks: making it takes time by nodes, not by edges.
         """
         graph = edges.graph
         targets = torch.arange(block.low, block.high, device=block.target.device)
@@ -143,13 +124,7 @@ class BlockEdges(Edges):
 
     @staticmethod
     def made_up(edges: Edges, num_edges: int, num_targets: int) -> BlockEdges:
-        """Edges that stand for any, the same on all ranks, also where there are none.
-
-        Args:
-            edges: all of them.
-            num_edges: how many.
-            num_targets: of how many targets.
-        """
+        """Edges that stand for any, the same on all ranks, also where there are none."""
         number = torch.arange(num_edges, device=edges.graph.device)
         nodes = _RowsApart(edges.graph.targets, number[:num_targets])
         apart, none = _BlockGraph(nodes, lambda: number, number.device), torch.zeros_like(number)

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
-from pyg_dist.graph import type_questions
 from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle
+from pyg_dist.tensor.calling_code import EdgeHandle, class_unless_tensor_is_asked_for
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import functions
@@ -62,7 +61,7 @@ class DistributedEdgeIndex(EdgeHandle):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[DistributedEdgeIndex]:  # what isinstance reads where the type says no
-        return type_questions.answer(DistributedEdgeIndex, sys._getframe(1))
+        return class_unless_tensor_is_asked_for(DistributedEdgeIndex, sys._getframe(1))
 
     def __init__(self, graph: DistributedGraph, sparse: bool = False, weight: RowTensor | None = None) -> None:
         self.graph = graph
@@ -160,13 +159,8 @@ class DistributedEdgeIndex(EdgeHandle):
         They are known again by their values, of the latest few sets, so that it does not matter whether a script keeps
         the tensor or makes it anew in each forward. Collective: digests are compared, and new edges planned.
 
-        Args:
-            edge_index: integers ``[2, E]``, equal on every rank.
-            nodes: the nodes where they end.
-            device: where their rows lie.
-            loop_rule: see :data:`~pyg_dist.store.manifest.LoopRule`.
-            is_kept: whether it is to be one of the latest few; not, where the script keeps what it is given.
-            sources: the nodes where they begin; ``None``: the same.
+        ``edge_index``, integers ``[2, E]`` equal on every rank, goes from ``sources``, by default the same, to
+        ``nodes``. Unless ``is_kept``, as where the script keeps the handle, it is not one of the latest few.
 
         Raises:
             AgreementError: The ranks have different edges.
@@ -195,8 +189,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def edges(self, by_operator: bool = False) -> Edges:
         """The edges as the code of a conv may look at them (may be collective at the first use).
 
-        Args:
-            by_operator: whether the graph's operators, and rows at the ends of edges wherever these lie, are enough.
+        ``by_operator``: whether the graph's operators, and rows at the ends of edges wherever these lie, are enough.
         """
         # Kept here, not with the graph, which they know: drawn edges are freed with their handle, and not later.
         if self._edges is None or self._edges[0] is not self.weight:

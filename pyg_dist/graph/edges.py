@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,14 +47,7 @@ def is_wide(rows: Tensor) -> bool:
     return rows.dtype.is_floating_point and rows.shape[1:].numel() >= _FEW_COLUMNS
 
 
-class EdgeEnd(Protocol):
-    """What a :class:`~pyg_dist.graph.edges.NodeIds` is: the sources (0) or targets (1) of edges."""
-
-    edges: Any
-    end: Any
-
-
-_EdgeRows = tuple[NodeTensor, tuple[int | None, bool], Tensor]
+_EdgeRows = tuple[RowTensor, tuple[int | None, bool], Tensor]
 
 
 @dataclass
@@ -71,11 +64,7 @@ _call: _Call | None = None
 
 @contextmanager
 def share_halo_within(layer: nn.Module) -> Iterator[None]:
-    """Within it exchanges are those of ``layer``, and a node tensor is exchanged once.
-
-    Raises:
-        UnsupportedError: See :func:`no_layer_within`.
-    """
+    """Context in which exchanges are those of ``layer``, and a node tensor is exchanged once; not within a message."""
     global _call
     if _call is not None and _call.is_message:
         name, outer_name = (type(one).__name__.removeprefix("Distributed") for one in (layer, _call.layer))
@@ -102,16 +91,14 @@ def no_layer_within(layer: nn.Module) -> Iterator[None]:
         _call = outer
 
 
-def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
+def nodes_to_edges(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
     """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
 
     Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at random,
     and so are their gradients on the way back.
 
-    Shapes:
-        - x: ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; integers and
-          bools as int64
-        - output: ``[E, ...]``
+    Shapes: x ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; integers and bools
+    as int64; output ``[E, ...]``.
     """
     edges = ids.edges
     edges.end(ids.end)  # raises where they were changed
@@ -120,10 +107,10 @@ def nodes_to_edges(x: NodeTensor, ids: EdgeEnd) -> EdgeTensor:
             f"Expected a row for each of the {nodes_at(edges.graph, ids.end)} of the edges' graph (got {x._sharding} "
             f"of another graph, type or selection): take both from one data"
         )
-    return cast(EdgeTensor, edges.fetch(x, ids.end))
+    return edges.fetch(x, ids.end)
 
 
-def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
+def neighbour_rows(x: RowTensor, graph: EdgeView) -> Tensor:
     """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
     known = known_neighbour_rows(x, graph)
     if known is not None:
@@ -136,27 +123,22 @@ def neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor:
     return rows
 
 
-def known_neighbour_rows(x: NodeTensor, graph: EdgeView) -> Tensor | None:
+def known_neighbour_rows(x: RowTensor, graph: EdgeView) -> Tensor | None:
     """:func:`neighbour_rows`, where they have been exchanged in this call; ``None``: they have not."""
     known = None if _call is None else _call.exchanged.get((id(x), graph))
     return known[2] if known is not None and known[1] == _state(x) else None
 
 
-def _state(x: NodeTensor) -> tuple[int | None, bool]:
+def _state(x: RowTensor) -> tuple[int | None, bool]:
     return version_of(x), x.requires_grad and torch.is_grad_enabled()
 
 
-def edges_to_nodes(values: EdgeTensor, ids: EdgeEnd, reduce: str = "sum") -> NodeTensor:
+def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
     """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
 
     Collective for sources.
 
-    Shapes:
-        - values: ``[E, ...]``
-        - output: ``[N, ...]``
-
-    Raises:
-        UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
+    Shapes: values ``[E, ...]``; output ``[N, ...]``.
     """
     edges = ids.edges
     out = edges.reduce(local_values(values, edges.rows), ids.end, reduce)
@@ -190,9 +172,7 @@ class Edges(Tensor):
     def all_of(graph: EdgeView, weight: RowTensor | None = None) -> Edges:
         """All edges of a graph, in edge storage order.
 
-        Args:
-            graph: the graph.
-            weight: the values of an ``adj_t``, wherever they lie.
+        ``weight``: the values of an ``adj_t``, wherever they lie.
         """
         rows: Any = graph.edge_sharding
         values = None if weight is None else cast(EdgeTensor, weight.redistribute(rows))
@@ -328,12 +308,7 @@ class Edges(Tensor):
 
         Differentiable; collective for out-edges.
 
-        Shapes:
-            - values: ``[e, ...]``
-            - output: ``[n, ...]``
-
-        Raises:
-            UnsupportedError: Another reduction than a sum over edges with a common source, which lie on several ranks.
+        Shapes: values ``[e, ...]``; output ``[n, ...]``.
         """
         if end == 0:
             require_sum(reduce)
@@ -345,9 +320,7 @@ class Edges(Tensor):
     def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
         """:func:`~pyg_dist.graph.gcn_norm.put_loop_values` of the loops among these edges.
 
-        Shapes:
-            - filled: ``[n, ...]``
-            - values: of all of these edges, ``[e, ...]``
+        Shapes: filled ``[n, ...]``; values of all of these edges, ``[e, ...]``.
         """
         return put_loop_values(filled, self.target[self.loops], values[self.loops], rule)
 
@@ -434,7 +407,10 @@ class EdgesAndLoops(RowSharding):
     def __init__(self, edges: RowSharding, graph: DistributedGraph | EdgeView) -> None:
         loops = graph.node_sharding
         super().__init__(
-            edges.group, "edge", edges.size + loops.size, torch.cat([edges.rng_key, _first(graph) + loops.rng_key])
+            edges.group,
+            "edge",
+            edges.size + loops.size,
+            torch.cat([edges.rng_key, graph.edge_sharding.num_rng_keys + loops.rng_key]),
         )
         self._edges, self._loops = edges, loops
 
@@ -447,11 +423,6 @@ class EdgesAndLoops(RowSharding):
     def position(self) -> Tensor:
         """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._position
-
-
-def _first(graph: DistributedGraph | EdgeView) -> int:
-    """The key of the first node's self loop, behind those of all edges."""
-    return graph.edge_sharding.num_rng_keys
 
 
 class NodeIds(RowIndex):

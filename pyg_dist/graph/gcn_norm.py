@@ -8,8 +8,9 @@ Constant weights make two scales for each node, :func:`gcn_scales`. Weights that
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,25 +20,21 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.sharding import lasting
 
-T = TypeVar("T", bound=Tensor)
 
-
-def inverse_sqrt_degree(degree: T) -> T:
+def inverse_sqrt_degree(degree: Tensor) -> Tensor:
     """``degree^-1/2``, zero where the degree is zero, as PyG's ``gcn_norm`` has it."""
     scale = degree.pow(-0.5)
-    return scale.masked_fill(scale == float("inf"), 0.0)  # type: ignore[return-value]
+    return scale.masked_fill(scale == float("inf"), 0.0)
 
 
-def mask_non_sources(scale: T, is_source: Tensor) -> T:
+def mask_non_sources(scale: Tensor, is_source: Tensor) -> Tensor:
     """``scale``, zero for nodes that are no source: no sum needs theirs, and NaN there would be their gradient.
 
     Degrees are negative where weights are, and their roots NaN.
 
-    Shapes:
-        - scale: ``[n, ...]``
-        - is_source: bool ``[n]``
+    Shapes: scale ``[n, ...]``; is_source bool ``[n]``.
     """
-    return scale.masked_fill(~is_source.view(-1, *[1] * (scale.dim() - 1)), 0.0)  # type: ignore[return-value]
+    return scale.masked_fill(~is_source.view(-1, *[1] * (scale.dim() - 1)), 0.0)
 
 
 def gcn_scales(
@@ -45,10 +42,8 @@ def gcn_scales(
 ) -> tuple[Tensor, Tensor]:
     """The scales of a tile's rows and columns.
 
-    Args:
-        degree: of the rows' nodes, loops included.
-        at_columns: the same nodes' values where the columns need them.
-        is_source: whether a column has an entry, bool; ``None``: every one has.
+    ``degree`` is that of the rows' nodes, loops included; ``at_columns`` brings values to where the columns need them;
+    ``is_source``: whether a column has an entry, bool; ``None``: every one has.
     """
     scale = inverse_sqrt_degree(degree)
     of_columns = at_columns(scale)
@@ -67,10 +62,8 @@ class LearnedScales:
     def get(self, dtype: torch.dtype, degree: Callable[[], Any], is_source: Tensor | None) -> tuple[Any, Any]:
         """Those of rows and of columns (collective at the first use, if ``degree`` is).
 
-        Args:
-            dtype: of the product.
-            degree: ``A_w 1``, loops included, ``[N, 1]``.
-            is_source: whether a node has an out-edge; ``None``: every one has.
+        ``degree`` gives ``A_w 1``, loops included, ``[N, 1]``; ``is_source``: whether a node has an out-edge; ``None``:
+        every one has.
         """
         key = dtype, torch.is_grad_enabled()
         if key not in self._known:
@@ -82,10 +75,7 @@ class LearnedScales:
 def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Callable[[Any], Any]) -> Any:
     """``y = s * A_w (s * x)``; differentiable by x and by the weights (collective).
 
-    Args:
-        x: node tensor ``[N, F]``.
-        scales: s, of rows and of columns.
-        multiply: ``A_w``, loops included, times a node tensor (collective).
+    ``scales`` are s of rows and of columns; ``multiply`` is ``A_w``, loops included, times a node tensor (collective).
     """
     of_rows, of_columns = scales
     return multiply(x * of_columns.to(x.dtype)) * of_rows.to(x.dtype)
@@ -96,10 +86,8 @@ def put_loop_values(filled: Tensor, node: Tensor, values: Tensor, rule: LoopRule
 
     Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
 
-    Shapes:
-        - filled: ``[n, ...]``, the values of new loops
-        - node: int64 ``[l]``, whose loop each of ``values`` is, in PyG's order of edges
-        - values: ``[l, ...]``
+    Shapes: filled ``[n, ...]``, the values of new loops; node int64 ``[l]``, whose loop each of ``values`` is, in PyG's
+    order of edges; values ``[l, ...]``.
     """
     return filled if rule == "replace" else filled.index_put((node,), values, accumulate=rule == "add")
 
@@ -108,46 +96,27 @@ Entries = tuple[Tensor, Tensor, Tensor]
 """Row, column and place in edge storage of each entry of a pattern; those of a row in PyG's order of edges."""
 
 
+@dataclass(eq=False)
 class SelfLoops:
-    """A pattern with and without its self loops. Patterns are made when first used, and kept. Not collective.
+    """A pattern with and without its self loops. Patterns are made when first used, and kept. Not collective."""
 
-    Args:
-        entries: gives the pattern's entries, which need not be kept.
-        shape: of the pattern, ``(n, m)``.
-        loop_row: rows that have their own node among the columns, int64 ``[k]``.
-        loop_col: those columns, int64 ``[k]``.
-        rule: what becomes of loops that exist.
-        num_edges: of the edge storage; the values of added loops lie behind it, in the order of ``loop_row``.
-        device: where patterns and values are wanted. All else is on the host.
-    """
-
-    def __init__(
-        self,
-        entries: Callable[[], Entries],
-        shape: tuple[int, int],
-        loop_row: Tensor,
-        loop_col: Tensor,
-        rule: LoopRule,
-        num_edges: int,
-        device: torch.device,
-    ) -> None:
-        self._entries = entries
-        self._shape = shape
-        self._loop_row = loop_row
-        self._loop_col = loop_col
-        self._rule: LoopRule = rule
-        self._num_edges = num_edges
-        self._device = device
+    entries: Callable[[], Entries]  # of the pattern, which need not be kept
+    shape: tuple[int, int]  # of the pattern, ``(n, m)``
+    loop_row: Tensor  # rows that have their own node among the columns, int64 ``[k]``
+    loop_col: Tensor  # those columns
+    rule: LoopRule  # what becomes of loops that exist
+    num_edges: int  # of the edge storage; the values of added loops lie behind it, in the order of ``loop_row``
+    device: torch.device  # where patterns and values are wanted; all else is on the host
 
     def _is_loop(self, row: Tensor, col: Tensor) -> Tensor:
-        own_col = torch.full((self._shape[0],), -1, dtype=torch.int32)
-        own_col[self._loop_row] = self._loop_col.to(torch.int32)
+        own_col = torch.full((self.shape[0],), -1, dtype=torch.int32)
+        own_col[self.loop_row] = self.loop_col.to(torch.int32)
         return own_col.index_select(0, row) == col
 
     def _others(self) -> Entries:
         """The entries beside which loops are added."""
-        row, col, edge = self._entries()
-        if self._rule == "add":
+        row, col, edge = self.entries()
+        if self.rule == "add":
             return row, col, edge
         is_loop = self._is_loop(row, col)
         if not is_loop.any():
@@ -158,21 +127,21 @@ class SelfLoops:
     def _with_loops(self) -> Entries:
         row, col, edge = self._others()
         # One after another: where a rank has most of the graph, this is the most memory that it ever needs.
-        row = torch.cat([row, self._loop_row.to(row.dtype)])
-        col = torch.cat([col, self._loop_col.to(col.dtype)])
-        last = self._num_edges + self._loop_row.numel()
+        row = torch.cat([row, self.loop_row.to(row.dtype)])
+        col = torch.cat([col, self.loop_col.to(col.dtype)])
+        last = self.num_edges + self.loop_row.numel()
         dtype = torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
-        return row, col, torch.cat([edge, torch.arange(self._num_edges, last, dtype=dtype)])
+        return row, col, torch.cat([edge, torch.arange(self.num_edges, last, dtype=dtype)])
 
     @cached_property
     @lasting
     def _present(self) -> tuple[Tensor, Tensor]:
         """Of every loop that exists: its number among the added ones, and its place in edge storage."""
-        row, col, edge = self._entries()
-        number = torch.full((self._shape[0],), -1, dtype=torch.int64)
-        number[self._loop_row] = torch.arange(self._loop_row.numel())
+        row, col, edge = self.entries()
+        number = torch.full((self.shape[0],), -1, dtype=torch.int64)
+        number[self.loop_row] = torch.arange(self.loop_row.numel())
         entry = self._is_loop(row, col).nonzero().view(-1)
-        return number[row[entry].long()].to(self._device), edge[entry].long().to(self._device)
+        return number[row[entry].long()].to(self.device), edge[entry].long().to(self.device)
 
     @cached_property
     @lasting
@@ -187,31 +156,27 @@ class SelfLoops:
         return self._made(self._with_loops)
 
     def _made(self, entries: Callable[[], Entries]) -> CSR:
-        csr = CSR.from_edges(*entries(), *self._shape).to(self._device)
+        csr = CSR.from_edges(*entries(), *self.shape).to(self.device)
         trim_after(csr.num_entries)
         return csr
 
     def weight(self, values: Tensor, loop_value: float) -> Tensor:
         """The weight of each added loop: its node's own where the rule keeps one, else ``loop_value``; differentiable.
 
-        Shapes:
-            - values: ``[e]``, of the edges
-            - output: ``[k]``
+        Shapes: values ``[e]``, of the edges; output ``[k]``.
         """
-        filled = values.new_full((self._loop_row.numel(),), loop_value)
-        if self._rule != "remaining":
+        filled = values.new_full((self.loop_row.numel(),), loop_value)
+        if self.rule != "remaining":
             return filled
         number, edge = self._present
-        return put_loop_values(filled, number, values[edge], self._rule)
+        return put_loop_values(filled, number, values[edge], self.rule)
 
     def with_loops(self, values: Tensor | None, loop_value: float, dtype: torch.dtype) -> Tensor | None:
         """The values of :attr:`added`'s edges and loops; ``None`` where all are one.
 
-        Shapes:
-            - values: ``[e]``, or ``None``: ones
-            - output: ``[e + k]``
+        Shapes: values ``[e]``, or ``None``: ones; output ``[e + k]``.
         """
         if values is None and loop_value == 1.0:
             return None
-        of_edges = torch.ones(self._num_edges, dtype=dtype, device=self._device) if values is None else values
+        of_edges = torch.ones(self.num_edges, dtype=dtype, device=self.device) if values is None else values
         return torch.cat([of_edges, self.weight(of_edges, loop_value)])

@@ -7,10 +7,11 @@ Two layouts implement it: :class:`~pyg_dist.halo.graph.HaloGraph` (rows of nodes
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -110,11 +111,7 @@ def nodes_at(graph: DistributedGraph | EdgeView, end: End) -> NodeSharding:
 
 
 def the_one(sources: NodeSharding, targets: NodeSharding) -> NodeSharding:
-    """The nodes at both ends of a graph's edges.
-
-    Raises:
-        UnsupportedError: They are two sets of nodes.
-    """
+    """The nodes at both ends of a graph's edges, which have to be one set."""
     if sources is not targets:
         raise UnsupportedError(
             f"Expected edges within one set of nodes, as self loops (without add_self_loops=False), GCN's norm and "
@@ -163,10 +160,7 @@ class GraphProducts(Protocol):
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator:
         """The matrix of an aggregation; cached while constant weights do not change (collective when built).
 
-        Args:
-            norm: how it scales.
-            weight: of the edges, ``[E]``, or ``None`` for ones. Weights that require a gradient learn.
-            dtype: of its values.
+        ``weight``, ``[E]``, or ``None`` for ones, learns if it requires a gradient; ``dtype`` is that of the values.
         """
 
     def aggregate(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> NodeTensor:
@@ -174,13 +168,7 @@ class GraphProducts(Protocol):
 
         Exact, but for a training ``layer`` of a ``DistributedData`` with ``bits``, unless the result is cached.
 
-        Args:
-            x: rows of the sources, as :meth:`place` gives it, ``[M, F]``.
-            operator: of this graph.
-            layer: whose aggregation it is.
-
-        Shapes:
-            - output: rows of the targets, ``[N, F]``
+        Shapes: output rows of the targets, ``[N, F]``.
         """
 
     def attend(
@@ -196,16 +184,11 @@ class GraphProducts(Protocol):
         Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
         sends.
 
-        Args:
-            edges: the :class:`~pyg_dist.graph.edges.Edges`, of this graph.
-            inputs: whole rows: value and key of the m :attr:`sources`, query of the n :attr:`targets`, and for ``dot``
-                edge_weight; edge_attr of the edges. For ``additive`` edge_weight is one row for all targets.
-            spec: how logits are made.
-            layer: whose attention it is.
-            has_weights: whether the weights of the edges are wanted, too: those of the softmax, before dropout.
+        ``inputs`` are whole rows: value and key of the m :attr:`sources`, query of the n :attr:`targets`, and for
+        ``dot`` edge_weight; edge_attr of the edges. For ``additive`` edge_weight is one row for all targets. With
+        ``has_weights`` those of the softmax, before dropout, come as well.
 
-        Shapes:
-            - output: ``[n, H C]``; ``[n, H D]``, or empty; ``[e, H]``, or without rows
+        Shapes: output ``[n, H C]``; ``[n, H D]``, or empty; ``[e, H]``, or without rows.
         """
 
 
@@ -256,9 +239,7 @@ class EdgeView(GraphProducts, Protocol):
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """The neighbours' rows, differentiable (collective). Exact, but for a training ``layer`` with ``bits``.
 
-        Shapes:
-            - x: ``[m, ...]``
-            - output: ``[m + h, ...]``
+        Shapes: x ``[m, ...]``; output ``[m + h, ...]``.
         """
 
     def reduce_by_blocks(
@@ -269,35 +250,21 @@ class EdgeView(GraphProducts, Protocol):
         Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
         sends. The backward makes the messages again.
 
-        Args:
-            edges: the :class:`~pyg_dist.graph.edges.Edges`, of this graph.
-            inputs: of which each block has its piece.
-            run: see :data:`~pyg_dist.backend.sparse.csr.Run`.
-            max_edges: of a block, if it has more than one target.
-            layer: whose messages they are.
+        ``inputs``: of which each block has its piece; ``max_edges``: of a block, if it has more than one target.
 
-        Shapes:
-            - output: ``[n, ...]``
+        Shapes: output ``[n, ...]``.
         """
 
     def sum_to_owners(self, rows: Tensor) -> Tensor:
         """The transpose of :meth:`neighbour_rows`: every rank's rows are summed where their nodes live (collective).
 
-        Shapes:
-            - rows: ``[m + h, ...]``
-            - output: ``[m, ...]``
+        Shapes: rows ``[m + h, ...]``; output ``[m, ...]``.
         """
 
     def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Operator | None:
         """:meth:`operator` over edges that differ from the graph's by self loops (collective when built).
 
         ``None`` for other edges, and in a batch that rescales.
-
-        Args:
-            edges: the :class:`~pyg_dist.graph.edges.Edges`.
-            norm: sum or mean.
-            weight: of these edges.
-            dtype: of its values.
         """
 
 
@@ -352,9 +319,7 @@ class DistributedGraph(GraphProducts, Protocol):
     ) -> NodeTensor:
         """``sum_k X_k W_k^T + bias`` over rows that lie alike (may be collective).
 
-        Shapes:
-            - X_k: ``[N, F_k]``; W_k: ``[G, F_k]``; bias: ``[G]``
-            - output: ``[N, G]``
+        Shapes: X_k ``[N, F_k]``, W_k ``[G, F_k]``, bias ``[G]``; output ``[N, G]``.
         """
 
     def is_cached(self, x: NodeTensor, operator: Any) -> bool:
@@ -418,6 +383,42 @@ class SampledGraph(DistributedGraph, Protocol):
 
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+
+
+C = TypeVar("C", bound="CopiedToDevices")
+
+
+class CopiedToDevices:
+    """A graph, or a part of one, of which each device that needs it has one copy.
+
+    Attributes:
+        device: where this one is.
+        parent: of a batch, the graph, which goes along.
+    """
+
+    device: torch.device
+    parent: Any = None
+    _elsewhere: dict[torch.device, Any]
+
+    def __deepcopy__(self: C, memo: object) -> C:
+        return self  # immutable, apart from caches
+
+    def to(self: C, device: torch.device | str) -> C:
+        """The same edges over the same nodes on another device."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        if device not in self._elsewhere:
+            moved = copy.copy(self)
+            moved._build_on(device)
+            if self.parent is not None:
+                moved.parent = self.parent.to(device)
+            self._elsewhere[device] = moved
+        return self._elsewhere[device]  # type: ignore[no-any-return]
+
+    def _build_on(self, device: torch.device) -> None:
+        """Make there, in a copy, what depends on the device."""
+        raise NotImplementedError
 
 
 def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | EdgeView) -> bool:

@@ -44,15 +44,10 @@ class PairProbability:
     def factor(self, source: Tensor, target: Tensor, dtype: torch.dtype, node_id: Tensor | None = None) -> Tensor:
         """One over the probability of each edge's source, given its target; one for self loops, which are not drawn.
 
-        Args:
-            source: number of one end.
-            target: number of the other.
-            dtype: of the output.
-            node_id: the global id of each number; ``None``: they are global ids.
+        ``source`` and ``target`` are numbers of nodes, whose global ids are in ``node_id``; ``None``: they are global
+        ids.
 
-        Shapes:
-            - source, target: int64 ``[k]``
-            - output: ``[k]``
+        Shapes: source, target int64 ``[k]``; output ``[k]``.
         """
         if self.kind is None:
             return torch.full(source.shape, 1 / float(self.table[0, 0]), dtype=dtype).masked_fill_(source == target, 1)

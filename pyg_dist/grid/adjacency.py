@@ -13,14 +13,17 @@ from torch import Tensor
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.gcn_norm import SelfLoops
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, split
-from pyg_dist.grid.plan.node_order import NodeOrder, edge_blocks
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, TileLayout, Tiling
+from pyg_dist.grid.plan.node_order import edge_blocks
 from pyg_dist.grid.sharding import Grid
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.sharding import lasting
 
-ReadTile = Callable[[str, str, int], tuple[Tensor, Tensor]]
-"""Rows and columns of the edges of this rank's tile, by ascending id, of (row axis, column axis, order of sources)."""
+Entries = tuple[Tensor, Tensor]
+"""Row and column of each edge of a tile, from the blocks' first positions, int32 ``[e]``; edges by ascending id."""
+
+ReadTile = Callable[[Tiling], Entries]
+"""Reads the entries of this rank's tile."""
 
 
 @dataclass(frozen=True)
@@ -28,90 +31,59 @@ class AdjacencyTile:
     """The edges between the sources of one block and the targets of another.
 
     Data on single edges and nodes is on the host.
-
-    Attributes:
-        row_axis: splits the targets, in node order ``row_order``.
-        column_axis: splits the sources, in node order ``column_order``.
-        row, column: of each edge, from the blocks' first positions, int32 ``[e]``; edges by ascending id.
-        row_id, column_id: global ids of the blocks' nodes.
-        loop_row, loop_column: where each node stands that is in both blocks.
-        device: where patterns lie.
-        make_dispatch: makes :attr:`dispatch` (collective).
     """
 
-    row_axis: str
-    column_axis: str
-    row_order: int
-    column_order: int
-    row: Tensor
+    grid: Grid
+    tiling: Tiling
+    row: Tensor  # see :data:`Entries`
     column: Tensor
-    row_id: Tensor
-    column_id: Tensor
-    loop_row: Tensor
-    loop_column: Tensor
-    device: torch.device
-    make_dispatch: Callable[[], Redistribution]
+    device: torch.device  # where patterns lie
+    make_dispatch: Callable[[], Redistribution]  # makes :attr:`dispatch` (collective)
 
     @staticmethod
     def of(
         grid: Grid,
         edge_index: Tensor,
         edge_id: Tensor,
-        row_axis: str,
-        column_axis: str,
-        order: int,
+        tiling: Tiling,
         device: torch.device,
-        read: ReadTile | None = None,
+        entries: Entries | None = None,
     ) -> AdjacencyTile:
-        """The edges of this rank's tile, brought together from all ranks (collective), or read (not collective).
+        """This rank's tile of edges, of which it stores ``edge_index``, int64 ``[2, e]``, with ascending ``edge_id``.
 
-        The rank stores ``edge_index``, int64 ``[2, E / P]``, with ascending ``edge_id``. ``row_axis`` splits the
-        targets, ``column_axis`` the sources, in node order ``order``.
+        Without ``entries`` these are brought together from all ranks (collective).
         """
-        if read is not None:
-            entries = read(row_axis, column_axis, order)
-        else:
-            rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
-            dispatch = _dispatch(grid, edge_index, edge_id, row_axis, column_axis, order)
-            source, target = dispatch.start(edge_index.t()).wait().unbind(1)
-            row_low, _ = _block(grid, rows, row_axis)
-            column_low, _ = _block(grid, columns, column_axis)
-            entries = (rows.positions(target) - row_low).int(), (columns.positions(source) - column_low).int()
-        return AdjacencyTile.of_entries(grid, edge_index, edge_id, row_axis, column_axis, order, *entries, device)
+        make_dispatch = partial(_dispatch, grid, edge_index, edge_id, tiling)
+        if entries is None:
+            ends = zip(
+                make_dispatch().start(edge_index.t()).wait().unbind(1)[::-1], _layouts(grid, tiling), strict=True
+            )
+            row, column = ((grid.orders[k.order].positions(node) - grid.held(k)[0]).int() for node, k in ends)
+            entries = row, column
+        return AdjacencyTile(grid, tiling, *entries, device, make_dispatch)
 
-    @staticmethod
-    def of_entries(
-        grid: Grid,
-        edge_index: Tensor,
-        edge_id: Tensor,
-        row_axis: str,
-        column_axis: str,
-        order: int,
-        row: Tensor,
-        column: Tensor,
-        device: torch.device,
-    ) -> AdjacencyTile:
-        """The tile whose edges are known; see the class and :meth:`of` (not collective)."""
-        column_order, row_order = order, grid.other_order(order)
-        rows, columns = grid.orders[row_order], grid.orders[column_order]
-        make_dispatch = partial(_dispatch, grid, edge_index, edge_id, row_axis, column_axis, order)
-        (row_low, row_high), (column_low, column_high) = (
-            _block(grid, rows, row_axis),
-            _block(grid, columns, column_axis),
-        )
-        row_id, column_id = rows.nodes(row_low, row_high), columns.nodes(column_low, column_high)
-        as_column = torch.arange(row_low, row_high) if rows is columns else columns.positions(row_id)
-        loop_row = ((as_column >= column_low) & (as_column < column_high)).nonzero().view(-1)
-        return AdjacencyTile(
-            row_axis, column_axis, row_order, column_order,
-            row, column, row_id, column_id, loop_row, as_column[loop_row] - column_low, device, make_dispatch,
-        )  # fmt: skip
+    @property
+    def layouts(self) -> tuple[TileLayout, TileLayout]:
+        """How the rows lie, and the columns."""
+        return _layouts(self.grid, self.tiling)
+
+    @cached_property
+    @lasting
+    def ids(self) -> tuple[Tensor, Tensor]:
+        """Ids of the rows' nodes and of the columns', in a batch from its group's first one."""
+        rows, columns = (self.grid.orders[k.order].nodes(*self.grid.held(k)) for k in self.layouts)
+        return rows, columns
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and columns."""
+        (row_low, row_high), (column_low, column_high) = map(self.grid.held, self.layouts)
+        return row_high - row_low, column_high - column_low
 
     @cached_property
     def csr(self) -> CSR:
         """The edges by target."""
-        csr = CSR.from_edges(self.row, self.column, None, self.row_id.numel(), self.column_id.numel())
-        return csr.to(self.device)
+        return CSR.from_edges(self.row, self.column, None, *self.shape).to(self.device)
 
     def to(self, device: torch.device) -> AdjacencyTile:
         """The same edges with patterns on another device."""
@@ -138,28 +110,29 @@ class AdjacencyTile:
         if known is None:
             row, column = self.row, self.column  # not self, which would be a cycle
             entries = lambda: (row, column, torch.arange(row.numel()))  # noqa: E731
-            shape = self.row_id.numel(), self.column_id.numel()
-            known = SelfLoops(entries, shape, self.loop_row, self.loop_column, rule, self.row.numel(), self.device)
+            known = SelfLoops(entries, self.shape, *self._loop_ends(), rule, self.row.numel(), self.device)
             self._loops[rule] = known
         return known
 
+    def _loop_ends(self) -> tuple[Tensor, Tensor]:
+        """Row and column of each node that has both."""
+        rows, columns = (self.grid.orders[k.order] for k in self.layouts)
+        (row_low, row_high), (low, high) = map(self.grid.held, self.layouts)
+        as_column = torch.arange(row_low, row_high) if rows is columns else columns.positions(self.ids[0])
+        row = ((as_column >= low) & (as_column < high)).nonzero().view(-1)
+        return row, as_column[row] - low
 
-def _block(grid: Grid, order: NodeOrder, axis: str) -> tuple[int, int]:
-    """First and last position, exclusive, of this rank's block along ``axis``."""
-    index = grid.mesh.coordinates[axis]
-    low, high = order.bounds(split(order.num_split, grid.mesh.grid_shape[axis])[index : index + 2])
-    return low, high
+
+def _layouts(grid: Grid, tiling: Tiling) -> tuple[TileLayout, TileLayout]:
+    return tiling.layouts(len(grid.orders))
 
 
-def _dispatch(
-    grid: Grid, edge_index: Tensor, edge_id: Tensor, row_axis: str, column_axis: str, order: int
-) -> Redistribution:
+def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, tiling: Tiling) -> Redistribution:
     """Sends values from the ranks that store the edges to their tiles (collective). See :meth:`AdjacencyTile.of`."""
-    shape = grid.mesh.grid_shape
-    rows, columns = grid.orders[grid.other_order(order)], grid.orders[order]
-    at_row, at_column = edge_blocks(edge_index, rows, columns, shape, row_axis, column_axis)
-    (third,) = (axis for axis in GRID_AXES if axis not in (row_axis, column_axis))
-    first = at_row * shape.stride(row_axis) + at_column * shape.stride(column_axis)
+    shape, (rows, columns) = grid.mesh.grid_shape, (grid.orders[k.order] for k in _layouts(grid, tiling))
+    at_row, at_column = edge_blocks(edge_index, rows, columns, shape, tiling.row_axis, tiling.column_axis)
+    third = tiling.third_axis
+    first = at_row * shape.stride(tiling.row_axis) + at_column * shape.stride(tiling.column_axis)
     receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
     edge = torch.arange(first.numel()).repeat(shape[third])
     return Redistribution.of_copies(grid.transport(*GRID_AXES, exact=True), receiver, edge, edge_id)

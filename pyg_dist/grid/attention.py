@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
-from pyg_dist.backend.sparse.attention import Attended, Part, PartedAttention, attention_in_parts, share_of_part
+from pyg_dist.backend.ops import AttentionInputs
+from pyg_dist.backend.sparse.attention import Attended, PartedAttention, share_of_part
 from pyg_dist.backend.sparse.attention_by_edge import (
     EdgeSums,
     Gradients,
@@ -19,13 +19,16 @@ from pyg_dist.backend.sparse.attention_by_edge import (
     sums_by_edge,
     weights_by_edge,
 )
-from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.grid.collectives import AllGather, all_gather, reduce_scatter, sum_all
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GridAttention(PartedAttention):
-    """See :func:`grid_attention`."""
+class GridAttention(PartedAttention):
+    """Of one part, the tile's edges; exact, collective both ways.
+
+    Value and key are rows of this rank's sources, query, and edge_weight for ``dot``, those of its targets. Weights of
+    edges to targets of other ranks are zero.
+    """
 
     targets: AllGather  # gathers the rows of targets; its ranks share their in-edges
 
@@ -73,38 +76,3 @@ class _GridAttention(PartedAttention):
         y, z = divided(EdgeSums(total(sums.of_values), z, of_ones, sums.powers))
         of_ones = all_gather(of_ones, targets.transport, targets.sizes)
         return y, z, weights_by_edge(part.csr, sums.powers, of_ones, self.num_weights)
-
-
-def grid_attention(
-    csr: CSR,
-    sources: AllGather,
-    targets: AllGather,
-    edge_key: Tensor | None,
-    spec: AttentionSpec,
-    inputs: AttentionInputs,
-    num_weights: int = 0,
-) -> Attended:
-    """Attention over tiles; exact, collective both ways.
-
-    Differentiable by all inputs; twice by a pass that makes values for each edge and column.
-
-    Args:
-        csr: ``[t, s]``, the tile's edges.
-        sources: gathers the rows of s sources, of which this rank has n.
-        targets: gathers the rows of t targets, of which this rank has m. Its ranks share their in-edges.
-        edge_key: of the dropout, by edge storage of the tile.
-        spec: how logits are made.
-        inputs: see below.
-        num_weights: the tile's edges, if their weights are requested. Each rank has those of its own; others are zero.
-
-    Shapes:
-        - inputs: of :func:`pyg_dist.backend.ops.attention_csr`, value and key of this rank's n sources, query, and
-          edge_weight for ``dot``, of its m targets, edge_attr of the tile's edges
-        - output: ``[m, H C]``; ``[m, H D]``, or empty; the weights of the tile's edges before dropout,
-          ``[num_weights, H]``, zero for those to targets of other ranks
-    """
-    maps = sources, sources, targets, None, targets if spec.form == "dot" else None, None
-    part = Part(csr, num_shared=csr.num_rows if targets.transport.group.size > 1 else 0, maps=maps)
-    has_edge_sums = spec.form == "dot" and inputs.edge_attr is not None
-    a = _GridAttention((part,), edge_key, spec, num_weights, has_edge_sums, targets=targets)
-    return attention_in_parts(a, inputs)

@@ -17,13 +17,14 @@ from torch import Tensor
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import copied_to, on_device
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.graph.edge_sets import refuse_learning_weights, refuse_other_weights
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.graph.sample import PairProbability, Subset
-from pyg_dist.graph.sampled_edges import refuse_learning_weights, refuse_other_weights
-from pyg_dist.grid.adjacency import AdjacencyTile
+from pyg_dist.grid.adjacency import AdjacencyTile, Entries
 from pyg_dist.grid.operator import GridOperator, TiledOperator
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, TileLayout, split
-from pyg_dist.grid.plan.node_order import SampledOrder, held_positions
+from pyg_dist.grid.plan.mesh_shape import TileLayout, Tiling
+from pyg_dist.grid.plan.node_order import SampledOrder
 from pyg_dist.grid.products import GridProducts, learns
 from pyg_dist.grid.sharding import Grid, GridNodes
 from pyg_dist.grid.tile_tensor import TileTensor
@@ -90,9 +91,7 @@ class SampledGrid(Grid):
 
     def places(self, layout: TileLayout) -> Tensor:
         """Which of the graph's local rows in ``layout`` are the sample's, ascending, int64 (not collective)."""
-        shape, here = self.mesh.grid_shape, self.mesh.coordinates
-        low, high = held_positions(self.orders, layout, shape, here)
-        first, _ = held_positions(self.parent.orders, layout, shape, here)
+        (low, high), (first, _) = self.held(layout), self.parent.held(layout)
         return self._sampled_orders[layout.order].parent_position[low:high] - first
 
 
@@ -127,43 +126,28 @@ class ProductsAtSample(GridProducts):
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:
         """See :class:`~pyg_dist.grid.graph.GridGraph` (collective where the graph has not used the tile)."""
-        key = (layout.free_axis(), layout.rows[0], layout.order)
-        known = self._adjacency.get(key)
-        if known is None:
-            known = self._adjacency[key] = self._tile_at_sample(self.parent.adjacency(layout))
-        return known
+        tiling = Tiling.of(layout)
+        if tiling not in self._adjacency:
+            self._adjacency[tiling] = self._tile(tiling, self._entries_at_sample(self.parent.adjacency(layout)))
+        return self._adjacency[tiling]
 
-    def _tile_at_sample(self, whole: AdjacencyTile) -> AdjacencyTile:
+    def _entries_at_sample(self, whole: AdjacencyTile) -> Entries:
         kept = self._sample.kept
         if kept is None:
             csr = whole.csr.on_host
             pattern, entry = csr.restricted(*self._tile_places(whole))
             order = torch.argsort(csr.places(entry))  # as ids ascend, so that values of edges arrive
-            row, column = pattern.row()[order].int(), pattern.col[order]
-        else:
-            at_row, (row_low, row_high) = self._positions(kept.target, whole.row_order, whole.row_axis)
-            at_column, (column_low, column_high) = self._positions(kept.source, whole.column_order, whole.column_axis)
-            inside = (at_row >= row_low) & (at_row < row_high) & (at_column >= column_low) & (at_column < column_high)
-            row, column = (at_row[inside] - row_low).int(), (at_column[inside] - column_low).int()
-        return AdjacencyTile.of_entries(
-            self.grid, self.edges_of_group, self.edge_sharding.global_id,
-            whole.row_axis, whole.column_axis, whole.column_order, row, column, self.device,
-        )  # fmt: skip
-
-    def _positions(self, node: Tensor, order: int, axis: str) -> tuple[Tensor, tuple[int, int]]:
-        """Of some of the batch's nodes in a node order, and the first and last one, exclusive, of the block here."""
-        nodes = self.grid.orders[order]
-        bounds = split(nodes.num_split, self.grid.mesh.grid_shape[axis])
-        index = self.grid.mesh.coordinates[axis]
-        low, high = nodes.bounds(bounds[index : index + 2])
-        return nodes.positions(node), (low, high)
+            return pattern.row()[order].int(), pattern.col[order]
+        ends = list(zip((kept.target, kept.source), whole.layouts, strict=True))
+        row, column = (self.grid.orders[layout.order].positions(node) for node, layout in ends)
+        (row_low, row_high), (low, high) = (self.grid.held(layout) for _, layout in ends)
+        inside = (row >= row_low) & (row < row_high) & (column >= low) & (column < high)
+        return (row[inside] - row_low).int(), (column[inside] - low).int()
 
     def _tile_places(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
         """Which rows and columns of the graph's tile are the sample's."""
-        return (
-            self._sampled_grid.places(TileLayout((tile.row_axis,), None, tile.row_order)),
-            self._sampled_grid.places(TileLayout((tile.column_axis,), None, tile.column_order)),
-        )
+        row, column = map(self._sampled_grid.places, tile.layouts)
+        return row, column
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`.
@@ -194,8 +178,7 @@ class ProductsAtSample(GridProducts):
         """The operator by layout of x."""
 
         def of(layout: TileLayout) -> GridOperator:
-            axes = layout.free_axis(), layout.rows[0], layout.order
-            return self._operators.get((key, *axes), weight, lambda: build(layout))
+            return self._operators.get((key, Tiling.of(layout)), weight, lambda: build(layout))
 
         return of
 
@@ -203,31 +186,26 @@ class ProductsAtSample(GridProducts):
         """The graph's tile at the sample (collective where the graph has not used it before)."""
         whole, tile = operator.tile(layout), self.parent.adjacency(layout)
         row, column = self._tile_places(tile)
-        pattern, entry = whole.csr.restricted(row, column)
-        row_id, column_id = self._tile_ids(tile)
+        pattern, entry = whole.matrix.pattern.restricted(row, column)
+        row_id, column_id = (ids[at] for ids, at in zip(tile.ids, (row, column), strict=True))
         source, target = column_id[pattern.on_host.col.long()], row_id[pattern.on_host.row()]
         factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
-        values = factor if whole.weight is None else whole.weight[whole.csr.places(entry)] * factor
+        stored = whole.matrix.storage
+        values = factor if stored is None else stored[whole.matrix.pattern.places(entry)] * factor
         row_scale = None if whole.row_scale is None else whole.row_scale[on_device(row, self.device)]
         col_scale = None if whole.col_scale is None else whole.col_scale[on_device(column, self.device)]
-        return GridOperator(pattern, values, row_scale, col_scale, whole.divides)
+        return GridOperator(Matrix(pattern, values), row_scale, col_scale, whole.divides)
 
     def _own_weights(self, whole: TiledOperator, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
         """The tile of sums or means with weights of the batch alone, rescaled already."""
         assert values is not None
         if whole.norm.kind == "mean":
-            (third,) = (axis for axis in GRID_AXES if axis not in (tile.row_axis, tile.column_axis))
-            layout = TileLayout((tile.column_axis,), third, tile.column_order)
+            layout = TileLayout((tile.tiling.column_axis,), tile.tiling.third_axis, tile.tiling.order)
             degree = whole.tile(layout).row_scale
             assert degree is not None
             row, _ = self._tile_places(self.parent.adjacency(layout))
             values = values / degree[on_device(row, self.device)][on_device(tile.row, self.device)]
-        return GridOperator(tile.csr, values)
-
-    def _tile_ids(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
-        """Ids in the graph of the sample's rows and columns of the graph's tile."""
-        row, column = self._tile_places(tile)
-        return tile.row_id[row], tile.column_id[column]
+        return GridOperator(Matrix(tile.csr, values))
 
     @property
     def _pairs(self) -> PairProbability:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +12,18 @@ from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.sparse.attention import Part, attention_in_parts
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.caches import OperatorCache
-from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
+from pyg_dist.graph.edge_sets import ListedEdges, SampledEdges, in_layout_of
 from pyg_dist.graph.edges import Edges, EdgesAndLoops
 from pyg_dist.graph.protocol import EdgeView, NodeSharding, Norm, the_one
 from pyg_dist.graph.sample import Subset
-from pyg_dist.graph.sampled_edges import SampledEdges
-from pyg_dist.grid.attention import grid_attention
+from pyg_dist.grid.attention import GridAttention
 from pyg_dist.grid.batch import PickedTiles, ProductsAtSample, SampledGrid
 from pyg_dist.grid.collectives import AllGather
 from pyg_dist.grid.operator import TiledOperator
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, WHOLE_ROWS, TileLayout, split
-from pyg_dist.grid.plan.node_order import held_positions
 from pyg_dist.grid.products import GridProducts
 from pyg_dist.grid.sharding import Grid, GridNodes, Tile
 from pyg_dist.grid.tile_tensor import as_tile
@@ -36,9 +33,6 @@ from pyg_dist.tensor.row_index import PickedEdges
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.selection import Selection, rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
-
-G = TypeVar("G", bound="GridGraph")
-B = TypeVar("B", bound="GridBatch")
 
 
 class GridGraph(GridProducts):
@@ -69,24 +63,14 @@ class GridGraph(GridProducts):
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
         return GridBatch(self, sample)
 
-    def to(self, device: torch.device | str) -> GridGraph:
-        """The same edges over the same nodes on another device. Tiles that are known stay known."""
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        if device not in self._elsewhere:
-            self._elsewhere[device] = self._copy_on(device)
-        return self._elsewhere[device]  # type: ignore[no-any-return]
-
-    def _copy_on(self: G, device: torch.device) -> G:
-        moved = copy.copy(self)
-        moved.device = device
-        moved._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
-        moved._operators, moved._elsewhere = OperatorCache(self.edge_sharding.num_local), {}
+    def _build_on(self, device: torch.device) -> None:
+        """Tiles that are known stay known."""
+        self.device = device
+        self._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
+        self._operators, self._elsewhere = OperatorCache(self.edge_sharding.num_local), {}
         kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources ends loops"
         for name in kept.split():
-            moved.__dict__.pop(name, None)
-        return moved
+            self.__dict__.pop(name, None)
 
     def select(self, chosen: Selection) -> GridGraph:
         """The graph of some of the edges, chosen of :attr:`edge_sharding`, over the same nodes."""
@@ -208,9 +192,13 @@ class GridGraph(GridProducts):
         key = self._edge_key if spec.p > 0 else None
         sources = AllGather(self.grid.transport("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
         num_weights = tile.row.numel() if has_weights else 0
-        csr, given = self._edges_of_targets, inputs._replace(**moved)
-        sums, of_edges, weights = grid_attention(csr, sources, self._target_rows, key, spec, given, num_weights)
-        if spec.form == "dot" and inputs.edge_attr is not None:
+        csr, targets = self._edges_of_targets, self._target_rows
+        maps = sources, sources, targets, None, targets if spec.form == "dot" else None, None
+        part = Part(csr, num_shared=csr.num_rows if targets.transport.group.size > 1 else 0, maps=maps)
+        has_edge_sums = spec.form == "dot" and inputs.edge_attr is not None
+        a = GridAttention((part,), key, spec, num_weights, has_edge_sums, targets=targets)
+        sums, of_edges, weights = attention_in_parts(a, inputs._replace(**moved))
+        if has_edge_sums:
             of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS)
         weights = apply(tile.dispatch.transposed, weights) if has_weights else weights
         return self._moved(sums, of_targets, WHOLE_ROWS), of_edges, weights
@@ -229,11 +217,8 @@ class GridGraph(GridProducts):
     @lasting
     def _edges_of_targets(self) -> CSR:
         """The tile's edges to this rank's part of its targets (collective at the tile's first use)."""
-        mesh, order = self.grid.mesh, self._target_layout.order
-        (first, _), (low, high) = (
-            held_positions(self.grid.orders, TileLayout(axes, None, order), mesh.grid_shape, mesh.coordinates)
-            for axes in (("z",), ("z", "y"))
-        )
+        order = self._target_layout.order
+        (first, _), (low, high) = (self.grid.held(TileLayout(axes, None, order)) for axes in (("z",), ("z", "y")))
         return self.adjacency(INPUT).csr.rows(low - first, high - first)
 
     @cached_property
@@ -275,11 +260,6 @@ class GridBatch(ProductsAtSample, GridGraph):
         rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample, kept_key)
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
-
-    def _copy_on(self: B, device: torch.device) -> B:
-        moved = super()._copy_on(device)
-        moved.parent = self.parent.to(device)
-        return moved
 
     def pick_nodes(self) -> PickedTiles:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""

@@ -9,11 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.transport import Pending, Transport
-from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.matrix import edge_product
+from pyg_dist.backend.sparse.matrix import Matrix, edge_product
 from pyg_dist.backend.timing import phase
 from pyg_dist.graph.gcn_norm import LearnedScales
 from pyg_dist.graph.protocol import Norm
@@ -30,56 +28,29 @@ from pyg_dist.grid.plan.mesh_shape import TileLayout
 
 @dataclass(frozen=True)
 class GridOperator:
-    """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; a constant, or else without scales.
+    """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; a constant, or else without scales."""
 
-    ``weight`` is by edge storage of the pattern, ``None`` for ones; where it requires grad, it learns. ``divides``: r
-    and c stand for their inverses.
-    """
-
-    csr: CSR
-    weight: Tensor | None = None
+    matrix: Matrix  # where its values require grad, they learn
     row_scale: Tensor | None = None
     col_scale: Tensor | None = None
-    divides: bool = False
+    divides: bool = False  # r and c stand for their inverses
 
     @property
     def learns(self) -> bool:
-        """Whether products are to be differentiated by the weights."""
-        return self.weight is not None and self.weight.requires_grad
-
-    @cached_property
-    def _values(self) -> Tensor | None:
-        return None if self.weight is None else self.csr.values(self.weight)
+        """Whether products are to be differentiated by the values."""
+        return self.matrix.storage is not None and self.matrix.storage.requires_grad
 
     @cached_property
     def transposed(self) -> GridOperator:
         """The transposed matrix; a directed graph's backward needs it."""
-        csr = self.csr.transposed_pattern if self.weight is None else self.csr.transposed
-        return GridOperator(csr, self.weight, self.col_scale, self.row_scale, self.divides)
+        return GridOperator(self.matrix.transposed, self.col_scale, self.row_scale, self.divides)
 
     def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
         """Rows ``low`` to ``high`` of the product, local, without autograd. Shapes: ``[m, F] -> [high - low, F]``."""
-        high = self.csr.num_rows if high is None else high
-        scales = {"col_scale": self.col_scale, "divide": self.divides}
-        if (low, high) == (0, self.csr.num_rows):
-            with phase("aggregate"):
-                return self.csr.multiply(x, self._values, row_scale=self.row_scale, **scales, tries=True)  # type: ignore[arg-type]
-        rowptr, col, values = self._block(low, high)
+        rows = self.matrix.rows(low, self.matrix.num_rows if high is None else high)
         scale = None if self.row_scale is None else self.row_scale[low:high]
         with phase("aggregate"):
-            return ops.spmm_csr(rowptr, col, x, values, row_scale=scale, **scales, form=self.csr.form(x))  # type: ignore[arg-type]
-
-    def _block(self, low: int, high: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Pattern and values of some rows. Kept: products are cut alike every time."""
-        if (low, high) not in self._blocks:
-            first, last = (int(self.csr.on_host.rowptr[row]) for row in (low, high))
-            values = None if self._values is None else self._values[first:last]
-            self._blocks[low, high] = self.csr.rowptr[low : high + 1] - first, self.csr.col[first:last], values
-        return self._blocks[low, high]
-
-    @cached_property
-    def _blocks(self) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor | None]]:
-        return {}
+            return rows.multiply(x, scale, self.col_scale, self.divides, tries=rows is self.matrix)
 
 
 @dataclass(frozen=True)
@@ -164,11 +135,11 @@ def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
     weights come from (:meth:`~pyg_dist.backend.comm.redistribution.Redistribution.of_copies`).
     """
     operator, source, target = product.operator, product.source, product.target
-    assert operator.weight is not None
+    assert operator.matrix.storage is not None
     assert operator.row_scale is None
     assert operator.col_scale is None
     x = all_gather(x, source.transport, source.sizes) if source.is_scattered else copy_to_replicas(x, source.transport)
-    out = edge_product(operator.weight, x, operator.csr)
+    out = edge_product(operator.matrix.storage, x, operator.matrix.pattern)
     if target.is_scattered:
         return reduce_scatter(out, target.transport, target.sizes)
     return reduce_from_replicas(out, target.transport)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,16 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph import caches
 from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.graph.protocol import End, NodeSharding, Norm
-from pyg_dist.grid.adjacency import AdjacencyTile, ReadTile
+from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, Norm
+from pyg_dist.grid.adjacency import AdjacencyTile, Entries, ReadTile
 from pyg_dist.grid.collectives import sum_all
 from pyg_dist.grid.functions import linear_sum
 from pyg_dist.grid.operator import GridOperator, Side, TiledOperator, TileProduct, multiply
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, TileLayout
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, TileLayout, Tiling
 from pyg_dist.grid.sharding import Grid, Tile
 from pyg_dist.grid.tile_tensor import TileTensor, as_tile
 from pyg_dist.store.manifest import LoopRule
@@ -31,22 +32,14 @@ from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
-P = TypeVar("P", bound="GridProducts")
 
 
-class GridProducts:
+class GridProducts(CopiedToDevices):
     """A graph whose adjacency matrix lies in tiles on a mesh. Edges themselves are spread evenly, by their numbers.
 
-    Args:
-        grid: the mesh and the node orders.
-        edge_index: int64 ``[2, e]``, this rank's edges, on the host.
-        edge_rows: which they are, by ascending key.
-        loop_rule: how GCN's self loops meet existing ones.
-        read_tile: reads adjacency tiles that are stored; None: they are brought together from all ranks.
-        device: where rows are that it is to work on. Edges, apart from patterns of tiles, stay on the host.
-
-    Attributes:
-        digest: of the edges, where a script has made them.
+    ``edge_index``, int64 ``[2, e]``, are this rank's edges, and ``edge_rows`` says which, by ascending key; apart from
+    patterns of tiles edges stay on the host. ``read_tile`` reads stored tiles; ``None``: they are brought together from
+    all ranks. ``digest``: of edges that a script has made.
     """
 
     def __init__(
@@ -68,12 +61,9 @@ class GridProducts:
         self.device = torch.device(device)
         self.digest: str | None = None
         self._read_tile = read_tile
-        self._adjacency: dict[tuple[str, str, int], AdjacencyTile] = {}
+        self._adjacency: dict[Tiling, AdjacencyTile] = {}
         self._operators: OperatorCache[GridOperator] = OperatorCache(edge_rows.num_local)
         self._elsewhere: dict[torch.device, Any] = {}
-
-    def __deepcopy__(self: P, memo: object) -> P:
-        return self  # immutable, apart from caches
 
     @property
     def traffic(self) -> Traffic:
@@ -203,22 +193,20 @@ class GridProducts:
         """The tile of ``y_i = sum or mean over in-edges of w_ji x_j``."""
         if norm.identity:
             loops = tile.loops("add")
-            return GridOperator(loops.added, loops.with_loops(values, norm.identity, dtype))
+            return GridOperator(Matrix(loops.added, loops.with_loops(values, norm.identity, dtype)))
         if norm.kind == "sum":
-            return GridOperator(tile.csr, values)
+            return GridOperator(Matrix(tile.csr, values))
         degree = self._row_sums(tile, tile.csr, None, dtype).clamp_(min=1)
         if values is not None and values.requires_grad:
-            return GridOperator(tile.csr, values / degree[on_device(tile.row, self.device)])
-        return GridOperator(tile.csr, values, row_scale=degree, divides=True)
+            return GridOperator(Matrix(tile.csr, values / degree[on_device(tile.row, self.device)]))
+        return GridOperator(Matrix(tile.csr, values), row_scale=degree, divides=True)
 
     def _gcn(self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
         """The tile of GCN's ``D^-1/2 (A + loops) D^-1/2`` for constant weights."""
         csr = tile.loops(self.loop_rule).added if norm.add_self_loops else tile.csr
         if norm.add_self_loops:
             values = tile.loops(self.loop_rule).with_loops(values, norm.loop_value, dtype)
-        there = self.grid.tile(TileLayout((tile.row_axis,), None, tile.row_order), 1)
-        here = self.grid.tile(TileLayout((tile.column_axis,), None, tile.column_order), 1)
-        redistribution = self.grid.redistribution(there, here)
+        redistribution = self.grid.redistribution(*(self.grid.tile(layout, 1) for layout in tile.layouts))
         is_source = torch.zeros(csr.num_cols, dtype=torch.bool, device=self.device)
         is_source[csr.col.long()] = True
         scales = gcn_scales(
@@ -226,17 +214,17 @@ class GridProducts:
             lambda scale: redistribution.start(scale.view(-1, 1)).wait().view(-1),
             is_source,
         )
-        return GridOperator(csr, values, *scales)
+        return GridOperator(Matrix(csr, values), *scales)
 
     def _sums_with_loops(
         self, norm: Norm, dtype: torch.dtype, tile: AdjacencyTile, values: Tensor | None
     ) -> GridOperator:
         """The tile of ``A_w``, and of the loops of GCN's norm, for weights that learn."""
         if not norm.add_self_loops:
-            return GridOperator(tile.csr, values)
+            return GridOperator(Matrix(tile.csr, values))
         assert values is not None
         loops = tile.loops(self.loop_rule)
-        return GridOperator(loops.added, append([values, loops.weight(values, norm.loop_value)]))
+        return GridOperator(Matrix(loops.added, append([values, loops.weight(values, norm.loop_value)])))
 
     def _gcn_product(self, x: TileTensor, operator: TiledOperator) -> TileTensor:
         """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective)."""
@@ -258,13 +246,15 @@ class GridProducts:
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:
         """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
-        key = (layout.free_axis(), layout.rows[0], layout.order)
-        known = self._adjacency.get(key)
-        if known is None:
-            known = self._adjacency[key] = AdjacencyTile.of(
-                self.grid, self.edges_of_group, self.edge_sharding.global_id, *key, self.device, read=self._read_tile
-            )
-        return known
+        tiling = Tiling.of(layout)
+        if tiling not in self._adjacency:
+            self._adjacency[tiling] = self._tile(tiling, None if self._read_tile is None else self._read_tile(tiling))
+        return self._adjacency[tiling]
+
+    def _tile(self, tiling: Tiling, entries: Entries | None) -> AdjacencyTile:
+        """See :meth:`~pyg_dist.grid.adjacency.AdjacencyTile.of`."""
+        stored = self.edges_of_group, self.edge_sharding.global_id
+        return AdjacencyTile.of(self.grid, *stored, tiling, self.device, entries)
 
     @property
     def edges_of_group(self) -> Tensor:
@@ -275,7 +265,7 @@ class GridProducts:
         """The sum of each row of the whole matrix, for the tile's rows (collective)."""
         entries = torch.ones(csr.num_entries, dtype=dtype, device=self.device) if values is None else csr.values(values)
         sums = torch.zeros(csr.num_rows, dtype=dtype, device=self.device).index_add_(0, csr.row(), entries)
-        return sum_all(sums, self.grid.transport(tile.column_axis, exact=True))
+        return sum_all(sums, self.grid.transport(tile.tiling.column_axis, exact=True))
 
     def _tiles(
         self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
@@ -289,7 +279,7 @@ class GridProducts:
 
         def of(layout: TileLayout) -> GridOperator:
             tile = self.adjacency(layout)
-            whole_key = (key, tile.row_axis, tile.column_axis, tile.column_order)
+            whole_key = (key, tile.tiling)
             if weight is not None and learns(weight):
                 if whole_key not in learning:
                     values = apply(tile.dispatch, weight.to_local().to(dtype))

@@ -19,7 +19,7 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
 from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.graph.sample import Subset
-from pyg_dist.grid.mesh import Mesh
+from pyg_dist.grid.collectives import Mesh
 from pyg_dist.grid.plan.mesh_shape import (
     GRID_AXES,
     WHOLE_ROWS,
@@ -39,7 +39,29 @@ from pyg_dist.grid.plan.node_order import (
 from pyg_dist.tensor.sharding import RowSharding
 
 
-class Tile(RowSharding):
+class _RowsOfGrid(RowSharding):
+    """Rows of a grid's nodes, which are known by their ids in every layout."""
+
+    grid: Grid
+    _node_id: Tensor
+
+    @property
+    def global_id(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._node_id
+
+    @property
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self._node_id
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return self.grid.num_rng_keys
+
+
+class Tile(_RowsOfGrid):
     """The distribution of a matrix with a row per node over row axes and a column axis (one object per distribution).
 
     As :class:`~pyg_dist.tensor.sharding.RowSharding` it is what a tensor's local rows are; ``axis`` are the ranks among
@@ -64,21 +86,6 @@ class Tile(RowSharding):
     def whole(self) -> RowSharding:
         """The grid's nodes."""
         return self.grid.node_sharding
-
-    @property
-    def global_id(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._node_id
-
-    @property
-    def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._node_id
-
-    @property
-    def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.grid.num_rng_keys
 
     def __repr__(self) -> str:
         rows = "·".join(self.layout.rows)
@@ -165,7 +172,7 @@ class Tile(RowSharding):
         return self.grid.redistribution(self, other).start(local.detach())
 
 
-class GridNodes(NodeSharding):
+class GridNodes(_RowsOfGrid, NodeSharding):
     """A grid's nodes, whole rows of which lie on every rank; messages of rows that go to edges are exact."""
 
     bits = (32, 32)
@@ -196,36 +203,15 @@ class GridNodes(NodeSharding):
         """Counts what rows send that go to edges."""
         return self.grid.mesh.traffic_of(*GRID_AXES)
 
-    @property
-    def global_id(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._node_id
-
-    @property
-    def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self._node_id
-
-    @property
-    def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        return self.grid.num_rng_keys
-
 
 class Grid:
     """The mesh, the node orders, how products are summed, and every distribution over them, each made once.
 
-    Args:
-        mesh: the ranks.
-        orders: one or two node orders.
-        sums: the form of the two big sums.
-        num_blocks: row blocks of an aggregation (Plexus, 5.2).
-        comm_dtype: of the messages of the two big sums, or ``None``.
+    ``sums`` is the form of the two big sums, and ``comm_dtype`` that of their messages; ``num_blocks``: row blocks of
+    an aggregation (Plexus, 5.2).
 
-    Attributes:
-        first: the number of the first node of this data group, where the groups have nodes of their own.
-        is_union: whether they have.
-        sample: of a graph's nodes, for a batch.
+    ``first`` is the number of the first node of this data group, where groups have nodes of their own (``is_union``);
+    ``sample``: of a graph's nodes, for a batch.
     """
 
     first = 0
@@ -287,8 +273,11 @@ class Grid:
 
     def node_ids(self, layout: TileLayout) -> Tensor:
         """Global ids of the rows here."""
-        low, high = held_positions(self.orders, layout, self.mesh.grid_shape, self.mesh.coordinates)
-        return self.orders[layout.order].nodes(low, high)
+        return self.orders[layout.order].nodes(*self.held(layout))
+
+    def held(self, layout: TileLayout) -> tuple[int, int]:
+        """First and last position, exclusive, of these."""
+        return held_positions(self.orders, layout, self.mesh.grid_shape, self.mesh.coordinates)
 
     def owners(self, node: Tensor) -> tuple[Tensor, Tensor]:
         """Which rank of the grid has each node's whole row, and as which row; nodes count from :attr:`first`."""

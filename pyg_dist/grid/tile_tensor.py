@@ -209,11 +209,7 @@ row_tensor.register_class("tile", TileTensor)
 
 
 def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
-    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it).
-
-    Raises:
-        LayoutMismatchError: It has other rows or columns.
-    """
+    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it)."""
     return cast(TileTensor, x.redistribute(tile))
 
 

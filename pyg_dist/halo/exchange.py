@@ -43,9 +43,8 @@ class Exchange(Protocol):
     def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
         """Send rows (collective, does not wait); what leaves the rank is counted as its transport's traffic.
 
-        Shapes:
-            - rows: ``[s, ...]``, any dtype, grouped by receiver
-            - received: ``[r, ...]``, where they will land, grouped by sender; a new tensor by default
+        Shapes: rows ``[s, ...]``, any dtype, grouped by receiver; received ``[r, ...]``, where they will land, grouped
+        by sender; a new tensor by default.
         """
 
 
@@ -127,11 +126,7 @@ def exchange_of(
 ) -> Exchange:
     """The exchange of rows whose numbers are known (not collective).
 
-    Args:
-        transport: the ranks.
-        send_counts: rows to send, by receiver.
-        recv_counts: rows that arrive, by sender.
-        num_messages: of all ranks together, the same on every rank: how many pairs exchange decides how rows travel.
+    ``num_messages``: how many pairs of ranks exchange, the same on every rank, which decides how rows travel.
     """
     implementation = AllToAll if is_dense(num_messages, transport.group.size) else ToNeighbours
     return implementation(transport, send_counts, recv_counts)

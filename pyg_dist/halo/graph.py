@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,16 +15,20 @@ from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.graph.edge_sets import ListedEdges, in_layout_of
+from pyg_dist.graph.edge_sets import (
+    ListedEdges,
+    SampledEdges,
+    in_layout_of,
+    refuse_learning_weights,
+    refuse_other_weights,
+)
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding, Norm, OneRankEdges, the_one
 from pyg_dist.graph.sample import PairProbability, Subset
-from pyg_dist.graph.sampled_edges import SampledEdges, refuse_learning_weights, refuse_other_weights
 from pyg_dist.halo.exchange import ToNeighbours, exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
 from pyg_dist.halo.plan.cover import BothEnds
-from pyg_dist.halo.plan.machine_links import MachineLinks
-from pyg_dist.halo.plan.restriction import RemoteLinks, Restriction, restricted
+from pyg_dist.halo.plan.restriction import MachineLinks, RemoteLinks, Restriction, restricted
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.halo.sharding import HaloNodes
@@ -34,9 +37,6 @@ from pyg_dist.tensor.row_index import PickedEdges, PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.selection import Selection
 from pyg_dist.tensor.sharding import RowSharding, lasting
-
-G = TypeVar("G", bound="HaloGraph")
-B = TypeVar("B", bound="HaloBatch")
 
 
 class HaloGraph(HaloProducts):
@@ -64,26 +64,8 @@ class HaloGraph(HaloProducts):
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
         return HaloBatch(self, sample)
 
-    def to(self, device: torch.device | str) -> HaloGraph:
-        """The same edges over the same nodes on another device."""
-        device = torch.device(device)
-        if device == self.device:
-            return self
-        if device not in self._elsewhere:
-            self._elsewhere[device] = self._copy_on(device)
-        return self._elsewhere[device]  # type: ignore[no-any-return]
-
-    def _copy_on(self: G, device: torch.device) -> G:
-        moved = copy.copy(self)
-        moved._build_on(device)
-        return moved
-
     def select(self, chosen: Selection) -> HaloGraph:
-        """The graph of some of the edges, over the same nodes; no communication.
-
-        Args:
-            chosen: of :attr:`edge_sharding`.
-        """
+        """The graph of some of :attr:`edge_sharding`, over the same nodes; no communication."""
         share = self.share.selected(chosen.local_index.cpu())
         return HaloGraph(
             share, self.targets, self.loop_rule, self.num_messages, chosen.rows, self.exchange_group, self.device,
@@ -137,13 +119,7 @@ class HaloGraph(HaloProducts):
 class HaloLinks:
     """The edges between this rank and others, with both ends; one exchange with the other ranks (collective).
 
-    Args:
-        share: this rank's part.
-        group: the ranks.
-
-    Attributes:
-        links: the edges.
-        of_machine: in two levels, those between this rank's machine and others.
+    ``links`` are the edges; ``of_machine``, in two levels, those between this rank's machine and others.
     """
 
     @lasting
@@ -207,10 +183,7 @@ class SampledNodes(HaloNodes):
 
     Where data groups have samples of their own, the rows are those of the union of all.
 
-    Args:
-        parent: the graph's nodes.
-        row, place: the local ones among them, and their places in the sample, int64 ``[b]``.
-        sample: the sample.
+    ``row`` are the local ones among the graph's, ``place`` their places in the sample, int64 ``[b]``.
     """
 
     counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
@@ -270,10 +243,6 @@ class HaloBatch(HaloGraph):
     operators are those of the whole graph at the sample, ``w_ij / p_ij`` off the diagonal and ``w_ii`` on it (ScaleGNN,
     III-D, eq. 23-24): GCN keeps the norm of the whole graph, a mean its degree, and the mean over all samples that hold
     a node is the full aggregation.
-
-    Args:
-        parent: the graph.
-        sample: of its nodes.
     """
 
     may_send_weights = False  # to know whether that pays, ranks would have to communicate for each batch
@@ -298,11 +267,6 @@ class HaloBatch(HaloGraph):
     def one_rank_edges(self) -> None:
         """None: its sums are scaled, which the code of PyG does not know."""
 
-    def _copy_on(self: B, device: torch.device) -> B:
-        moved = super()._copy_on(device)
-        moved.parent = self.parent.to(device)
-        return moved
-
     def pick_nodes(self) -> PickedNodes:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         nodes, of_graph, row = self.node_sharding, self.parent.node_sharding, self.restriction.row
@@ -321,9 +285,8 @@ class HaloBatch(HaloGraph):
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`.
 
-        Raises:
-            UnsupportedError: GCN's norm with weights that learn, or that are no attribute of the graph: it needs the
-                degrees of the whole graph.
+        GCN's norm needs the degrees of the whole graph: with weights that learn, or that are no attribute of it, it
+        raises.
         """
         if self._sample.scale is None:
             return super().operator(norm, weight, dtype)

@@ -88,7 +88,7 @@ class MessageBlocks:
         return self.run(whole, self.pieces(whole, self.with_halos(inputs, halos)))
 
 
-class _ReduceByBlocks(LocalFunction):
+class _ReduceByBlocks(LocalFunction[Tensor]):
     """Inputs and halos are kept; the generators' states are, too: each block draws in them, forward and backward."""
 
     @staticmethod
@@ -232,9 +232,7 @@ def reduce_by_blocks(a: MessageBlocks, inputs: Sequence[Tensor]) -> Tensor:
 
     Differentiable by all inputs of a floating type; twice by a pass that makes all messages at once.
 
-    Shapes:
-        - inputs: ``[m, ...]`` for ``"source"``, ``[n, ...]`` for ``"target"``, ``[m + h, ...]`` for ``"neighbour"``,
-          ``[e, ...]`` for ``"edge"``, any for ``"all"``
-        - output: ``[n, ...]``
+    Shapes: inputs ``[m, ...]`` for ``"source"``, ``[n, ...]`` for ``"target"``, ``[m + h, ...]`` for ``"neighbour"``,
+    ``[e, ...]`` for ``"edge"``, any for ``"all"``; output ``[n, ...]``.
     """
-    return _ReduceByBlocks.apply(a, *inputs)  # type: ignore[no-any-return]
+    return _ReduceByBlocks.apply(a, *inputs)

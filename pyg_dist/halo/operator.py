@@ -82,13 +82,7 @@ class LinearOperator:
 def aggregate(x: Tensor, by: LinearMap) -> Tensor:
     """Multiply local rows by a constant distributed matrix; exact, differentiable by x, collective both ways.
 
-    Args:
-        x: the rows.
-        by: a :class:`LinearOperator`, or the :attr:`~pyg_dist.halo.transfer.HaloTransfer.to_slots` of a transfer.
-
-    Shapes:
-        - x: ``[m, F]`` (float32, float64, bfloat16 or float16)
-        - output: ``[n, F]``, or as many rows as there are slots
+    Shapes: x ``[m, F]`` (float32, float64, bfloat16 or float16); output ``[n, F]``, or as many rows as there are slots.
     """
     require_dtype(x)
     return apply(by, x)
@@ -185,7 +179,7 @@ class LearningOperator:
 HaloOperator = LinearOperator | LearningOperator
 
 
-class _AddToLastRows(LocalFunction):
+class _AddToLastRows(LocalFunction[Tensor]):
     """In place; the gradient is that of the sum, and its last rows."""
 
     @staticmethod
@@ -207,4 +201,4 @@ def add_to_last_rows(out: Tensor, addend: Tensor) -> Tensor:
 
     Shapes: ``[n, F], [k, F] -> [n, F]``.
     """
-    return _AddToLastRows.apply(out, addend)  # type: ignore[no-any-return]
+    return _AddToLastRows.apply(out, addend)

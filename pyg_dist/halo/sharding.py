@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyg_dist.backend.comm.data_groups import DataGroups
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.settings import Bits
 from pyg_dist.graph.protocol import NodeSharding

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyg_dist.backend.comm.codec import Codec
+from pyg_dist.backend.comm.codec import Codec, quantized
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.quantized import quantized
 from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.session.settings import LOCAL_BITS, Bits
-from pyg_dist.backend.sparse.attention import attention
+from pyg_dist.backend.sparse.attention import Part, PartedAttention, attention, attention_in_parts
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.caches import OperatorCache
 from pyg_dist.graph.edges import Edges, is_wide
 from pyg_dist.graph.gcn_norm import SelfLoops
-from pyg_dist.graph.protocol import End, NodeSharding, the_one
-from pyg_dist.halo.attention import halo_attention
+from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, the_one
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
 from pyg_dist.halo.operator import LinearOperator, aggregate
@@ -37,24 +35,13 @@ from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
-V = TypeVar("V", bound="HaloView")
 
-
-class HaloView:
+class HaloView(CopiedToDevices):
     """The runtime form of a :class:`~pyg_dist.halo.plan.share.HaloShare`. Operators are built when first used.
 
-    Args:
-        share: this rank's part.
-        nodes: the share's rows of targets.
-        loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
-        num_messages: of one aggregation, all ranks together (:func:`~pyg_dist.halo.exchange.exchange_of`).
-        edge_rows: the share's edges; ``None``: all those of a graph.
-        exchange_group: the ranks that exchange rows; ``None``: all those that have nodes.
-        device: where rows are that it is to work on. The share stays on the host.
-        sources: the share's rows of sources; ``None``: those of the targets, in a square graph.
-
-    Attributes:
-        digest: of the edges, where a script has made them.
+    ``nodes`` are the share's rows of targets, and of sources, unless there are other ``sources``. ``num_messages`` are
+    those of one aggregation, all ranks together. ``edge_rows``: by default all edges of a graph; ``exchange_group``: by
+    default all ranks that have nodes. The share stays on the host. ``digest``: of edges that a script has made.
     """
 
     def __init__(
@@ -101,9 +88,6 @@ class HaloView:
         self._elsewhere: dict[torch.device, Any] = {}
         for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
             self.__dict__.pop(name, None)
-
-    def __deepcopy__(self: V, memo: object) -> V:
-        return self  # immutable, apart from caches
 
     @property
     def _transport(self) -> Transport:
@@ -259,7 +243,11 @@ class HaloView:
         num_weights = edges.rows.num_local if has_weights else 0
         if self.exchange_group.size == 1:
             return attention(edges.csr, key, spec, inputs, num_weights)
-        return halo_attention(*edges.parts, by_value.to_slots, by_key.to_slots, key, spec, inputs, num_weights)
+        local, halo = edges.parts  # local edges are worked on while messages are in flight
+        maps = by_value.to_slots, by_key.to_slots, *[None] * 4
+        remote = Part(halo, local.num_rows - halo.num_rows, halo.num_rows, maps)
+        parts = Part(local, num_shared=halo.num_rows), remote
+        return attention_in_parts(PartedAttention(parts, key, spec, num_weights), inputs)
 
     def reduce_by_blocks(
         self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module

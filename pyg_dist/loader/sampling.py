@@ -22,30 +22,19 @@ class UniformSampling:
 
     A :class:`~pyg_dist.loader.sampler.Sampler` without messages, equal on every machine. O(B) time and memory, whatever
     N is.
-
-    Attributes:
-        num_nodes: N.
-        batch_size: B.
-        num_steps: of an epoch.
-        seed: any integer modulo 2^64.
-        group: the number of this rank's data group.
-        num_groups: data groups, which draw independently.
-        cover: an epoch is one permutation, cut into batches whose sizes differ by one at most.
-        input_nodes: ascending ids of the nodes of which every batch has the same number; ``None``: no such nodes.
-        other_nodes: ascending ids of the others, where there are input nodes.
-        rescale: whether subsets have the probabilities of their pairs.
     """
 
-    num_nodes: int
-    batch_size: int
-    num_steps: int
-    seed: int
-    group: int = 0
-    num_groups: int = 1
-    cover: bool = False
+    num_nodes: int  # N
+    batch_size: int  # B
+    num_steps: int  # of an epoch
+    seed: int  # any integer modulo 2^64
+    group: int = 0  # the number of this rank's data group
+    num_groups: int = 1  # data groups, which draw independently
+    cover: bool = False  # an epoch is one permutation, cut into batches whose sizes differ by one at most
+    # ascending ids of the nodes of which every batch has the same number; ``None``: no such nodes
     input_nodes: Tensor | None = None
-    other_nodes: Tensor | None = None
-    rescale: bool = True
+    other_nodes: Tensor | None = None  # ascending ids of the others, where there are input nodes
+    rescale: bool = True  # whether subsets have the probabilities of their pairs
 
     @property
     def options(self) -> dict[str, Any]:

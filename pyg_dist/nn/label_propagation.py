@@ -167,11 +167,7 @@ _known: MutableMapping[Tensor, _Checked] = WeakIdKeyDictionary()
 
 
 def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding | None) -> _Checked:
-    """The training nodes, if all their labels are in range (collective, unless known).
-
-    Raises:
-        DataError: One is not; on every rank.
-    """
+    """The training nodes, if all their labels are in range (collective, unless known)."""
     versions = version_of(train_mask), version_of(y)
     known = _known.get(train_mask)
     if known is not None and known.labels() is y and known[:1] + known[2:4] == (*versions, num_classes):

@@ -168,8 +168,8 @@ class NormReLUDropout(nn.Module):
         eps = self.eps
         if eps is None:
             eps = torch.finfo(x.dtype).eps if self.norm == "rms" else 1e-5
-        options = {"eps": eps, "relu": self.relu, "p": self.p, "training": self.training, "residual": residual}
-        return norm_relu_dropout(x, self.weight, self.bias, norm=self.norm, **options)  # type: ignore[arg-type]
+        given = {"eps": eps, "relu": self.relu, "p": self.p, "training": self.training, "residual": residual}
+        return norm_relu_dropout(x, self.weight, self.bias, norm=self.norm, **given)  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
         """The options."""

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import OptionError
-from pyg_dist.partition.hypergraph import build_hypergraph_model
+from pyg_dist.partition.hypergraph import Batches, build_hypergraph_model, build_stochastic_model
 from pyg_dist.partition.inputs import as_edges, check_ends, check_given, node_work
 from pyg_dist.partition.kahypar import hypergraph_parts
-from pyg_dist.partition.memory import require_memory
 from pyg_dist.partition.metis import build_graph_model, metis_parts
-from pyg_dist.partition.solver import Preset, Solver, SolverOptions, random_parts
-from pyg_dist.partition.stochastic import Batches, build_stochastic_model
+from pyg_dist.partition.solver import Preset, Solver, SolverOptions, random_parts, require_memory
 from pyg_dist.partition.stream import chunks_of, stream_parts
 
 __all__ = ["Batches", "check_given", "partition"]

@@ -1,6 +1,8 @@
-"""Parts of a graph with several kinds of nodes, each of which is to be spread evenly."""
+"""Parts that meet more than one goal: each kind of nodes spread evenly, or each graph of a batch whole on one rank."""
 
 from __future__ import annotations
+
+from heapq import heapify, heapreplace
 
 import numpy as np
 import torch
@@ -17,12 +19,8 @@ def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_pa
     fewest neighbours there move to parts with room, each to the one where it has most. Greedy, deterministic, not
     collective; O(E + N log N) time.
 
-    Args:
-        edge_index: int64 ``[2, E]``, of the whole graph.
-        parts: ``[N]`` integers.
-        sizes: how many nodes each kind has; the nodes of a kind follow one another.
-        num_parts: how many parts.
-        epsilon: how much heavier than the mean a part of a kind may be, of :func:`~.inputs.node_work`.
+    ``sizes``: how many nodes each kind has; the nodes of a kind follow one another. ``epsilon``: how much heavier than
+    the mean a part of a kind may be, of :func:`~.inputs.node_work`.
 
     Example:
         >>> edge_index, parts = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]), torch.tensor([0, 0, 1, 1, 0, 0, 0, 0])
@@ -72,3 +70,30 @@ def _balance(
         parts[node] = to
         load[part] -= cost
         load[to] += cost
+
+
+def whole_graphs(edge_index: Tensor, graph: Tensor, num_parts: int) -> tuple[Tensor, float] | None:
+    """The part of each node, and how heavy the heaviest part is, as a multiple of the mean. Not collective.
+
+    A graph weighs its nodes and edges. The heaviest comes first, and each goes to the part that is lightest so far
+    (Graham, Bounds on multiprocessing timing anomalies, 1969), so the parts are the same on every rank.
+
+    Args:
+        edge_index: int64 ``[2, E]``.
+        graph: the number of each node's graph, int64 ``[N]``, as ``batch`` of a PyG ``Batch``.
+        num_parts: number of parts.
+
+    Returns:
+        int32 ``[N]`` and the multiple; ``None``: these are no graphs, since an edge goes from one to another.
+    """
+    source, target = graph[edge_index]
+    if graph.numel() == 0 or int(graph.min()) < 0 or not torch.equal(source, target):
+        return None
+    weight = torch.bincount(graph) + torch.bincount(target, minlength=int(graph.max()) + 1)
+    part_of, lightest = torch.zeros_like(weight, dtype=torch.int32), [(0, part) for part in range(num_parts)]
+    heapify(lightest)
+    for number in weight.argsort(descending=True, stable=True).tolist():
+        total, part = lightest[0]
+        part_of[number] = part
+        heapreplace(lightest, (total + int(weight[number]), part))
+    return part_of[graph], max(lightest)[0] * num_parts / int(weight.sum())

@@ -33,14 +33,10 @@ def hypergraph_parts(
     By ``options.solver``. All cores that the process may use take part in Mt-KaHyPar's. Weights may exceed the mean by
     ``options.epsilon`` (more, where a single node does). Not collective.
 
-    Args:
-        hypergraph: the model.
-        num_parts: P.
-        options: of the solver, among others a preset of Mt-KaHyPar's, if not ``preset``.
-        preset: "deterministic" gives the same parts whatever the number of cores; "default" takes a third to a half of
-            its time for 0.91 to 1.04 of its connectivity, and with several cores other parts in each run.
-        start: parts to improve by one V-cycle, which coarsens within them only, so that it begins with them and keeps
-            what it cannot improve. None: parts are found.
+    ``options.preset``, if not ``preset``, is Mt-KaHyPar's: "deterministic" gives the same parts whatever the number of
+    cores; "default" takes a third to a half of its time for 0.91 to 1.04 of its connectivity, and with several cores
+    other parts in each run. ``start``: parts to improve by one V-cycle, which coarsens within them only, so that it
+    begins with them and keeps what it cannot improve.
 
     Shapes:
         - **input:** start :math:`(|V|)` integers

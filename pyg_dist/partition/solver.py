@@ -1,9 +1,10 @@
-"""Options of a solver, its failure in one line, and the random partition that every other one must beat."""
+"""What all solvers share: options, memory, failures in one line; and the random partition that each must beat."""
 
 from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,3 +72,59 @@ def random_parts(num_nodes: int, num_parts: int, seed: int) -> Tensor:
     dtype = torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64
     order = torch.randperm(num_nodes, generator=generator, dtype=dtype)
     return order.remainder_(num_parts).to(torch.int32)
+
+
+# Bytes above the graph itself, rounded up from the peaks that benchmarks/partition.py records: whatever the graph, by
+# node, by edge, by part, and by node and part, of which Mt-KaHyPar keeps tables. It takes its nets as Python lists.
+_BYTES: dict[str, tuple[int, int, int, int, float]] = {
+    "random": (4 << 20, 20, 0, 0, 0),
+    "stream": (400 << 20, 120, 0, 100, 0),  # most of it a chunk of edges
+    "metis": (4 << 20, 400, 180, 0, 0),
+    "metis-cut": (4 << 20, 400, 180, 0, 0),
+    "hypergraph": (40 << 20, 1000, 350, 0, 1.5),
+    "cover": (60 << 20, 1000, 450, 0, 8),
+    "stochastic": (60 << 20, 1000, 1900, 0, 50),
+}
+
+
+def estimated_bytes(method: str, num_nodes: int, num_edges: int, num_parts: int) -> int:
+    """Bytes that ``method`` takes beside the edges, about. Not collective."""
+    fixed, by_node, by_edge, by_part, by_node_part = _BYTES[method]
+    tables = int(by_node_part * num_nodes * num_parts)
+    return fixed + by_node * num_nodes + by_edge * num_edges + by_part * num_parts + tables
+
+
+def require_memory(method: str, num_nodes: int, num_edges: int, num_parts: int, memory: int | None) -> None:
+    """Refuse a method that would take more than ``memory`` bytes; None is no limit. Not collective."""
+    if memory is None:
+        return
+    needed = {name: estimated_bytes(name, num_nodes, num_edges, num_parts) for name in _BYTES}
+    if needed[method] <= memory:
+        return
+    fitting = [name for name, num_bytes in needed.items() if num_bytes <= memory]
+    way = f"choose one that fits ({', '.join(fitting)})" if fitting else "none fits: give it more"
+    takes, limit = shortage(needed[method], memory)
+    raise OptionError(f"Expected a partition within {limit} (got {method!r}, which takes about {takes}): {way}")
+
+
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def shortage(needed: float, there: float) -> tuple[str, str]:
+    """Bytes that are needed and the fewer that there are, in one unit, rounded apart: never the same words."""
+    power = min(int(math.log2(max(needed, 1)) // 10), len(_UNITS) - 1)
+    up, down = math.ceil(needed / 1024**power * 100) / 100, math.floor(there / 1024**power * 100) / 100
+    return f"{up:,.12g} {_UNITS[power]}", f"{down:,.12g} {_UNITS[power]}"
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes such as "4GiB", "500 MB" or "1e9"."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kKMGT]?)(i?)B?\s*", text)
+    try:
+        number, prefix, binary = match.groups() if match else ("", "", "")
+        num_bytes = float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " ")
+        if num_bytes >= 1:
+            return int(num_bytes)
+    except ValueError:
+        pass
+    raise OptionError(f"Expected memory such as 4GiB or 500MB (got {text!r})")

@@ -41,12 +41,7 @@ def stream_parts(chunks: Chunks, weight: Array, num_parts: int, epsilon: float, 
     Deterministic for a seed and an order of the edges. Weights may exceed the mean by ``epsilon``, or by a single node.
     Not collective; about 40 passes.
 
-    Args:
-        chunks: passes over the edges.
-        weight: of each node, int64 ``[N]``.
-        num_parts: P.
-        epsilon: see above.
-        seed: of the order in which nodes move.
+    ``weight`` is that of each node, int64 ``[N]``; ``seed`` that of the order in which nodes move.
 
     Shapes:
         - **output:** :math:`(|V|)` int32
@@ -84,14 +79,8 @@ def _move(
 
     They move only into groups whose load stays within the limit.
 
-    Args:
-        chunks: a pass over the edges.
-        item: of each node.
-        group: of each item; changed in place.
-        size: of each item.
-        load: of each group; counted at the beginning, then changed with ``group``.
-        limit: of a load.
-        rng: only half of the moves are made, so that neighbours do not change groups for ever.
+    ``item`` is that of each node, ``group`` that of each item, changed in place with ``load``. Only half of the moves
+    are made, so that neighbours do not change groups for ever.
     """
     load[:] = np.bincount(group, size, load.size)
     for edges in chunks():

@@ -20,7 +20,7 @@ from pyg_dist import errors
 from pyg_dist.errors import OptionError, PygDistError
 from pyg_dist.halo.plan.cover import RemoteEdges
 from pyg_dist.partition import Batches
-from pyg_dist.partition.stochastic import build_stochastic_model
+from pyg_dist.partition.hypergraph import build_stochastic_model
 from pyg_dist.plan.parts import PartsOptions, Report, solve
 
 _START_SECONDS = 300  # for Python and torch to come up on a busy machine

@@ -20,8 +20,7 @@ from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.partition.inputs import Array, as_edges, check_ends
 from pyg_dist.partition.kahypar import hypergraph_parts
-from pyg_dist.partition.memory import require_memory
-from pyg_dist.partition.solver import Preset, Solver, SolverOptions
+from pyg_dist.partition.solver import Preset, Solver, SolverOptions, require_memory
 
 METHODS = (*MODELS, "cover")
 
@@ -58,11 +57,7 @@ class PartsOptions:
     two_levels: bool = True  # whether ranks of a machine may share what crosses to another
 
     def __post_init__(self) -> None:
-        """Check what belongs together.
-
-        Raises:
-            OptionError: The method does not go with another option.
-        """
+        """Check what belongs together."""
         SolverOptions(self.epsilon, self.seed, self.solver, self.preset, self.memory)
         if not isinstance(self.method, str):
             return
@@ -95,11 +90,6 @@ def find_parts(
     Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS also finds machines'
     parts first, and cuts these; what has fewer such rows is taken.
     "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
-
-    Raises:
-        DataError: edge_index, train_mask or given parts are not valid.
-        OptionError: Another argument is not valid, the method would take too much memory, or the solver fails.
-        MissingPackageError: The package of the method is not installed.
     """
     parts = solve(edge_index, num_nodes, num_parts, options, train_mask)
     if not isinstance(options.method, str) or options.ranks_per_node is None:
@@ -218,12 +208,7 @@ def refine(
 
 
 def _by_cover(
-    edge_index: Tensor,
-    num_nodes: int,
-    num_parts: int,
-    options: PartsOptions,
-    train_mask: Tensor | None,
-    report: Report,
+    edge_index: Tensor, num_nodes: int, num_parts: int, options: PartsOptions, train_mask: Tensor | None, report: Report
 ) -> Tensor:
     """A round from each start: METIS, the model of the choice by degree (two seeds), column nets. The best goes on."""
     by_degree, began = choice_by_degree(edge_index, num_nodes), time.monotonic()

@@ -145,10 +145,8 @@ def columns(rows: Sequence[T], *columns: tuple[str, Callable[[T], str]], left: S
 def aligned(lines: Sequence[Sequence[str]], left: Sequence[int] = (), elastic: int | None = None) -> list[str]:
     """Columns of equal width.
 
-    Args:
-        lines: cells, the header first.
-        left: columns that begin at the left; others end at the right.
-        elastic: the column that is cut where the lines would be too wide.
+    Columns in ``left`` begin at the left, others end at the right; the ``elastic`` one is cut where lines would be too
+    wide.
     """
     widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
     if elastic is not None:

@@ -35,10 +35,7 @@ class Attributes:
 def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True) -> int:
     """N, as ``data.num_nodes`` has it.
 
-    Args:
-        data: the attributes; its ``edge_index`` may lack content.
-        largest: the largest id in ``edge_index``, -1 without edges; called where nothing else says N.
-        is_strict: see :func:`sort_attributes`.
+    ``largest``, the largest id in ``edge_index``, -1 without edges, is called where nothing else says N.
     """
     x, declared = data.get("x"), data._store.get("num_nodes")
     if isinstance(x, Tensor) and x.dim() > 0:
@@ -61,11 +58,8 @@ def sort_attributes(
 ) -> Attributes:
     """Put every attribute where it belongs.
 
-    Args:
-        given: attributes by name; the graph itself and ``num_nodes`` are passed over.
-        num_nodes: N; ``None``: these are a type's of edges.
-        num_edges: E; ``None``: these are a type's of nodes.
-        is_strict: raise where one does not fit; else it is left out, with a warning.
+    Without ``num_nodes`` these are a type's of edges, without ``num_edges`` a type's of nodes. Unless ``is_strict``,
+    what does not fit is left out, with a warning.
     """
     found = Attributes()
     for name, value in given.items():

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from pyg_dist.errors import DataError, StoreError
-from pyg_dist.partition.memory import shortage
+from pyg_dist.partition.solver import shortage
 from pyg_dist.store.format import ShardWriter, sync
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.reader import check_shard, name_digest
@@ -35,11 +35,8 @@ _PATTERN = "*-????????????????.safetensors"
 class StoreFolder:
     """The folder ``path``, to be filled by one process.
 
-    Args:
-        path: OUT.
-        identity: of the input and the options: work can be resumed where it is the same.
-        resume: go on with what an interrupted writer has left.
-        force: replace a store, or an interrupted writer's work.
+    ``identity`` is that of the input and the options: work can be resumed where it is the same. ``resume`` goes on with
+    what an interrupted writer has left, ``force`` replaces it, or a store.
     """
 
     def __init__(self, path: Path, identity: str, resume: bool = False, force: bool = False) -> None:
@@ -156,11 +153,7 @@ class StoreFolder:
 
 
 def lock(file: Path, seconds: float = 0.0) -> IO[str]:
-    """Hold a file until what is returned is closed; on file systems without locks, any number may.
-
-    Raises:
-        StoreError: Another process still holds it after so many seconds.
-    """
+    """Hold a file until what is returned is closed; on file systems without locks, any number may."""
     stream, end = file.open("a+"), time.monotonic() + seconds
     while True:
         try:

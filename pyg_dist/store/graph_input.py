@@ -52,15 +52,7 @@ class GraphInput:
 def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) -> GraphInput:
     """Check ``data`` and sort its attributes. Not collective.
 
-    Args:
-        data: a homogeneous PyG graph.
-        allow_nan: do not look for NaN features.
-        warn: whether this rank speaks for all.
-        is_strict: see :func:`~pyg_dist.store.attributes.sort_attributes`.
-
-    Raises:
-        DataError: Something in the graph is wrong; the message names it.
-        UnsupportedError: A heterogeneous graph, or a sparse feature matrix.
+    Without ``allow_nan`` features must not be NaN; with ``warn`` this rank speaks for all.
     """
     if not isinstance(data, Data):
         raise UnsupportedError(

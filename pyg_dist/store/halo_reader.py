@@ -70,11 +70,8 @@ class HaloStore(ShardReader):
     def rows(self, kind: str, name: str, parts: Sequence[int], place: Sequence[Tensor]) -> Tensor:
         """Attribute rows of several parts in one tensor.
 
-        Args:
-            kind: ``"nodes"`` or ``"edges"``.
-            name: of the attribute.
-            parts: whose rows.
-            place: where each row of each part goes in the result, int64 by part; together a permutation.
+        ``kind`` is ``"nodes"`` or ``"edges"``; ``place``: where each row of each part goes in the result, together a
+        permutation.
         """
         specs = [self.file(f"{kind}-{part:05d}").spec(name) for part in parts]
         shape = (sum(spec.num_rows for spec in specs), *specs[0].shape[1:])

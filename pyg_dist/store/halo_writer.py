@@ -16,7 +16,7 @@ import xxhash
 
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.partition.memory import shortage
+from pyg_dist.partition.solver import shortage
 from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import ShardWriter, storage_dtype
 from pyg_dist.store.manifest import Shard, edge_specs, halo_specs, node_specs

@@ -97,10 +97,6 @@ def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
         data: a PyG graph with types of nodes and relations.
         allow_nan: do not look for NaN features.
         warn: whether this rank speaks for all.
-
-    Raises:
-        DataError: Something in the graph is wrong; the message names the type.
-        UnsupportedError: A graph that is distributed already, or a sparse feature matrix.
     """
     if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")

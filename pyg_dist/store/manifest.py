@@ -62,11 +62,7 @@ class Shard:
 
 
 def shards_of(content: Mapping[str, Any]) -> dict[str, Shard]:
-    """The shards of a manifest's JSON, by key; each in a file of its folder, as large as its tensors.
-
-    Raises:
-        ValueError: A shard contradicts itself.
-    """
+    """The shards of a manifest's JSON, by key; each in a file of its folder, as large as its tensors."""
     shards = {key: Shard.from_dict(entry) for key, entry in content.items()}
     for key, shard in shards.items():
         for name, spec in shard.tensors.items():

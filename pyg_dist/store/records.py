@@ -23,13 +23,7 @@ _KEYS_BY_RECORD = 2
 class Buckets:
     """Files of records, one for each bucket; a bucket's records keep their order.
 
-    Args:
-        folder: for the files, which is made.
-        num_buckets: how many.
-        dtype: of a record.
-
-    Attributes:
-        counts: records by bucket, int64.
+    ``counts`` are records by bucket, int64.
     """
 
     def __init__(self, folder: Path, num_buckets: int, dtype: np.dtype[np.generic]) -> None:
@@ -75,13 +69,7 @@ def sorted_records(
 
     A file of more is split by ranges of the key first, as often as it takes.
 
-    Args:
-        path: the file, which is deleted.
-        dtype: of a record.
-        key: of records.
-        low: least key.
-        high: largest key, exclusive.
-        limit: records that may be in memory.
+    The file is deleted; keys are from ``low`` to ``high``, exclusive.
     """
     count = path.stat().st_size // dtype.itemsize if path.exists() else 0
     if count <= limit:

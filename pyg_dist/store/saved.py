@@ -84,11 +84,7 @@ def _described(graph: GraphInput, prefix: str = "") -> tuple[dict[str, Tensor], 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A saved file, mapped; its pages are let go of with the last tensor.
-
-    Raises:
-        DataError: It is not what ``save_graph`` writes.
-    """
+    """A saved file, mapped; its pages are let go of with the last tensor."""
     import safetensors
 
     try:
@@ -109,11 +105,7 @@ def specs_of(file: Any) -> dict[str, TensorSpec]:
 
 
 def require_rows(specs: Mapping[str, TensorSpec], content: Mapping[str, Any], prefix: str = "") -> int:
-    """Check the sizes of a graph's tensors against each other; the number of edges.
-
-    Raises:
-        ValueError: They contradict each other.
-    """
+    """Check the sizes of a graph's tensors against each other; the number of edges."""
     edges = specs[prefix + EDGE_INDEX]
     if edges.dtype != "I64" or len(edges.shape) != 2 or edges.shape[0] != 2:
         raise ValueError(f"edge_index of {edges.dtype} {list(edges.shape)}")
@@ -124,11 +116,7 @@ def require_rows(specs: Mapping[str, TensorSpec], content: Mapping[str, Any], pr
 
 
 def read_saved_types(path: Path) -> HeteroInput | None:
-    """A saved graph with types, whose tensors lie in the mapped file; ``None``: it has one type.
-
-    Raises:
-        DataError: It is not as ``save_graph`` has written it.
-    """
+    """A saved graph with types, whose tensors lie in the mapped file; ``None``: it has one type."""
     with opened(path) as file:
         metadata = file.metadata() or {}
         if TYPES not in metadata:

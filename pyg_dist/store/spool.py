@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.partition.memory import shortage
+from pyg_dist.partition.solver import shortage
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.format import as_torch, storage_dtype, sync
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records
@@ -79,13 +79,9 @@ class Spool:
 def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tick) -> Spool:
     """Read all edges of a source into ``folder``, which is made anew.
 
-    Args:
-        source: the input.
-        folder: for the columns.
-        undirected: add the reverse of each edge; edges are then sorted by source and target, none stands twice, as
-            PyG's ``to_undirected`` leaves them. An input whose edges stand for both directions is read so anyway.
-        memory: bytes to use.
-        tick: called with the number of further edges that are done.
+    ``undirected`` adds the reverse of each edge; edges are then sorted by source and target, none stands twice, as
+    PyG's ``to_undirected`` leaves them. An input whose edges stand for both directions is read so anyway. ``tick`` is
+    called with the number of further edges that are done.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():

@@ -66,11 +66,7 @@ class TypesManifest(Signed):
         return manifest
 
     def halo_stores(self, path: Path) -> TypedStores:
-        """Open all stores, whose manifests must be the ones that this names.
-
-        Raises:
-            StoreError: One is missing, damaged, or another one.
-        """
+        """Open all stores, whose manifests must be the ones that this names."""
         found = {}
         for name, digest in self.stores.items():
             manifest = Manifest.load(path / name)

@@ -98,8 +98,7 @@ class RowTensor(Tensor):
     def from_local(cls: type[R], local: Tensor, rows: RowSharding) -> R:
         """The global tensor of which ``local`` is this rank's piece; shares memory and autograd with it.
 
-        Shapes:
-            - local: ``[rows.num_local, ...]``
+        Shapes: local ``[rows.num_local, ...]``.
 
         Raises:
             DataError: ``local`` has another number of rows, or the rows are of another kind than this class.

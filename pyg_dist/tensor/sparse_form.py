@@ -39,12 +39,7 @@ class _NonZeros:
 
 
 class SparseForm:
-    """What is kept of constant rows: their non-zero elements where these are few, for one version of the rows.
-
-    Args:
-        nonzeros: where elements may be not zero; ``None``: not known.
-        version: of the rows for which that holds.
-    """
+    """What is kept of constant rows: their non-zero elements where these are few, for one version of the rows."""
 
     def __init__(self, nonzeros: _NonZeros | None = None, version: int | None = None) -> None:
         self._nonzeros, self._version = nonzeros, version
@@ -55,9 +50,7 @@ class SparseForm:
 
         Not collective.
 
-        Args:
-            x: the local rows.
-            version: counts changes in place; ``None``: nobody does.
+        ``version`` counts changes in place; ``None``: nobody does.
         """
         if version is None or x.dim() != 2 or not x.is_cpu or x.requires_grad or x.numel() < _FEWEST:
             return None

@@ -12,7 +12,7 @@ import torch
 from random_graphs import random_graph
 
 from pyg_dist.cli import main
-from pyg_dist.cli.comparison import measured
+from pyg_dist.cli.partitioning import measured
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition import partition
 from pyg_dist.plan.parts import METHODS

@@ -13,7 +13,7 @@ from workers import Workers
 def open_many_graphs() -> None:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedGCNConv
-    from pyg_dist.grid.mesh import Mesh
+    from pyg_dist.grid.collectives import Mesh
     from pyg_dist.grid.plan.mesh_shape import MeshShape
 
     def one() -> tuple[int, int]:

@@ -13,8 +13,7 @@ from random_graphs import random_graph
 
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition import Batches, partition
-from pyg_dist.partition.hypergraph import build_hypergraph_model
-from pyg_dist.partition.stochastic import build_stochastic_model, uniform_batch
+from pyg_dist.partition.hypergraph import build_hypergraph_model, build_stochastic_model, uniform_batch
 
 
 def nets(model: Any) -> Counter[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from test_halo_store import training
 from torch_geometric.data import Data
 from workers import Workers
 
-from pyg_dist.data.stored_grid import StoredOrder
+from pyg_dist.data.grid_data import StoredOrder
 from pyg_dist.grid.plan.node_order import ListedOrder
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.manifest import Manifest

@@ -20,8 +20,8 @@ from test_grid_store import write as write_grid
 from pyg_dist import DistributedData, save_graph
 from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
 from pyg_dist.cli.stored_plan import check_store
+from pyg_dist.data.grid_data import edges_of_tile, stored_grid_plan
 from pyg_dist.data.stored_graph import rank_of_part, rows_of, stored_share
-from pyg_dist.data.stored_grid import edges_of_tile, stored_grid_plan
 from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.store.folder import PARTIAL, StoreFolder, explained_disk_errors
 from pyg_dist.store.grid_store import GridStore

@@ -31,9 +31,8 @@ def wait(message: Message) -> None:
 class InCall:
     """Within it this rank waits for a call, and a wire's errors become ours (:func:`wait`).
 
-    Args:
-        calls: of a group; the call is their last when this is made.
-        peers: global numbers of the ranks that it waits for; all of the group by default.
+    The call is the last of ``calls``; ``peers`` are global numbers of the ranks that it waits for, by default the whole
+    group.
     """
 
     def __init__(self, calls: Calls, peers: tuple[int, ...] | None = None) -> None:

@@ -51,10 +51,8 @@ class Group(OfThisRun):
 
     An axis of one rank communicates nothing and works without ``torch.distributed``.
 
-    Args:
-        wires: what carries the messages; none for an axis of one rank.
-        name: distinguishes the calls of two groups of the same ranks.
-        standing: where waits are noted; the session's by default.
+    ``wires`` carry the messages; ``name`` tells two groups of the same ranks apart; ``standing`` is where waits are
+    noted.
     """
 
     def __init__(self, wires: Sequence[Wire] = (), name: str = "", standing: Standing | None = None) -> None:
@@ -91,11 +89,8 @@ class Group(OfThisRun):
     ) -> tuple[Wire, int, InCall]:
         """Note a call for messages like ``tensor``: its wire, its tag and what it is done within (not collective).
 
-        Args:
-            kind: names the call.
-            tensor: has the device and dtype.
-            size: elements, or elements of a row where numbers of rows differ between ranks.
-            peers: the ranks that this one waits for; all of the group by default.
+        ``size``: elements, or those of a row where numbers of rows differ between ranks; ``peers``: the ranks that this
+        one waits for, by default the whole group.
         """
         wire = self.wire(tensor)
         tag = self.calls.next(kind, tensor.dtype, size, has_tag=wire.has_tags)
@@ -168,9 +163,7 @@ class Group(OfThisRun):
     def gather_rows(self, rows: Tensor, counts: list[int]) -> Tensor:
         """Concatenate every rank's rows, by rank.
 
-        Shapes:
-            - rows: ``[counts[rank], ...]``
-            - output: ``[sum(counts), ...]``
+        Shapes: rows ``[counts[rank], ...]``; output ``[sum(counts), ...]``.
         """
         if self.size == 1:
             return rows
@@ -239,8 +232,7 @@ def group_within(groups: Sequence[Sequence[int]]) -> Group:
 
     The same groups give the same object.
 
-    Args:
-        groups: ranks in disjoint groups, alike on every rank; a rank in none of them has an axis for itself.
+    ``groups`` are disjoint, alike on every rank; a rank in none of them has an axis for itself.
     """
     world, within = world_group(), current().of(Groups).within
     if len(groups) == 1 and len(groups[0]) == world.size:

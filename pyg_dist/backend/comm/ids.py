@@ -19,11 +19,7 @@ from pyg_dist.backend.comm.group import Group
 class IdLists:
     """Sends lists of ids, and counts their bytes.
 
-    Args:
-        group: the ranks.
-
-    Attributes:
-        num_bytes: what this rank has sent to others so far.
+    ``num_bytes``: what this rank has sent to others so far.
     """
 
     def __init__(self, group: Group) -> None:
@@ -32,10 +28,8 @@ class IdLists:
     def exchange(self, rows: Tensor, counts: Sequence[int], is_ascending: bool = True) -> tuple[Tensor, list[int]]:
         """Send each rank its rows (collective).
 
-        Args:
-            rows: ids, none negative, int64 ``[n, columns]``, by receiver.
-            counts: rows by receiver.
-            is_ascending: whether the first column ascends in what goes to each rank.
+        ``rows`` are ids, none negative, int64 ``[n, columns]``, by receiver; ``is_ascending``: whether the first column
+        ascends in what goes to each rank.
 
         Returns:
             The rows that arrive, ``[m, columns]``, by sender, and how many there are by sender.

@@ -1,11 +1,13 @@
-"""Which ranks share a machine: those with one host name and boot id, or as ``PYG_DIST_MACHINES`` says."""
+"""How ranks lie: which share a machine, and which hold the same part of the graph, each in a data group of its own."""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.group import Group, group_within, world_group
 from pyg_dist.backend.session.settings import MACHINES
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OptionError
@@ -59,3 +61,48 @@ def ranks_per_machine() -> int | None:
     of_rank = machines()
     most = of_rank.count(0)
     return most if of_rank == tuple(rank // most for rank in range(len(of_rank))) else None
+
+
+_AXES = ("data", "part")
+
+
+@dataclass(frozen=True)
+class DataGroups:
+    """The groups of a mesh ``data x part``, whose ranks run part fastest."""
+
+    part: Group  # of this data group
+    data: Group | None  # the ranks that hold the same part; None: one data group
+    everyone: Group
+    index: int = 0  # of this data group
+    count: int = 1
+
+    @staticmethod
+    def of(mesh: Mapping[str, int] | None) -> DataGroups:
+        """The groups of a user's ``mesh``; an axis left out is 1 (collective over all ranks).
+
+        Raises:
+            OptionError: An unknown axis, a size that is no positive integer, or sizes that do not multiply to the
+                number of ranks.
+        """
+        world = world_group()
+        if mesh is None:
+            return DataGroups(world, None, world)
+        for axis, size in mesh.items():
+            if axis not in _AXES:
+                raise OptionError(f"Expected the axes of a halo mesh to be 'data' and 'part' (got {axis!r}): rename it")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise OptionError(
+                    f"Expected mesh axis {axis!r} to be a positive integer (got {size!r}): leave it out or 1"
+                )
+        num_groups, num_parts = (mesh.get(axis, 1) for axis in _AXES)
+        if num_groups * num_parts != world.size:
+            raise OptionError(
+                f"Expected a mesh of {world.size} ranks (got data={num_groups} x part={num_parts}, which makes "
+                f"{num_groups * num_parts}): choose sizes whose product is {world.size}, or mesh=None"
+            )
+        if num_groups == 1:
+            return DataGroups(world, None, world)
+        by_group = [[g * num_parts + p for p in range(num_parts)] for g in range(num_groups)]
+        by_part = [list(ranks) for ranks in zip(*by_group, strict=True)]
+        part = group_within(by_group) if num_parts > 1 else Group()
+        return DataGroups(part, group_within(by_part), world, world.rank // num_parts, num_groups)

@@ -39,8 +39,7 @@ class Traffic:
 class Pending(Generic[T_co]):
     """A result under way; :meth:`wait`, to be called once, waits for it.
 
-    Args:
-        finish: waits for the messages, makes the result of them, and keeps alive what is being sent.
+    ``finish`` waits for the messages, makes the result of them, and keeps alive what is being sent.
     """
 
     def __init__(self, finish: Callable[[], T_co]) -> None:
@@ -117,11 +116,7 @@ class Transport:
     ) -> Messages:
         """Send each rank its rows by one collective, whose cost does not depend on how many neighbours there are.
 
-        Args:
-            rows: ``[sum(sent), ...]``, contiguous.
-            sent: rows by receiver.
-            received: rows by sender.
-            out: ``[sum(received), ...]``, where they arrive; a new tensor by default.
+        ``rows``, ``[sum(sent), ...]``, are contiguous; ``out``, ``[sum(received), ...]``, is a new tensor by default.
         """
         out = rows.new_empty(sum(received), *rows.shape[1:]) if out is None else out
         self._count(rows, ((rank, count) for rank, count in enumerate(sent) if rank != self.group.rank))
@@ -134,11 +129,7 @@ class Transport:
     ) -> Messages:
         """Send rows by one message to each rank that gets some.
 
-        Args:
-            rows: contiguous.
-            receivers: who gets which of them.
-            senders: whose rows arrive where in ``out``.
-            out: where they arrive.
+        ``receivers``: who gets which of the contiguous ``rows``; ``senders``: whose arrive where in ``out``.
         """
         self._count(rows, ((rank, high - low) for rank, low, high in receivers))
         peers = [peer for peer, _, _ in (*senders, *receivers)]

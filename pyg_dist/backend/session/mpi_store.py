@@ -24,8 +24,7 @@ _FIRST_SECONDS, _LONGER, _LONGEST = 1e-4, 2.0, 0.05  # between two looks for a m
 class MpiStore(dist.Store):
     """A store for the ranks of ``COMM_WORLD`` (collective). A thread of rank 0 answers: several threads call MPI.
 
-    Args:
-        timeout: of waits for keys that do not say how long.
+    ``timeout`` is that of waits for keys that do not say how long.
     """
 
     def __init__(self, timeout: timedelta) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.autograd.linear_map import LinearMap
+from pyg_dist.backend.autograd.linear_map import LinearMap, apply
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
@@ -78,8 +78,27 @@ class PartedAttention:
     has_edge_sums: bool = False
 
     def by_edge(self, inputs: AttentionInputs) -> Attended:
-        """In torch's functions, differentiable to any order (collective)."""
-        return attention_by_edge(self.parts[0].csr, self.edge_key, self.spec, inputs, self.num_weights)
+        """In torch's functions, differentiable to any order (collective).
+
+        The parts' edges are put together, and the sources that come to a later part behind those of the first one.
+        """
+        first, *others = self.parts
+        edges = first.csr
+        for part in others:
+            values, keys = (
+                x if x is None or m is None else torch.cat([x.flatten(1), apply(m, x.flatten(1))])
+                for x, m in zip(inputs[:2], part.maps, strict=False)
+            )
+            assert values is not None
+            inputs = inputs._replace(value=values, key=keys)
+            edges = CSR.from_edges(
+                torch.cat([edges.row(), part.csr.row() + part.low]),
+                torch.cat([edges.col, part.csr.col + edges.num_cols]),
+                torch.cat([edges.edge, part.csr.edge]),
+                edges.num_rows,
+                edges.num_cols + part.csr.num_cols,
+            )
+        return attention_by_edge(edges, self.edge_key, self.spec, inputs, self.num_weights)
 
     def over_ranks(self, y: Tensor, z: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """This rank's rows of the sums over all ranks' edges, and the logarithms of the whole sums (collective)."""
@@ -298,8 +317,6 @@ def attention(
     Differentiable by all inputs; twice by a pass that makes values for each edge and column. See
     :class:`PartedAttention` for the arguments.
 
-    Shapes:
-        - inputs: of the op
-        - output: ``[csr.num_rows, H C]``; ``[csr.num_rows, H D]``, or empty; ``[num_weights, H]``
+    Shapes: inputs of the op; output ``[csr.num_rows, H C]``; ``[csr.num_rows, H D]``, or empty; ``[num_weights, H]``.
     """
     return attention_in_parts(PartedAttention((Part(csr),), edge_key, spec, num_weights), inputs)

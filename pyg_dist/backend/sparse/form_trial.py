@@ -34,10 +34,8 @@ class FormTrial:
     new. The smallest median is the fastest; a way that is clearly slower takes no further turn. Not collective: ranks
     may differ.
 
-    Args:
-        forms: to choose from; the one to begin with first.
-        is_fixed: whether the first one is taken without a trial.
-        product: what is multiplied, for the log.
+    ``forms`` begin with the guess, which is taken without a trial if it ``is_fixed``; ``product`` is what is
+    multiplied, for the log.
     """
 
     def __init__(self, forms: Sequence[SpmmForm | None], is_fixed: bool = False, product: str = "") -> None:

@@ -198,8 +198,7 @@ def extreme(x: Tensor, csr: CSR, reduce: Literal["max", "min"]) -> Tensor:
     Equal to PyG's ``MaxAggregation`` and ``MinAggregation`` on CPU, gradients at ties included
     (:func:`~pyg_dist.backend.ops.extreme_csr_shares`).
 
-    Shapes:
-        - x: ``[csr.num_cols, F]`` (float32, float64, bfloat16 or float16)
-        - output: ``[csr.num_rows, F]``, zero for rows without edges
+    Shapes: x ``[csr.num_cols, F]`` (float32, float64, bfloat16 or float16); output ``[csr.num_rows, F]``, zero for rows
+    without edges.
     """
     return _Extreme.apply(x, csr, reduce)

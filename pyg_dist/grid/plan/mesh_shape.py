@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pyg_dist.errors import OptionError
 
@@ -122,6 +122,32 @@ class TileLayout:
         """The one axis that is neither the coarsest row axis nor the column axis."""
         (axis,) = (a for a in GRID_AXES if a not in (self.rows[0], self.columns))
         return axis
+
+
+class Tiling(NamedTuple):
+    """Which tiles of the adjacency matrix."""
+
+    row_axis: str  # splits the targets
+    column_axis: str  # splits the sources
+    order: int  # the node order of the sources; the targets have the other one, if there are two
+
+    @staticmethod
+    def of(layout: TileLayout) -> Tiling:
+        """Of the tiles that meet an x of this layout."""
+        return Tiling(layout.free_axis(), layout.rows[0], layout.order)
+
+    @property
+    def third_axis(self) -> str:
+        """The one along which a tile has replicas."""
+        (axis,) = (a for a in GRID_AXES if a not in (self.row_axis, self.column_axis))
+        return axis
+
+    def layouts(self, num_orders: int) -> tuple[TileLayout, TileLayout]:
+        """How a tile's rows lie, and its columns."""
+        return (
+            TileLayout((self.row_axis,), None, num_orders - 1 - self.order),
+            TileLayout((self.column_axis,), None, self.order),
+        )
 
 
 WHOLE_ROWS = TileLayout(("x", "z", "y"), None, 0)

@@ -134,13 +134,9 @@ def halo_price(
 
     The narrower side of a layer is aggregated; a constant input is, whatever its width, and its sums are remembered.
 
-    Args:
-        model: the convs.
-        loads: of every rank, or of those that stand for all.
-        machine: its ``ranks_per_node`` is the one that ``loads`` were counted with.
-        num_ranks: P.
-        bits: of a number in the messages, forward and backward (SuperGCN, eq. 3-6).
-        saves: False: every layer aggregates its input anew, as published systems do.
+    ``loads`` are those of every rank, or of those that stand for all, counted with the machine's ``ranks_per_node``;
+    ``bits`` of a number in the messages forward and backward (SuperGCN, eq. 3-6). Without ``saves`` every layer
+    aggregates its input anew, as published systems do.
     """
     prices = [_price(model, load, machine, num_ranks, bits, saves) for load in loads]
     return max(prices, key=lambda price: price.seconds)

@@ -34,15 +34,7 @@ class MiniBatchPlan:
     def of(edge_index: Tensor, whole: Plan, batch_size: int, num_groups: int, seed: int = 0) -> MiniBatchPlan:
         """Plan :data:`NUM_SAMPLES` batches. Not collective, O(E) time for each.
 
-        Args:
-            edge_index: int64 ``[2, E]``.
-            whole: the plan of the whole graph in a group's parts.
-            batch_size: B.
-            num_groups: data groups.
-            seed: of the samples.
-
-        Raises:
-            OptionError: B is not in ``[2, N]``.
+        ``whole`` is the plan of the whole graph in a group's parts.
         """
         parts = whole.parts
         assert parts is not None, "a plan that was counted in this process has its parts"

@@ -173,10 +173,7 @@ def rows_in_order(parts: Sequence[Tensor], relations: Sequence[tuple[int, int, T
 
     Of any relation: its own order would be better for one that has fewer of them, but rows have one order.
 
-    Args:
-        parts: the owner of each node, ``[N]`` integers, by type.
-        relations: the numbers of the types of sources and targets, and the edges, int64 ``[2, E]``.
-        rank: which.
+    ``relations`` have the numbers of the types of sources and targets, and the edges, int64 ``[2, E]``.
     """
     on_boundary = [torch.zeros(owner.numel(), dtype=torch.bool) for owner in parts]
     for source, target, edge_index in relations:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Candidates, Cover, ExchangeKind, RemoteEdges, both_ends
 from pyg_dist.halo.plan.share import HaloShare
-from pyg_dist.halo.plan.two_level import Routes, routes
+from pyg_dist.halo.plan.two_level import Routes
 
 _PASSES = 8
 """Over all parts, at most: with many parts the last ones gain next to nothing, and each takes O(P^2) time."""
@@ -129,29 +129,6 @@ class BlockNumbers:
         }
         by_rank = zip(*(column.tolist() for column in columns.values()), strict=True)
         return tuple(ShareSizes(**dict(zip(columns, values, strict=True))) for values in by_rank), chosen
-
-
-def all_sizes(
-    edge_index: Tensor,
-    parts: Tensor,
-    num_ranks: int,
-    exchange: ExchangeKind = "hybrid",
-    ranks_per_machine: int | None = None,
-) -> tuple[tuple[ShareSizes, ...], Tensor]:
-    """The sizes of every rank's share, and the rows that go from each rank to each. Not collective, O(E log E) time.
-
-    Nothing is laid out: 512 ranks cost as much as two. With ``ranks_per_machine`` in two levels.
-
-    Shapes:
-        - edge_index: int64 ``[2, E]``
-        - parts: ``[N]`` integers
-        - output: P sizes; int64 ``[P, P]``, sender by receiver
-    """
-    numbers = BlockNumbers.of(edge_index, parts, num_ranks)
-    if ranks_per_machine is None:
-        return numbers.sizes(exchange)
-    between = routes(edge_index, parts, num_ranks, ranks_per_machine, exchange)
-    return numbers.sizes(exchange, between, ranks_per_machine)
 
 
 def rows_between(remote: RemoteEdges, cover: Cover) -> Tensor:

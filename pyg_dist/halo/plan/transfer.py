@@ -98,10 +98,7 @@ class Transfer:
             return both, both
         first = sum(self.send_counts), sum(self.recv_counts)
         last = tuple(n + sum(counts) for n, counts in zip(first, self.relay.link, strict=True))
-        return (
-            (both[0][first[0] : last[0]], both[1][first[1] : last[1]]),
-            (both[0][: first[0]], both[1][: first[1]]),
-        )
+        return ((both[0][first[0] : last[0]], both[1][first[1] : last[1]]), (both[0][: first[0]], both[1][: first[1]]))
 
 
 class ReceiveLists(NamedTuple):

@@ -67,13 +67,8 @@ class Routes:
     ) -> Routes:
         """The ways of what ``exchange`` sends. Both machines of a pair find the same. Not collective, O(m log m) time.
 
-        Args:
-            edges: between machines, in the place of ranks.
-            exchange: what crosses.
-            row_owner: the ranks of the rows' nodes, int64.
-            sum_owner: of the sums' nodes.
-            ranks_per_machine: consecutive ranks share a machine.
-            num_ranks: P.
+        ``edges`` are between machines, in the place of ranks; ``row_owner`` and ``sum_owner`` the ranks of the nodes,
+        int64.
         """
         cover, num_machines = edges.cover(exchange), edges.load.numel()
         is_post = cover.left[edges.row]
@@ -182,9 +177,8 @@ def routes(
 ) -> Routes:
     """The ways between all machines, or between one and the others. Not collective, O(E log E) time.
 
-    Shapes:
-        - edge_index: int64 ``[2, E]``
-        - parts: ``[N]`` integers, the rank of each node, or those of the sources and those of the targets
+    Shapes: edge_index int64 ``[2, E]``; parts ``[N]`` integers, the rank of each node, or those of the sources and
+    those of the targets.
     """
     of_sources, of_targets = both_ends(parts)
     machines = of_sources // ranks_per_machine, of_targets // ranks_per_machine
@@ -250,12 +244,8 @@ def _agents(
     pair's numbers depend on the pair alone, and are made by sums in one order, products and quotients, which round
     alike everywhere.
 
-    Args:
-        pair: of machines, of each item, int64 ``[k]``.
-        options: (item, rank), by item and ascending, int64 ``[o]`` each; every item has some.
-        fixed: pair times P plus rank of what a rank has in any case.
-        ranks_per_machine: consecutive ranks share a machine.
-        num_ranks: P.
+    ``pair`` is that of machines, of each item, int64 ``[k]``; ``options`` are (item, rank), by item and ascending, some
+    for every item; ``fixed`` is pair times P plus rank of what a rank has in any case.
     """
     if pair.numel() == 0:
         return pair

@@ -38,12 +38,7 @@ _BY_SUFFIX: dict[str, type[Source]] = {
 
 
 def open_source(graph: str, reading: Reading = Reading()) -> Source:  # noqa: B008
-    """The input graph of a name, as commands take it: :data:`KINDS`.
-
-    Raises:
-        DataError: There is no such file, or it is of none of these kinds; the message names file and line.
-        OptionError: ``reading`` names columns, or a first id, of a format that has them itself.
-    """
+    """The input graph of a name, as commands take it: :data:`KINDS`."""
     kind, path = _kind_of(graph)
     takes_columns = kind in (TextEdges, Parquet)
     for option, value, is_taken in (

@@ -9,7 +9,6 @@ from pyg_dist.tensor.functions import (
     indexing,
     layers,
     losses,
-    moved_products,
     moved_rows,
     moved_shapes,
     pointwise,
@@ -22,6 +21,6 @@ from pyg_dist.tensor.functions import (
 )
 
 __all__ = [
-    "along", "attention", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_products",
-    "moved_rows", "moved_shapes", "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
+    "along", "attention", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_rows",
+    "moved_shapes", "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
 ]  # fmt: skip

@@ -79,9 +79,7 @@ def _with_dropout(
 ) -> tuple[Tensor, Tensor]:
     """Attention of local queries to all keys, and its weights, of which some are dropped, keyed by query and key.
 
-    Shapes:
-        - query: ``[..., n, C]``, key, value: ``[..., N, C]``
-        - output: ``[..., n, C]``, and ``[..., n, N]``
+    Shapes: query ``[..., n, C]``, key and value ``[..., N, C]``; output ``[..., n, C]``, and ``[..., n, N]``.
     """
     with local_tensors():
         scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)

@@ -63,11 +63,7 @@ def linear(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 def local_linear(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The linear map of this rank's rows.
-
-    Raises:
-        DataError: The rows have another number of columns.
-    """
+    """The linear map of this rank's rows."""
     with local_tensors():
         rows = x._sharding
         if x.shape[-1] != weight.shape[-1]:
@@ -324,8 +320,7 @@ class DistributedSyncBatchNorm(nn.SyncBatchNorm):
     On distributed rows it is batch norm, which has the statistics of all ranks' rows; else it is the stock norm.
     Collective on distributed rows.
 
-    Shapes:
-        - x: ``[N, F]`` or ``[N, F, ...]``; output the same
+    Shapes: x ``[N, F]`` or ``[N, F, ...]``; output the same.
 
     Example:
         >>> norm = pyg_dist.distribute(torch.nn.SyncBatchNorm(34))

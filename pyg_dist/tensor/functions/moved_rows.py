@@ -1,8 +1,8 @@
 """``MovedRows``: a row tensor whose rows are in another dimension than the first: a batch ``[B, N, F]``, ``x.T`` ...
 
 What it does is done on the tensor with rows first, and no row leaves its rank. Reducing the other dimensions, picking
-from them, or moving the rows back gives a row tensor again. Products are in
-:mod:`~pyg_dist.tensor.functions.moved_products`, other shapes in :mod:`~pyg_dist.tensor.functions.moved_shapes`.
+from them, or moving the rows back gives a row tensor again. Products and other shapes are in
+:mod:`~pyg_dist.tensor.functions.moved_shapes`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,23 @@
-"""Other shapes of rows in other dimensions than the first (``MovedRows``): dimensions before rows, or joined."""
+"""Other shapes and products of rows in other dimensions than the first (``MovedRows``).
+
+``x.T @ y`` and ``k.transpose(-2, -1) @ v`` sum over rows and give plain matrices; ``x @ y.T`` and what is multiplied by
+it, as attention is written out, have a row for each row of x and gather those of y (collective).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from string import ascii_letters
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows, named, refuse_moved
+from pyg_dist.errors import LayoutMismatchError
+from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows, moved_in, named, on_last, refuse_moved
 from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, view
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements
+from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.selection import ConcatenatedRows
 from pyg_dist.tensor.sharding import RowSharding
@@ -105,3 +111,95 @@ HANDLERS.update(dict.fromkeys(named("unsqueeze"), _unsqueeze))
 HANDLERS.update(dict.fromkeys(named("view", "reshape"), _reshape))
 HANDLERS.update(dict.fromkeys(named("flatten"), _flatten))
 HANDLERS.update(dict.fromkeys(named("expand", "repeat"), _expand))
+
+
+class _Term(NamedTuple):
+    """An operand of ``einsum`` and its letters."""
+
+    operand: Any  # the tensor
+    letters: str  # of its dimensions
+    rows: str  # the letter of its rows; ``""`` for a plain tensor
+
+    @staticmethod
+    def of(operand: Any, letters: str) -> _Term:
+        """See the class."""
+        place = operand.place if type(operand) is MovedRows else 0
+        has_rows = isinstance(operand, (RowTensor, MovedRows))
+        return _Term(operand, letters, letters[place] if has_rows else "")
+
+    def with_first(self, rows: str) -> _Term:
+        """The same with the dimension of this letter first, if it has one."""
+        place = self.letters.find(rows)
+        if place <= 0:
+            return self
+        letters = rows + self.letters.replace(rows, "")
+        is_moved = type(self.operand) is MovedRows and self.rows == rows
+        return _Term(self.operand.of if is_moved else self.operand.movedim(place, 0), letters, self.rows)
+
+    def gathered(self) -> _Term:
+        """The whole tensor (collective)."""
+        return _Term(self.operand.full_tensor(), self.letters, "")
+
+
+def _product(function: Function, terms: list[_Term], output: str) -> Any:
+    """The sum of products that an equation stands for, with the rows of the result where ``output`` has their letter.
+
+    Rows stay those of a letter in the result, or else of the first operand with rows; operands with rows of another
+    letter are gathered (collective).
+    """
+    sizes: dict[str, int] = {}
+    for term in terms:
+        for letter, size in zip(term.letters, term.operand.shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                shapes = " and ".join(str(list(t.operand.shape)) for t in terms)
+                raise LayoutMismatchError(f"{public_name(function)} got shapes that do not fit ({shapes}): reshape one")
+    letters = [term.rows for term in terms if term.rows]
+    rows = next((letter for letter in letters if letter in output), letters[0])
+    terms = [term if term.rows in ("", rows) else term.gathered() for term in terms]
+    terms = [term.with_first(rows) for term in terms]
+    place = output.find(rows)
+    result = output if place < 0 else rows + output.replace(rows, "")
+    equation = f"{','.join(term.letters for term in terms)}->{result}"
+    out: Any = torch.einsum(equation, *(term.operand for term in terms))
+    return out if place < 0 else MovedRows.make(out, place)
+
+
+def _matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """``x @ other`` of any dimensions, of which one at least has its rows moved."""
+    x, other = (*args, *kwargs.values())
+    if function is Tensor.__rmatmul__:
+        x, other = other, x
+    is_map = type(x) is MovedRows and not isinstance(other, (RowTensor, MovedRows)) and other.dim() == 2
+    if is_map and x.place < x.dim() - 1:
+        return on_last(torch.matmul, (x, other), {})
+    left, right = "ik" if x.dim() > 1 else "k", "kj" if other.dim() > 1 else "k"
+    num_batch = max(x.dim(), other.dim(), 2) - 2
+    shared, own = ascii_letters[26 : 26 + num_batch], iter(ascii_letters[26 + num_batch :])
+    sizes = [[1] * (num_batch - max(t.dim() - 2, 0)) + list(t.shape[:-2]) for t in (x, other)]
+    terms = []
+    for operand, its, others, inner in ((x, *sizes, left), (other, *sizes[::-1], right)):
+        # What is broadcast has a letter of its own, over which the sum has one term.
+        batch = [next(own) if i == 1 < o else b for i, o, b in zip(its, others, shared, strict=True)]
+        terms.append(_Term.of(operand, "".join(batch[num_batch - max(operand.dim() - 2, 0) :]) + inner))
+    return _product(function, terms, shared + left.replace("k", "") + right.replace("k", ""))
+
+
+def _einsum(function: Function, args: Args, kwargs: Kwargs) -> Any:
+    """Any equation with an arrow; three dots stand for the dimensions that an operand has beside its letters."""
+    equation, *operands = args
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    inputs, arrow, output = str(equation).replace(" ", "").partition("->")
+    letters = inputs.split(",")
+    if not arrow or len(letters) != len(operands):
+        raise refuse_moved(function, moved_in(operands)[0])
+    free = "".join(letter for letter in ascii_letters if letter not in equation)
+    beside = [t.dim() - len(own.replace("...", "")) for t, own in zip(operands, letters, strict=True)]
+    dots = free[: max((n for n, own in zip(beside, letters, strict=True) if "..." in own), default=0)]
+    spelt = [own.replace("...", dots[len(dots) - n :]) for n, own in zip(beside, letters, strict=True)]
+    terms = [_Term.of(operand, own) for operand, own in zip(operands, spelt, strict=True)]
+    return _product(function, terms, output.replace("...", dots))
+
+
+HANDLERS.update(dict.fromkeys(named("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__"), _matmul))
+HANDLERS.update(dict.fromkeys(named("einsum"), _einsum))

@@ -84,7 +84,7 @@ def of_redistributions(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.redistribution import Redistribution
     from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.grid.mesh import Mesh
+    from pyg_dist.grid.collectives import Mesh
     from pyg_dist.grid.plan.mesh_shape import INPUT, WHOLE_ROWS, MeshShape, TileLayout
     from pyg_dist.grid.plan.node_order import ListedOrder
     from pyg_dist.grid.sharding import Grid
@@ -230,6 +230,7 @@ def of_tiles(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist.backend.comm.group import Group, world_group
     from pyg_dist.backend.comm.transport import Transport
     from pyg_dist.backend.sparse.csr import CSR
+    from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.grid.operator import GridOperator, Side, TileProduct
 
     def own(pieces: Pieces) -> Tensor:
@@ -244,7 +245,7 @@ def of_tiles(rank: int, size: int) -> Iterator[Case]:
         weight, scale = torch.randn(30, dtype=torch.float64), torch.rand(num_rows, dtype=torch.float64) + 0.5
         dense = torch.zeros(num_rows, num_cols, dtype=torch.float64).index_put_((row, col), weight, accumulate=True)
         csr = CSR.from_edges(row, col, torch.arange(30), num_rows, num_cols)
-        tiles.append((GridOperator(csr, weight, row_scale=scale, divides=True), dense / scale.view(-1, 1)))
+        tiles.append((GridOperator(Matrix(csr, weight), row_scale=scale, divides=True), dense / scale.view(-1, 1)))
     operator, matrices = tiles[rank][0], [matrix for _, matrix in tiles]
     for num_blocks in (1, 3):
         for is_scattered in (True, False):

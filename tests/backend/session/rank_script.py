@@ -81,8 +81,8 @@ elif case == "raises while rank 0 computes":
         raise RuntimeError(f"the fault of rank {concerned}")
     agreement.on_main(lambda: time.sleep(FOREVER.total_seconds()) or torch.ones(1))
 elif case == "sends NaN in two bits":
+    from pyg_dist.backend.comm.codec import quantized
     from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.quantized import quantized
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.halo.plan.share import halo_share
     from pyg_dist.halo.transfer import Codecs, HaloTransfer

@@ -21,7 +21,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.cli import main
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.share import HaloShare, halo_share
-from pyg_dist.halo.plan.sizes import ShareSizes, all_sizes
+from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes
 from pyg_dist.halo.plan.transfer import UNIT, Transfer
 from pyg_dist.halo.plan.two_level import Routes, routes, rows_across
 from pyg_dist.partition import partition
@@ -206,7 +206,9 @@ def test_two_levels_are_the_same_product(
     for share, arrived in zip(shares, slots, strict=True):
         assert torch.equal(arrived, graph.x[share.halo_id])
         assert torch.equal(parts[share.halo_id], share.halo_owner.long())
-    sizes, between = all_sizes(graph.edge_index, parts, num_ranks, exchange, on_each)
+    numbers = BlockNumbers.of(graph.edge_index, parts, num_ranks)
+    ways = routes(graph.edge_index, parts, num_ranks, on_each, exchange)
+    sizes, between = numbers.sizes(exchange, ways, on_each)
     assert sizes == tuple(ShareSizes.of(share) for share in shares)
     assert [torch.tensor(s.sum_transfer.sent).sum(0).tolist() for s in shares] == between.tolist()
 

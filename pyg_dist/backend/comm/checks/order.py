@@ -21,8 +21,7 @@ def compare_order(control: Group) -> None:
 
     Nothing is sent while there were none.
 
-    Args:
-        control: the group of all ranks that carries CPU tensors.
+    ``control`` is the group of all ranks that carries CPU tensors.
 
     Raises:
         DivergenceError: On every rank, naming the first call that differs.

@@ -89,12 +89,7 @@ class Wire(Protocol):
     ) -> Flight:
         """Start one message to each other rank that gets rows.
 
-        Args:
-            out: where they arrive.
-            rows: what leaves.
-            receivers: who gets which of ``rows``; no piece is empty.
-            senders: whose rows arrive where in ``out``, likewise.
-            tag: of the call.
+        ``receivers``: who gets which of ``rows``; ``senders``: whose arrive where in ``out``. No piece is empty.
         """
 
 

@@ -23,8 +23,7 @@ LOST = ("closed by peer", "reset by peer", "Broken pipe")
 class GlooWire(PointToPoint):
     """The messages among the ranks of a process group whose CPU tensors gloo carries.
 
-    Args:
-        process_group: the group. Its own object sends without the detour through torch's dispatcher.
+    The group's own object sends without the detour through torch's dispatcher.
     """
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:

@@ -123,9 +123,7 @@ def _type_of(num_bytes: int) -> Any:
 class MpiWire(PointToPoint):
     """The messages among some ranks of ``COMM_WORLD``.
 
-    Args:
-        ranks: their numbers there, which are the run's.
-        timeout: of a wait.
+    ``timeout`` is that of a wait.
     """
 
     def __init__(self, ranks: Sequence[int], timeout: timedelta) -> None:

@@ -41,9 +41,7 @@ W = TypeVar("W", bound="PointToPoint")
 class PointToPoint(ABC):
     """A :class:`~pyg_dist.backend.comm.wires.Wire` made of messages between two ranks.
 
-    Args:
-        rank: of the group.
-        ranks: their global numbers.
+    ``ranks`` are the global numbers.
     """
 
     devices = frozenset({"cpu"})

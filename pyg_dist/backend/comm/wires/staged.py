@@ -27,12 +27,7 @@ class _Warned(set[str]):
 
 
 class StagedWire:
-    """A :class:`~pyg_dist.backend.comm.wires.Wire` for tensors of a device, by another wire's messages.
-
-    Args:
-        wire: sends copies.
-        device: the type of device.
-    """
+    """A :class:`~pyg_dist.backend.comm.wires.Wire` for tensors of a device, by another wire's messages."""
 
     def __init__(self, wire: Wire, device: str) -> None:
         self._wire = wire

@@ -10,7 +10,7 @@ import pytest
 
 from pyg_dist.errors import OptionError
 from pyg_dist.halo.plan.cost import halo_price
-from pyg_dist.plan.simulate import HYBRID_SHARE, GraphStatistics, crossover, epoch, even_load, model_of, speedup
+from pyg_dist.plan.prices import HYBRID_SHARE, GraphStatistics, crossover, epoch, even_load, model_of, speedup
 from pyg_dist.pricing.machine import Machine
 
 CITATIONS = GraphStatistics(100_000_000, 1_600_000_000, 128, 172, halo_ranks=2048, halo_rows=4e8)
