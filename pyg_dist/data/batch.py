@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,11 @@ def ready(data: Data) -> None:
     data.graph.prepare_subgraphs()
 
 
+def device_of(data: Data) -> torch.device:
+    """Where batches of ``data`` lie."""
+    return data.graph.device  # type: ignore[no-any-return]
+
+
 def induced(data: Data, sample: Subset) -> Data:
     """The subgraph, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready."""
     with torch.inference_mode(False):
@@ -35,12 +41,63 @@ def induced(data: Data, sample: Subset) -> Data:
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
         of: Any = type(data)
         batch = of.__new__(of)
-        known = {"n_id": nodes, "e_id": edges, **sample.attributes}
-        rows = nodes._sharding
-        for name, value in sample.node_attributes.items():
-            known[name] = NodeTensor.from_local(value[nodes.listed].to(graph.device), rows)
-        batch._adopt_rows(graph, data.plan, _attributes(data, graph, nodes, edges) | known)
+        known = {"n_id": nodes, "e_id": edges, **sample.attributes, **drawn_rows(sample, nodes)}
+        batch._adopt_rows(graph, data.plan, cut(data._store, graph, nodes, edges, learns=False) | known)
     return batch
+
+
+def add_learning(data: Data, batch: Data) -> None:
+    """Add the attributes that learn, at their present values; the gradient reaches those of ``data``."""
+    batch._store._mapping.update(cut(data._store, batch.graph, batch.n_id, batch.e_id, learns=True))
+
+
+def drawn_rows(sample: Subset, nodes: PickedNodes) -> dict[str, NodeTensor]:
+    """What a sample has for each of its nodes, by name."""
+    return {
+        name: NodeTensor.from_local(value[nodes.listed].to(nodes.device), nodes._sharding)
+        for name, value in sample.node_attributes.items()
+    }
+
+
+def cut(
+    attributes: Mapping[str, Any],
+    graph: SampledGraph | None,
+    nodes: PickedNodes | None,
+    edges: PickedEdges | None,
+    learns: bool,
+) -> dict[str, Any]:
+    """The attributes of a graph, or of one of its types, at a sample, by name: those that learn, or the others.
+
+    Args:
+        attributes: by name.
+        graph: the sampled edges; ``None``: these are of nodes alone.
+        nodes: the sample's; ``None``: no attribute has a row for each.
+        edges: likewise.
+        learns: which attributes.
+    """
+    found: dict[str, Any] = {}
+    for name, value in attributes.items():
+        if isinstance(value, DistributedEdgeIndex):
+            if graph is None or value.graph is not graph.parent:
+                raise LayoutMismatchError(f"Expected one set of edges (got another one in '{name}'): delete it")
+            weight = value.weight
+            if weight is not None and weight.requires_grad is learns and edges is not None:
+                weight = edges.fetch(weight)
+            if not learns or weight is not value.weight:
+                found[name] = DistributedEdgeIndex(graph, value.is_sparse, weight)
+        elif not isinstance(value, RowTensor):
+            if not learns:
+                found[name] = value
+        elif value.requires_grad is learns:
+            index = nodes if isinstance(value, NodeTensor) else edges
+            is_tile = graph is not None and graph.parent.owns(value)
+            if index is None or not (value._sharding is index.source or is_tile):
+                raise LayoutMismatchError(
+                    f"Expected '{name}' with a row for every node or edge of the graph (got {value._sharding} that it "
+                    f"had before): select it alike, or delete it"
+                )
+            found[name] = index.fetch(value)
+    return found
 
 
 def plain_batch(data: Data, subset: Subset) -> Data:
@@ -50,17 +107,12 @@ def plain_batch(data: Data, subset: Subset) -> Data:
     batch, order = data.__class__(), kept.key.argsort()
     edge_id = kept.edge_id[order]
     for name, value in data.items():
-        if isinstance(value, np.ndarray):  # as of a file that is mapped into memory: only the batch's rows are read
-            if data.is_node_attr(name):
-                value = torch.from_numpy(value[subset.node_id.numpy()])
-            elif data.is_edge_attr(name):
-                value = torch.from_numpy(value[edge_id.numpy()])
-        elif name == "edge_index":
-            value = torch.stack([kept.source[order], kept.target[order]]).to(value.device)
-        elif isinstance(value, Tensor) and data.is_node_attr(name):
-            value = value[subset.node_id.to(value.device)]
-        elif isinstance(value, Tensor) and data.is_edge_attr(name):
-            value = value[edge_id.to(value.device)]
+        if name == "edge_index":
+            value = kept.edge_index(order).to(value.device)
+        elif data.is_node_attr(name):
+            value = plain_rows(value, subset.node_id)
+        elif data.is_edge_attr(name):
+            value = plain_rows(value, edge_id)
         batch[name] = value
     batch.num_nodes = subset.node_id.numel()
     batch.n_id, batch.e_id = subset.node_id, edge_id
@@ -69,47 +121,11 @@ def plain_batch(data: Data, subset: Subset) -> Data:
     return batch
 
 
-def _attributes(data: Data, graph: SampledGraph, nodes: PickedNodes, edges: PickedEdges) -> dict[str, Any]:
-    """Everything of ``data`` at the sample that does not learn, by name."""
-    attributes: dict[str, Any] = {}
-    for name, value in data._store.items():
-        if isinstance(value, DistributedEdgeIndex):
-            if value.graph is not graph.parent:
-                raise LayoutMismatchError(f"Expected one set of edges (got another one in '{name}'): delete it")
-            weight = value.weight
-            if weight is not None and not weight.requires_grad:
-                weight = edges.fetch(weight)
-            attributes[name] = DistributedEdgeIndex(graph, value.is_sparse, weight)
-        elif not isinstance(value, RowTensor):
-            attributes[name] = value
-        elif not value.requires_grad:
-            _require_rows(name, value, graph)
-            index: Any = nodes if isinstance(value, NodeTensor) else edges
-            attributes[name] = index.fetch(value)
-    return attributes
-
-
-def _require_rows(name: str, value: RowTensor, graph: SampledGraph) -> None:
-    parent = graph.parent
-    if not parent.owns(value) and value._sharding is not parent.edge_sharding:
-        raise LayoutMismatchError(
-            f"Expected '{name}' with a row for every node or edge of the graph (got {value._sharding} that it had "
-            f"before): select it alike, or delete it"
-        )
-
-
-def add_learning(data: Data, batch: Data) -> None:
-    """Add the attributes that learn, at their present values; the gradient reaches those of ``data``."""
-    graph: SampledGraph = batch.graph
-    for name, value in data._store.items():
-        if isinstance(value, DistributedEdgeIndex):
-            if value.weight is not None and value.weight.requires_grad:
-                weight = batch.e_id.fetch(value.weight)
-                batch._store._mapping[name] = DistributedEdgeIndex(graph, value.is_sparse, weight)
-        elif isinstance(value, RowTensor) and value.requires_grad:
-            _require_rows(name, value, graph)
-            index = batch.n_id if isinstance(value, NodeTensor) else batch.e_id
-            batch._store._mapping[name] = index.fetch(value)
+def plain_rows(value: Any, ids: Tensor) -> Any:
+    """Some rows of an attribute of a plain graph."""
+    if isinstance(value, np.ndarray):  # as of a file that is mapped into memory: only these rows are read
+        return torch.from_numpy(value[ids.numpy()])
+    return value[ids.to(value.device)] if isinstance(value, Tensor) else value
 
 
 def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:

@@ -31,7 +31,8 @@ class OnDevice:
         """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective).
 
         Raises:
-            UnsupportedError: A device that is not usable here; or names of attributes: all of them move with the edges.
+            UnsupportedError: A device that is not usable here; or names of attributes where something moves: all of
+                them move with the edges.
 
         Example:
             >>> data.to("cpu").x.device
@@ -64,16 +65,17 @@ def usable_device(device: Any, here: torch.device, names: tuple[str, ...] = ()) 
     """The device, with its number, that all attributes move to.
 
     Raises:
-        UnsupportedError: torch cannot use it here; or names of attributes: all of them move.
+        UnsupportedError: torch cannot use it here; or names of attributes, unless nothing moves: all of them do.
     """
-    if names:
-        raise UnsupportedError(f"Expected no names of attributes, since all of them move (got {names}): leave them out")
     try:
-        return torch.empty(0, device=device).device
+        there = torch.empty(0, device=device).device
     except Exception as error:  # of any class, by device and build of torch
         raise UnsupportedError(
             f"Expected a device that torch can use here (got '{device}': {one_line(error)}): leave the data on {here}"
         ) from None
+    if names and there != here:
+        raise UnsupportedError(f"Expected no names of attributes, since all of them move (got {names}): leave them out")
+    return there
 
 
 def moved_to(value: Any, device: torch.device, non_blocking: bool = False) -> Any:

@@ -20,11 +20,12 @@ from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.options import Options, agree, raised_on_all_ranks
 from pyg_dist.data.storage import TypedEdges, TypedNodes
-from pyg_dist.data.typed_layout import LocalTypes, owners_of_all, parts_by_type, types_on_halo
+from pyg_dist.data.typed_layout import LocalTypes, NodesByType, owners_of_all, parts_by_type, types_on_halo
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.plan import Hierarchy, Plan
+from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.store.hetero_input import read_hetero
 
 
@@ -47,7 +48,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
         epsilon: how much heavier than the mean a part may be, of each type.
         exchange: see :class:`~pyg_dist.DistributedData`.
         bits: see there.
-        mesh: None: there are no data groups, as there are no mini-batches of types.
+        mesh: None: there are no data groups.
         comm_dtype: None.
         seed: of the partitioner.
         allow_nan: accept NaN features without a warning.
@@ -71,6 +72,8 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
     """
 
     is_distributed = True
+    node_shardings: NodesByType
+    plan: HeteroPlan
 
     def __init__(
         self,
@@ -133,9 +136,13 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
         data._fill(local)
         return data
 
-    def _fill(self, local: LocalTypes) -> None:
+    def _begin(self, nodes: NodesByType, plan: HeteroPlan, device: torch.device) -> None:
+        """Make this object one without attributes."""
         super().__init__()
-        self.__dict__.update(node_shardings=local.graph.nodes, plan=local.graph.plan, place=local.device)
+        self.__dict__.update(node_shardings=nodes, plan=plan, place=device)
+
+    def _fill(self, local: LocalTypes) -> None:
+        self._begin(local.graph.nodes, local.graph.plan, local.device)
         for name, value in local.others.items():
             self[name] = value
         for kind, attributes in local.nodes.items():
@@ -166,7 +173,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
     @property
     def traffic(self) -> Traffic:
         """Bytes, rows and messages of halos that this rank has sent so far, for all relations."""
-        return next(iter(self.node_shardings.values())).traffic  # type: ignore[no-any-return]
+        return next(iter(self.node_shardings.values())).traffic
 
     def subgraph(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: the nodes and edges are fixed, and types have their names."""

@@ -77,11 +77,14 @@ def _train_mask(hetero: HeteroInput) -> Tensor | None:
     return torch.cat(masks) if is_known else None
 
 
+NodesByType = Mapping[str, HaloNodes]
+
+
 @dataclass(frozen=True)
 class TypedGraph:
     """The runtime form of a graph with types, and what was decided for it."""
 
-    nodes: dict[str, HaloNodes]  # by type
+    nodes: NodesByType
     edges: dict[Relation, HaloGraph]  # by relation
     plan: HeteroPlan
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.typing import EdgeType
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +97,19 @@ class KeptEdges:
     num_keys: int
     repeats: bool = False
 
+    def by_sender(self, owner: Tensor, rank: int, away: Tensor, leaving: Tensor) -> KeptEdges:
+        """The same edges with the ranks of their sources: first those from ``rank``, then those ``away``, as listed."""
+        order = torch.cat([(owner == rank).nonzero().view(-1), away])
+        edge_id, place, key, source, target, sender = (
+            column.index_select(0, order)
+            for column in (self.edge_id, self.place, self.key, self.source, self.target, owner)
+        )
+        return KeptEdges(edge_id, place, key, source, target, sender, leaving, self.num_keys, self.repeats)
+
+    def edge_index(self, order: Tensor) -> Tensor:
+        """The edges in some order, int64 ``[2, m]``."""
+        return torch.stack([self.source[order], self.target[order]])
+
 
 @dataclass(frozen=True, eq=False)
 class Subset:
@@ -138,3 +152,12 @@ class Subset:
     def repeats(self) -> bool:
         """Whether nodes or edges of the graph may be there several times: what stands for them is their place."""
         return self.kept is not None and self.kept.repeats
+
+
+@dataclass(frozen=True, eq=False)
+class TypedSubset:
+    """A mini-batch of a graph with types, as a sampler draws it for a rank."""
+
+    nodes: Mapping[str, Subset]  # of each type, without edges
+    edges: Mapping[EdgeType, KeptEdges]  # of each relation
+    edge_attributes: Mapping[EdgeType, Mapping[str, Any]]  # plain attributes of each relation, by name

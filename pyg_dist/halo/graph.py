@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -9,7 +10,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import on_device
@@ -24,14 +24,14 @@ from pyg_dist.graph.edge_sets import (
 )
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding, Norm, OneRankEdges, the_one
-from pyg_dist.graph.sample import PairProbability, Subset
+from pyg_dist.graph.sample import KeptEdges, PairProbability, Subset
 from pyg_dist.halo.exchange import ToNeighbours, exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
 from pyg_dist.halo.plan.cover import BothEnds
-from pyg_dist.halo.plan.restriction import MachineLinks, RemoteLinks, Restriction, restricted
+from pyg_dist.halo.plan.restriction import MachineLinks, RemoteLinks, Restriction, restricted, restricted_to
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.products import HaloProducts
-from pyg_dist.halo.sharding import HaloNodes
+from pyg_dist.halo.sharding import HaloNodes, SampledNodes
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -62,7 +62,13 @@ class HaloGraph(HaloProducts):
 
     def induced(self, sample: Subset) -> HaloBatch:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
-        return HaloBatch(self, sample)
+        return HaloBatch.of(self, sample)
+
+    def between(self, sources: SampledNodes, targets: SampledNodes, kept: KeptEdges) -> HaloBatch:
+        """A batch of a relation: some of its edges, between sampled nodes of its types. Not collective, if ready."""
+        load = torch.tensor(self.edge_sharding.counts)
+        cut = restricted_to(self.share, kept, sources.rows, targets.rows, load)
+        return HaloBatch(self, cut, targets, sources, replace(targets.sample, kept=kept))
 
     def select(self, chosen: Selection) -> HaloGraph:
         """The graph of some of :attr:`edge_sharding`, over the same nodes; no communication."""
@@ -178,64 +184,6 @@ def _links_of_machine(share: HaloShare, group: Group, into: Tensor, out_of: Tens
     return MachineLinks.of(edge, (source, target), (sender, receiver), share, load)
 
 
-class SampledNodes(HaloNodes):
-    """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
-
-    Where data groups have samples of their own, the rows are those of the union of all.
-
-    ``row`` are the local ones among the graph's, ``place`` their places in the sample, int64 ``[b]``.
-    """
-
-    counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
-
-    def __init__(self, parent: HaloNodes, row: Tensor, place: Tensor, sample: Subset) -> None:
-        union, key = sample.group, place if sample.repeats else parent.rng_key.index_select(0, row)
-        self._sample = sample
-        if union is None:
-            super().__init__(parent.group, key, sample.size, parent.exchange, parent.bits, parent.groups)
-        else:  # groups draw other numbers for a node
-            key = key + union.index * parent.num_rng_keys
-            super().__init__(parent.groups.everyone, key, sample.size, parent.exchange, parent.bits)
-        self.parent, self.row = parent, row
-        self._place = place + self.first
-        self.traffic = parent.traffic
-
-    @property
-    def position(self) -> Tensor:
-        """The place of each local node in the sample, or in the union of all groups' samples."""
-        return self._place
-
-    @property
-    def first(self) -> int:
-        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
-        return self._sample.first
-
-    @property
-    def sample(self) -> Subset:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
-        return self._sample
-
-    @property
-    def is_union(self) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
-        return self._sample.group is not None
-
-    def seed_of_group(self, seed: int) -> int:
-        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
-        return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
-
-    @property
-    def global_id(self) -> Tensor:
-        """See :attr:`position`: it is what the batch's ``edge_index`` has."""
-        return self._place
-
-    @property
-    def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
-        of_groups = self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
-        return max(of_groups, self.size)
-
-
 class HaloBatch(HaloGraph):
     """The subgraph that a sample of nodes induces, and its operators. The graph's rows stay where they are.
 
@@ -247,21 +195,26 @@ class HaloBatch(HaloGraph):
 
     may_send_weights = False  # to know whether that pays, ranks would have to communicate for each batch
 
-    def __init__(self, parent: HaloGraph, sample: Subset) -> None:
-        self.parent = parent
-        links = parent.links
-        self.restriction: Restriction = restricted(parent.share, links.links, sample, links.of_machine)
-        share = self.restriction.share
-        of_graph = parent.node_sharding
-        nodes = SampledNodes(of_graph, self.restriction.row, share.node_id, sample)
-        of_edges, edge = parent.edge_sharding, self.restriction.edge
+    def __init__(
+        self, parent: HaloGraph, cut: Restriction, targets: SampledNodes, sources: SampledNodes, sample: Subset
+    ) -> None:
+        self.parent, self.restriction, share = parent, cut, cut.share
+        of_edges = parent.edge_sharding
         is_known = of_edges.rng_key is parent.share.edge_id  # but for a graph with loops or of a batch
-        key = share.edge_id if is_known else of_edges.rng_key.index_select(0, edge)
-        rows = SampledEdges(of_edges, edge, key, nodes.group, sample, self.restriction.kept_key)
-        self._replicas = None if sample.group is None else of_graph.groups.data
+        key = share.edge_id if is_known else of_edges.rng_key.index_select(0, cut.edge)
+        rows = SampledEdges(of_edges, cut.edge, key, targets.group, sample, cut.kept_key)
+        self._replicas = None if sample.group is None else targets.parent.groups.data
         ranks, device = parent.exchange_group, parent.device
-        super().__init__(share, nodes, parent.loop_rule, parent.num_messages, rows, ranks, device)
+        super().__init__(share, targets, parent.loop_rule, parent.num_messages, rows, ranks, device, sources)
         self._sample = sample
+
+    @staticmethod
+    def of(parent: HaloGraph, sample: Subset) -> HaloBatch:
+        """The one that a sample of the nodes of a square graph induces, or whose edges it names."""
+        links = parent.links
+        cut = restricted(parent.share, links.links, sample, links.of_machine)
+        nodes = SampledNodes(parent.node_sharding, cut.rows, sample)
+        return HaloBatch(parent, cut, nodes, nodes, sample)
 
     @property
     def one_rank_edges(self) -> None:
@@ -269,10 +222,8 @@ class HaloBatch(HaloGraph):
 
     def pick_nodes(self) -> PickedNodes:
         """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
-        nodes, of_graph, row = self.node_sharding, self.parent.node_sharding, self.restriction.row
-        picked = PickedNodes.of(of_graph.global_id.index_select(0, row).to(self.device), nodes, of_graph, row)
-        picked.replicas, picked.listed = self._replicas, self.restriction.listed
-        return picked
+        nodes: Any = self.node_sharding
+        return nodes.picked(self.device)  # type: ignore[no-any-return]
 
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
@@ -328,7 +279,7 @@ class HaloBatch(HaloGraph):
 
     def _scales(self, whole: LinearOperator) -> tuple[Tensor | None, Tensor | None]:
         """Those of the graph's rows and columns that are here."""
-        row = on_device(self.restriction.row, self.device)
+        row = on_device(self.restriction.rows.row, self.device)
         of_rows, of_cols = (None if s is None else s[row] for s in (whole.row_scale, whole.col_scale))
         return of_rows, of_cols
 
@@ -368,7 +319,7 @@ class HaloBatch(HaloGraph):
 
     def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
         """The local matrix of the graph, loops of the norm included, at the sample."""
-        row = self.restriction.row
+        row = self.restriction.rows.row
         pattern, entry = whole.pattern.restricted(row, row)
         ids = self.parent.node_sharding.global_id[row]
         ends = pattern.on_host.col.long(), pattern.on_host.row()
@@ -381,7 +332,9 @@ class HaloBatch(HaloGraph):
             raise refuse_learning_weights()
         factor = self._factors(weight.dtype)
         if norm.kind == "mean":
-            degree = self.parent.in_degree(weight.dtype)[on_device(self.restriction.row, self.device)].clamp_(min=1)
+            degree = self.parent.in_degree(weight.dtype)[on_device(self.restriction.rows.row, self.device)].clamp_(
+                min=1
+            )
             factor = factor / degree[self.ends()[1]]
         return self._learning(Norm.SUM, weight * factor)
 

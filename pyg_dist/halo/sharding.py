@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.settings import Bits
 from pyg_dist.graph.protocol import NodeSharding
+from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
+from pyg_dist.halo.plan.restriction import SampledRows
+from pyg_dist.halo.plan.share import LocalRows
+from pyg_dist.tensor.row_index import PickedNodes
 
 
 class HaloNodes(NodeSharding):
@@ -40,6 +48,15 @@ class HaloNodes(NodeSharding):
         self.ranks_per_machine = ranks_per_machine
         self.traffic = Traffic()
 
+    @cached_property
+    def rows_by_id(self) -> LocalRows:
+        """The row of each of this rank's nodes."""
+        return LocalRows.of(self.global_id)
+
+    def sampled(self, subset: Subset) -> SampledNodes:
+        """Some of them, in the order of a subset (not collective)."""
+        return SampledNodes(self, SampledRows.of(self.rows_by_id, subset), subset)
+
     @property
     def first(self) -> int:
         """The number of the first node of this data group, where the groups have nodes of their own."""
@@ -48,3 +65,74 @@ class HaloNodes(NodeSharding):
     def seed_of_group(self, seed: int) -> int:
         """A seed of what data groups draw; where they have nodes of their own, they draw other numbers."""
         return seed
+
+
+class SampledNodes(HaloNodes):
+    """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
+
+    Where data groups have samples of their own, the rows are those of the union of all.
+
+    Args:
+        parent: the graph's nodes.
+        rows: the local ones among them.
+        sample: the sample.
+    """
+
+    counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers
+
+    def __init__(self, parent: HaloNodes, rows: SampledRows, sample: Subset) -> None:
+        union = sample.group
+        key = rows.number if sample.repeats else parent.rng_key.index_select(0, rows.row)
+        self._sample = sample
+        if union is None:
+            super().__init__(parent.group, key, sample.size, parent.exchange, parent.bits, parent.groups)
+        else:  # groups draw other numbers for a node
+            key = key + union.index * parent.num_rng_keys
+            super().__init__(parent.groups.everyone, key, sample.size, parent.exchange, parent.bits)
+        self.parent, self.rows = parent, rows
+        self._place = rows.number + self.first
+        self.traffic = parent.traffic
+
+    def picked(self, device: torch.device) -> PickedNodes:
+        """``n_id``: the nodes' global ids, over these rows."""
+        row = self.rows.row
+        ids = self.parent.global_id.index_select(0, row).to(device)
+        picked = PickedNodes.of(ids, self, self.parent, row)
+        picked.listed = self.rows.listed
+        picked.replicas = self.parent.groups.data if self.is_union else None
+        return picked
+
+    @property
+    def position(self) -> Tensor:
+        """The place of each local node in the sample, or in the union of all groups' samples."""
+        return self._place
+
+    @property
+    def first(self) -> int:
+        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
+        return self._sample.first
+
+    @property
+    def sample(self) -> Subset:
+        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
+        return self._sample
+
+    @property
+    def is_union(self) -> bool:
+        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
+        return self._sample.group is not None
+
+    def seed_of_group(self, seed: int) -> int:
+        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
+        return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
+
+    @property
+    def global_id(self) -> Tensor:
+        """See :attr:`position`: it is what the batch's ``edge_index`` has."""
+        return self._place
+
+    @property
+    def num_rng_keys(self) -> int:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        of_groups = self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
+        return max(of_groups, self.size)

@@ -209,7 +209,7 @@ class HaloView(CopiedToDevices):
     @property
     def neighbour_rank(self) -> Tensor:
         """See :attr:`~pyg_dist.graph.protocol.EdgeView.neighbour_rank`."""
-        return torch.cat([torch.full((self.num_local,), self.share.rank), self.share.halo_owner.long()])
+        return torch.cat([torch.full((self.num_sources,), self.share.rank), self.share.halo_owner.long()])
 
     @cached_property
     @lasting

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.backend.session.agreement import require_equal
 from pyg_dist.backend.session.launch import running_mpi
-from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import add_learning, induced, plain_batch, ready
+from pyg_dist.data import batch as batches_of_one_type
 from pyg_dist.errors import OptionError
 from pyg_dist.loader.prefetch import Prefetcher
 from pyg_dist.loader.sampler import Sampler
@@ -39,13 +38,12 @@ class BatchLoader:
         17
     """
 
-    def __init__(self, data: Data, sampler: Sampler, prefetch: bool = True) -> None:
+    def __init__(self, data: Data | HeteroData, sampler: Sampler, prefetch: bool = True) -> None:
         require_equal({f"option {k}": str(v) for k, v in sampler.options.items()}, "give every rank the same sampler")
-        if isinstance(data, DistributedData):
-            ready(data)
-            device = partial(_device_of, data)
-        else:
-            device = partial(torch.device, "cpu")
+        device = partial(torch.device, "cpu")
+        if is_distributed(data):
+            cutter_of(data).ready(data)
+            device = partial(cutter_of(data).device_of, data)
         self.data, self.sampler = data, sampler
         self.prefetch = bool(prefetch) and not (sampler.sends and _is_mpi_of_one_thread())
         self._step, self._loop = 0, object()
@@ -80,8 +78,8 @@ class BatchLoader:
 
     def _finished(self, batch: Any) -> Any:
         """The batch with what learns."""
-        if isinstance(self.data, DistributedData):
-            add_learning(self.data, batch)
+        if is_distributed(self.data):
+            cutter_of(self.data).add_learning(self.data, batch)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,18 +121,27 @@ class BatchLoader:
         self._step = step
 
 
-def batch_of(data: Data, sampler: Sampler, step: int) -> Any:
+def is_distributed(data: Data | HeteroData) -> bool:
+    """Whether ``data`` lies on ranks."""
+    return bool(getattr(data, "is_distributed", False))
+
+
+def cutter_of(data: Data | HeteroData) -> Any:
+    """What cuts batches from a graph of one type, or of several."""
+    if not isinstance(data, HeteroData):
+        return batches_of_one_type
+    from pyg_dist.data import typed_batch  # only who has types loads what handles them
+
+    return typed_batch
+
+
+def batch_of(data: Data | HeteroData, sampler: Sampler, step: int) -> Any:
     """The batch of a step, without what learns (collective where the sampler sends messages)."""
-    subset = sampler.sample(step)
-    return induced(data, subset) if isinstance(data, DistributedData) else plain_batch(data, subset)
+    subset, cutter = sampler.sample(step), cutter_of(data)
+    return cutter.induced(data, subset) if is_distributed(data) else cutter.plain_batch(data, subset)
 
 
 def _is_mpi_of_one_thread() -> bool:
     """Whether MPI runs without MPI_THREAD_MULTIPLE, so that two threads may not send at once."""
     mpi = running_mpi()
     return mpi is not None and bool(mpi.Query_thread() < mpi.THREAD_MULTIPLE)
-
-
-def _device_of(data: Data) -> torch.device:
-    device: torch.device = data.graph.device
-    return device

@@ -47,8 +47,8 @@ class InEdges:
         """Those of a graph over ranks (collective)."""
         view = graph.edge_view
         csr, ids = view.csr.on_host, view.neighbour_id.cpu()
-        node_id, row = ids[: view.num_local].sort()
-        is_whole = node_id.numel() == graph.node_sharding.size and torch.equal(row, node_id)  # all nodes, by row
+        node_id, row = view.targets.global_id.sort()
+        is_whole = view.group.size == 1 and torch.equal(row, node_id)  # all nodes, by row
         graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
         values = None
         if weight is not None:
@@ -69,10 +69,10 @@ class InEdges:
         )
 
     @staticmethod
-    def of_edge_index(edge_index: Tensor, num_nodes: int, weight: Tensor | None) -> InEdges:
-        """Those of a plain graph."""
+    def of_edge_index(edge_index: Tensor, sizes: tuple[int, int], weight: Tensor | None) -> InEdges:
+        """Those of a plain graph, or of a relation, with so many sources and targets."""
         source, target = edge_index.cpu().long()
-        csr = CSR.from_edges(target, source, None, num_nodes, num_nodes)
+        csr = CSR.from_edges(target, source, None, sizes[1], sizes[0])
         if weight is not None:
             weight = csr.values(weight.detach().cpu().double())
         return InEdges(

@@ -2,39 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import NegativeSampling
+from torch_geometric.typing import EdgeType
 
 from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import listed_nodes
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.loader.seeds import Negatives
+from pyg_dist.graph.protocol import NodeSharding
+from pyg_dist.loader.seeds import LinkSeeds, Negatives, NodeSeeds, Seeds, Steps
 from pyg_dist.tensor import RowTensor
 
 
-def _whole(data: Data, value: Any, what: str) -> Any:
-    """A row tensor's values on every rank (collective)."""
-    if not isinstance(value, RowTensor):
-        return value
-    if isinstance(data, DistributedData) and value._sharding is not data.graph.node_sharding:
-        raise DataError(
-            f"Expected '{what}' over the nodes of data (got {value._sharding} of another graph or selection)"
-        )
-    return value.full_tensor()
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a graph, or of one of its types."""
+
+    size: int
+    sharding: NodeSharding | None = None  # of a graph over ranks
+    first: int = 0  # ids of these begin there, counted through all types
+
+    @staticmethod
+    def of(data: Data) -> Nodes:
+        """Those of a graph with one type."""
+        return Nodes(data.num_nodes, data.graph.node_sharding if isinstance(data, DistributedData) else None)
+
+    @property
+    def ids(self) -> range:
+        """Counted through all types."""
+        return range(self.first, self.first + self.size)
+
+    def whole(self, value: Any, what: str) -> Any:
+        """A row tensor's values on every rank (collective)."""
+        if not isinstance(value, RowTensor):
+            return value
+        if self.sharding is not None and value._sharding is not self.sharding:
+            raise DataError(
+                f"Expected '{what}' over the nodes of data (got {value._sharding} of another graph, type or selection)"
+            )
+        return value.full_tensor()
 
 
-def input_nodes_of(data: Data, input_nodes: Any) -> Tensor:
+Ends = tuple[Nodes, Nodes]
+"""Where edges begin, and where they end."""
+
+
+class Inputs(NamedTuple):
+    """What a script gives a loader to begin batches with."""
+
+    size: int  # inputs of an epoch
+    seeds_of: Callable[[Steps], Seeds]  # those of its steps
+    of: str | EdgeType | None = None  # the type of the seeds, or the relation whose ends they are
+
+
+def node_seeds(data: Data, input_nodes: Any) -> Inputs:
+    """Input nodes (collective for a mask that is a node tensor)."""
+    ids = input_nodes_of(Nodes.of(data), input_nodes)
+    return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids))
+
+
+def link_seeds(data: Data, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
+    """The ends of edges (collective for those of the graph)."""
+    nodes = Nodes.of(data)
+    negatives = negatives_of((nodes, nodes), neg_sampling, ratio)
+    given = edges
+    if given is None:
+        given = data.graph.full_edge_index() if isinstance(data, DistributedData) else data.edge_index
+    ids, label = labelled_edges((nodes, nodes), given, label, negatives)
+    return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, (nodes.ids, nodes.ids), ids, label, negatives))
+
+
+def input_nodes_of(nodes: Nodes, input_nodes: Any) -> Tensor:
     """Ids in the order given (collective for a mask that is a node tensor)."""
     if input_nodes is None:
-        return torch.arange(data.num_nodes)
+        return torch.arange(nodes.size)
     if isinstance(input_nodes, tuple):
         raise DataError("Expected 'input_nodes' without a node type (got a tuple): pass the ids or the mask alone")
-    ids = listed_nodes(_whole(data, input_nodes, "input_nodes"), data.num_nodes, "input_nodes")
+    ids = listed_nodes(nodes.whole(input_nodes, "input_nodes"), nodes.size, "input_nodes")
     if ids.numel() == 0:
         raise DataError("Expected input_nodes to be at least one node (got none): leave it out")
     if torch.unique(ids).numel() < ids.numel():
@@ -42,7 +93,7 @@ def input_nodes_of(data: Data, input_nodes: Any) -> Tensor:
     return ids
 
 
-def negatives_of(data: Data, neg_sampling: Any, ratio: float | None) -> Negatives:
+def negatives_of(ends: Ends, neg_sampling: Any, ratio: float | None) -> Negatives:
     """What is drawn beside the edges (collective for weights that are node tensors)."""
     if ratio:
         if neg_sampling is not None:
@@ -57,36 +108,38 @@ def negatives_of(data: Data, neg_sampling: Any, ratio: float | None) -> Negative
     if cast is None:
         return Negatives()
     source, target = (
-        _sums_of_weights(data, weight, name)
-        for name, weight in (("src_weight", cast.src_weight), ("dst_weight", cast.dst_weight))
+        _sums_of_weights(nodes, weight, name)
+        for nodes, name, weight in zip(
+            ends, ("src_weight", "dst_weight"), (cast.src_weight, cast.dst_weight), strict=True
+        )
     )
     return Negatives("triplet" if cast.is_triplet() else "binary", float(cast.amount), source, target)
 
 
-def _sums_of_weights(data: Data, weight: Any, name: str) -> Tensor | None:
+def _sums_of_weights(nodes: Nodes, weight: Any, name: str) -> Tensor | None:
     """Sums up to each node, float64 ``[N]``, of the weights by which nodes are drawn (collective for node tensors)."""
-    weight = _whole(data, weight, name)
+    weight = nodes.whole(weight, name)
     if weight is None:
         return None
     sums = torch.as_tensor(weight).detach().cpu().double().cumsum(0)
-    if sums.shape != (data.num_nodes,) or not bool((weight >= 0).all()) or not 0 < float(sums[-1]) < float("inf"):
+    if sums.shape != (nodes.size,) or not bool((weight >= 0).all()) or not 0 < float(sums[-1]) < float("inf"):
         raise DataError(
-            f"Expected '{name}' of neg_sampling to be {data.num_nodes} weights of at least 0, not all 0 (got shape "
+            f"Expected '{name}' of neg_sampling to be {nodes.size} weights of at least 0, not all 0 (got shape "
             f"{list(sums.shape)}): give each node one"
         )
     return sums
 
 
-def labelled_edges(data: Data, edges: Any, label: Any, negatives: Negatives) -> tuple[Tensor, Tensor | None]:
+def labelled_edges(ends: Ends, edges: Any, label: Any, negatives: Negatives) -> tuple[Tensor, Tensor | None]:
     """The edges and their labels (collective for those of the graph)."""
-    edges = data.edge_index if edges is None else edges
     if isinstance(edges, DistributedEdgeIndex):
         edges = edges.full_tensor()
     if isinstance(edges, tuple) or not isinstance(edges, Tensor) or edges.dim() != 2 or edges.shape[0] != 2:
         got = list(edges.shape) if isinstance(edges, Tensor) else type(edges).__name__
         raise DataError(f"Expected 'edge_label_index' to be a tensor of shape [2, n] (got {got})")
     edges = edges.cpu().long()
-    listed_nodes(edges.reshape(-1), data.num_nodes, "edge_label_index")
+    for nodes, end in zip(ends, edges, strict=True):
+        listed_nodes(end, nodes.size, "edge_label_index")
     if edges.shape[1] == 0:
         raise DataError("Expected edge_label_index to have at least one edge (got none): leave it out")
     if label is None:

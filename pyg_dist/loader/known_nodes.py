@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +37,15 @@ class SamplingRanks:
     def of(graph: DistributedGraph) -> SamplingRanks:
         """Those that share a graph; made alike on every rank (not collective)."""
         index, count = graph.data_group
-        part = IdLists(group_of_thread(graph.node_sharding.group.calls.ranks))
-        everyone = part if count == 1 else IdLists(group_of_thread(None))
-        return SamplingRanks(part, everyone, index, count, graph.needs_whole_subsets)
+        shared = SamplingRanks.sharing(graph.node_sharding.group)
+        everyone = shared.part if count == 1 else IdLists(group_of_thread(None))
+        return SamplingRanks(shared.part, everyone, index, count, graph.needs_whole_subsets)
+
+    @staticmethod
+    def sharing(group: Group) -> SamplingRanks:
+        """Those of a group, which has all nodes; made alike on every rank (not collective)."""
+        part = IdLists(group_of_thread(group.calls.ranks))
+        return SamplingRanks(part, part)
 
     @staticmethod
     def alone() -> SamplingRanks:
@@ -55,6 +61,7 @@ class KnownNodes:
         ranks: those that sample.
         span: an upper bound of the codes, exclusive.
         code, number: of this rank's seeds, int64 ``[s]``.
+        first: the first code of each type of nodes, which have numbers of their own.
 
     Attributes:
         code: in the order in which the rank learns of them, int64 ``[k]``. Their places here stand for them.
@@ -63,8 +70,10 @@ class KnownNodes:
         number: of each node in the batch, or -1, int64 ``[k]``; once they are numbered.
     """
 
-    def __init__(self, ranks: SamplingRanks, span: int, code: Tensor, number: Tensor) -> None:
-        self._ranks, self._span, self._seed_number = ranks, span, number
+    def __init__(
+        self, ranks: SamplingRanks, span: int, code: Tensor, number: Tensor, first: Sequence[int] = (0,)
+    ) -> None:
+        self._ranks, self._span, self._seed_number, self._first = ranks, span, number, first
         self._lists, self._rank = ranks.part, ranks.part.group.rank
         self.code, self.owner = code, torch.full_like(code, self._rank)
         self.hops, self.number = [torch.arange(code.numel())], number
@@ -109,20 +118,20 @@ class KnownNodes:
     def _add(self, code: Tensor, owner: Tensor) -> None:
         self.code, self.owner = torch.cat([self.code, code]), torch.cat([self.owner, owner])
 
-    def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[int], list[int]]:
-        """Number the nodes: by hop, data group and code; ranks learn the numbers of the nodes they know (collective).
+    def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[list[int]], list[int]]:
+        """Number the nodes of each type: by hop, data group and code; ranks learn those that they know (collective).
 
         The codes of a hop go in equal ranges to the ranks, which sort them and send back the places.
 
         Args:
-            num_seeds: by data group.
-            num_edges: of this rank by hop.
+            num_seeds: of all data groups, by type.
+            num_edges: of this rank, by hop or whatever else.
 
         Returns:
-            The batch's nodes and edges by hop.
+            The batch's nodes by type and hop, and its edges.
         """
         ranks, lists = self._ranks, self._lists
-        num_hops, size, span = len(self.hops) - 1, lists.group.size, self._span
+        num_hops, num_types, size, span = len(self.hops) - 1, len(self._first), lists.group.size, self._span
         hops = (self.code.index_select(0, new) + hop * span for hop, new in enumerate(self.hops[1:]))
         ordered = sent = torch.cat([self.code[:0], *hops])
         if size > 1:
@@ -130,23 +139,24 @@ class KnownNodes:
             order = to_rank.argsort(stable=True)
             arrived, counts = lists.exchange(sent[order].view(-1, 1), torch.bincount(to_rank, minlength=size).tolist())
             ordered, place = arrived.view(-1).sort()
-        bounds = torch.searchsorted(ordered, torch.arange(num_hops + 1) * span)
+        begins = (torch.arange(num_hops).view(-1, 1) * span + torch.tensor(self._first)).view(-1)
+        bounds = torch.cat([torch.searchsorted(ordered, begins), torch.tensor([ordered.numel()])])
         table = ranks.everyone.gather([ranks.index, *num_edges, *bounds.diff().tolist()])
-        group, edges, nodes = torch.split(table, [1, num_hops, num_hops], dim=1)
+        group, edges, nodes = torch.split(table, [1, len(num_edges), num_hops * num_types], dim=1)
         group = group.view(-1)
-        totals = nodes.sum(0)
         before = nodes[group < ranks.index].sum(0) + nodes[group == ranks.index][: lists.group.rank].sum(0)
-        first = sum(num_seeds) + torch.cat([totals.new_zeros(1), totals.cumsum(0)[:-1]])[:num_hops] + before
+        totals = torch.cat([torch.tensor([num_seeds]), nodes.sum(0).view(num_hops, num_types)])
+        first = totals.cumsum(0)[:-1].view(-1) + before
         number = torch.arange(ordered.numel()) + torch.repeat_interleave(first - bounds[:-1], bounds.diff())
         if size > 1:
             back = torch.empty_like(number).index_copy_(0, place, number)
-            numbers, _ = lists.exchange(back.view(-1, 1), counts)
+            numbers, _ = lists.exchange(back.view(-1, 1), counts, num_types == 1)
             number = torch.empty_like(sent).index_copy_(0, order, numbers.view(-1))
         self.number = torch.full_like(self.code, -1)
         self.number.index_copy_(0, torch.cat(self.hops), torch.cat([self._seed_number, number]))
         if size > 1:
             self._answer()
-        return [sum(num_seeds), *totals.tolist()], edges.sum(0).tolist()
+        return totals.t().tolist(), edges.sum(0).tolist()
 
     def _answer(self) -> None:
         """Send the ranks that told of nodes the numbers of these (collective)."""

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch_geometric.loader
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raise_together, require_equal
 from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import ready
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
-from pyg_dist.loader.batches import BatchLoader, batch_of
+from pyg_dist.loader.batches import BatchLoader, batch_of, is_distributed
 from pyg_dist.loader.in_edges import InEdges
-from pyg_dist.loader.inputs import input_nodes_of, labelled_edges, negatives_of
+from pyg_dist.loader.inputs import Inputs, link_seeds, node_seeds
 from pyg_dist.loader.known_nodes import SamplingRanks
 from pyg_dist.loader.neighbors import NeighborSampling
-from pyg_dist.loader.seeds import LinkSeeds, Listed, NodeSeeds, Seeds, Steps
+from pyg_dist.loader.seeds import Listed, Steps
 from pyg_dist.tensor import EdgeTensor, RowTensor
+
+if TYPE_CHECKING:
+    from pyg_dist.loader.typed_neighbors import TypedNeighborSampling
 
 _SUBGRAPHS = ("directional", "induced", "bidirectional")
 _NO_TIMES = "sample without times, or take subgraphs of each period"
@@ -50,13 +53,13 @@ class _Neighbors(BatchLoader):
     (collective). What it raises, and what else is wrong, every rank raises.
     """
 
-    sampler: NeighborSampling
+    sampler: NeighborSampling | TypedNeighborSampling
 
     def __init__(
         self,
-        data: Data,
-        num_neighbors: Sequence[int],
-        inputs: Callable[[], tuple[int, Callable[[Steps], Seeds]]],
+        data: Data | HeteroData,
+        num_neighbors: Any,
+        inputs: Callable[[], Inputs],
         options: dict[str, Any],
     ) -> None:
         options = {
@@ -68,53 +71,42 @@ class _Neighbors(BatchLoader):
         options["subgraph_type"] = getattr(subgraph_type, "value", subgraph_type)  # of an enum of PyG's
         num_groups = data.graph.data_group[1] if isinstance(data, DistributedData) else 1
         error: PygDistError | None = None
-        num_inputs, seeds_of = 0, None
+        found: Inputs | None = None
         try:
             _check(type(self).__name__, data, num_neighbors, options)
-            num_inputs, seeds_of = inputs()
-            if num_inputs < options["batch_size"] * num_groups and options["drop_last"]:
+            found = inputs()
+            if found.size < options["batch_size"] * num_groups and options["drop_last"]:
                 raise OptionError(
-                    f"Expected at least one batch of {options['batch_size'] * num_groups} inputs (got {num_inputs} "
+                    f"Expected at least one batch of {options['batch_size'] * num_groups} inputs (got {found.size} "
                     f"inputs and drop_last=True): pass a smaller batch_size"
                 )
         except PygDistError as caught:
             error = caught
-        if isinstance(data, DistributedData):
+        if is_distributed(data):
             raise_together(error)
             require_equal({f"option {k}": str(options[k]) for k in _COMPARED}, "give every rank the same loader")
         elif error is not None:
             raise error
-        assert seeds_of is not None
+        assert found is not None
         if any(options.get(what) for what in _OF_WORKERS) and session.is_main():
             what = next(what for what in _OF_WORKERS if options.get(what))
             warnings.warn(f"{what} has no effect: a thread makes the next batch (prefetch)", stacklevel=3)
         steps = Steps(
-            num_inputs, int(options["batch_size"]), bool(options["shuffle"]), bool(options["drop_last"]),
+            found.size, int(options["batch_size"]), bool(options["shuffle"]), bool(options["drop_last"]),
             int(options["seed"]), num_groups,
         )  # fmt: skip
-        weight = None if options["weight_attr"] is None else data[options["weight_attr"]]
-        if isinstance(data, DistributedData):
-            ready(data)
-            in_edges, ranks = InEdges.of(data.graph, weight), SamplingRanks.of(data.graph)
+        if isinstance(data, HeteroData):
+            from pyg_dist.loader.typed_inputs import typed_sampling  # only who has types loads what handles them
+
+            sampler: Any = typed_sampling(data, num_neighbors, found, steps, options)
         else:
-            in_edges = InEdges.of_edge_index(data.edge_index, data.num_nodes, weight)
-            ranks = SamplingRanks.alone()
-        sampler = NeighborSampling(
-            in_edges,
-            data.num_nodes,
-            ranks,
-            seeds_of(steps),
-            tuple(int(count) for count in num_neighbors),
-            steps.seed,
-            options["subgraph_type"] if options["directed"] else "induced",
-            bool(options["replace"]),
-            bool(options["disjoint"]),
-        )
+            sampler = _sampling(data, num_neighbors, found, steps, options)
+        self._num_neighbors = num_neighbors
         super().__init__(data, sampler, options["prefetch"])
         self.transform = options["transform"]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.sampler.num_neighbors)} neighbours, {len(self)} steps)"
+        return f"{type(self).__name__}({self._num_neighbors} neighbours, {len(self)} steps)"
 
     def __call__(self, index: Any) -> Any:
         """The batch of some inputs, given by their numbers: a function of these and the seed (collective)."""
@@ -139,13 +131,16 @@ class NeighborLoader(_Neighbors):
     the owners of these; the thread that makes the next batch does so over messages of its own, while this one trains.
     Of a plain ``Data``, in one process, batches are plain, too.
 
+    Of a graph with types a batch is a graph with types, whose nodes of each type are numbered so, and the attributes
+    are those of types and relations, as in PyG. Each hop draws in-edges of each relation; directional batches alone.
+
     With several data groups (``mesh={"data": 2, "part": 2}``) each group draws a batch of ``batch_size`` seeds, and the
     batch is the disjoint union of all: the seeds of all groups first, then the nodes of each hop.
 
     Args:
-        data: a ``DistributedData``, in memory or of a store; in one process a ``Data``, too.
-        num_neighbors: in-edges of a node by hop; -1: all.
-        input_nodes: distinct ids or a mask of the seeds; ``None``: all nodes.
+        data: a ``DistributedData``, in memory or of a store; in one process a ``Data`` or ``HeteroData``, too.
+        num_neighbors: in-edges of a node by hop; -1: all. Of types one list for each relation, or a list by relation.
+        input_nodes: distinct ids or a mask of the seeds; ``None``: all nodes. Of types ``("paper", ids or mask)``.
         more: PyG's further arguments, in its order.
         options: see below.
 
@@ -179,15 +174,13 @@ class NeighborLoader(_Neighbors):
     """
 
     def __init__(
-        self, data: Data, num_neighbors: Sequence[int], input_nodes: Any = None, *more: Any, **options: Any
+        self, data: Data | HeteroData, num_neighbors: Any, input_nodes: Any = None, *more: Any, **options: Any
     ) -> None:
         options = _named(torch_geometric.loader.NeighborLoader, 3, more) | options
-
-        def inputs() -> tuple[int, Callable[[Steps], Seeds]]:
-            nodes = input_nodes_of(data, input_nodes)
-            return nodes.numel(), lambda steps: NodeSeeds(steps, nodes)
-
-        super().__init__(data, num_neighbors, inputs, options)
+        seeds: Any = node_seeds
+        if isinstance(data, HeteroData):
+            from pyg_dist.loader.typed_inputs import typed_node_seeds as seeds
+        super().__init__(data, num_neighbors, lambda: seeds(data, input_nodes), options)
 
 
 class LinkNeighborLoader(_Neighbors):
@@ -201,7 +194,7 @@ class LinkNeighborLoader(_Neighbors):
     Args:
         data: see :class:`NeighborLoader`.
         num_neighbors: see there.
-        edge_label_index: the edges, int64 ``[2, n]``; ``None``: all edges of the graph.
+        edge_label_index: the edges, int64 ``[2, n]``; ``None``: all edges of the graph. Of types ``(relation, edges)``.
         edge_label: their labels, ``[n, ...]``. With binary sampling labels from 0 are raised by one, as in PyG.
         neg_sampling: ``"binary"``, ``"triplet"``, or a ``NegativeSampling`` of PyG, whose weights are those of nodes as
             ends of negative edges.
@@ -217,24 +210,43 @@ class LinkNeighborLoader(_Neighbors):
 
     def __init__(
         self,
-        data: Data,
-        num_neighbors: Sequence[int],
+        data: Data | HeteroData,
+        num_neighbors: Any,
         edge_label_index: Any = None,
         edge_label: Tensor | None = None,
         *more: Any,
         **options: Any,
     ) -> None:
         options = _named(torch_geometric.loader.LinkNeighborLoader, 4, more) | options
-        neg_sampling, ratio = options.pop("neg_sampling", None), options.pop("neg_sampling_ratio", None)
-        if edge_label_index is None and isinstance(data, DistributedData):
-            edge_label_index = data.graph.full_edge_index().cpu()
+        negatives = options.pop("neg_sampling", None), options.pop("neg_sampling_ratio", None)
+        seeds: Any = link_seeds
+        if isinstance(data, HeteroData):
+            from pyg_dist.loader.typed_inputs import typed_link_seeds as seeds
+        super().__init__(data, num_neighbors, lambda: seeds(data, edge_label_index, edge_label, *negatives), options)
 
-        def inputs() -> tuple[int, Callable[[Steps], Seeds]]:
-            negatives = negatives_of(data, neg_sampling, ratio)
-            edges, label = labelled_edges(data, edge_label_index, edge_label, negatives)
-            return edges.shape[1], lambda steps: LinkSeeds(steps, data.num_nodes, edges, label, negatives)
 
-        super().__init__(data, num_neighbors, inputs, options)
+def _sampling(
+    data: Data, num_neighbors: Any, inputs: Inputs, steps: Steps, options: dict[str, Any]
+) -> NeighborSampling:
+    """The sampler of a graph with one type (collective)."""
+    weight = None if options["weight_attr"] is None else data[options["weight_attr"]]
+    if isinstance(data, DistributedData):
+        ready(data)
+        in_edges, ranks = InEdges.of(data.graph, weight), SamplingRanks.of(data.graph)
+    else:
+        in_edges = InEdges.of_edge_index(data.edge_index, (data.num_nodes, data.num_nodes), weight)
+        ranks = SamplingRanks.alone()
+    return NeighborSampling(
+        in_edges,
+        data.num_nodes,
+        ranks,
+        inputs.seeds_of(steps),
+        tuple(int(count) for count in num_neighbors),
+        steps.seed,
+        options["subgraph_type"] if options["directed"] else "induced",
+        bool(options["replace"]),
+        bool(options["disjoint"]),
+    )
 
 
 def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any]:
@@ -249,12 +261,14 @@ def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any
 
 def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) -> None:
     """Check each option by itself."""
-    if not isinstance(data, Data):
-        raise DataError(f"Expected a Data or DistributedData (got {type(data).__name__}): one kind of nodes and edges")
-    if not isinstance(data, DistributedData):
+    if not isinstance(data, Data | HeteroData):
+        raise DataError(
+            f"Expected a Data or DistributedData (got {type(data).__name__}): wrap a graph, or a HeteroData"
+        )
+    if not is_distributed(data):
         if session.world_size() > 1:
             raise DataError(f"Expected a DistributedData on several ranks (got {type(data).__name__}): wrap the graph")
-        if not isinstance(data.edge_index, Tensor):
+        if isinstance(data, Data) and not isinstance(data.edge_index, Tensor):
             raise DataError("Expected a graph with edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
     for name, value in options.items():
         if name in _REFUSED and value is not None:
@@ -262,12 +276,19 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
             raise UnsupportedError(f"Expected {loader} without {name} (got {got}): {_REFUSED[name]}")
         if name not in _KNOWN and name not in _REFUSED:
             raise OptionError(f"Expected an option of {loader} (got {name}={value!r}): leave it out")
-    counts = None if isinstance(num_neighbors, dict | str) else num_neighbors
+    if isinstance(data, HeteroData):
+        from pyg_dist.loader.typed_inputs import check_types, neighbors_of_relations
+
+        check_types(loader, data, options)
+        lists: Any = neighbors_of_relations(data, num_neighbors).values()
+    else:
+        lists = [None if isinstance(num_neighbors, dict | str) else num_neighbors]
     try:
-        counts = [int(count) for count in counts]  # type: ignore[union-attr]
+        counts = [[int(count) for count in of_hops] for of_hops in lists]
     except (TypeError, ValueError):
-        counts = []
-    if not counts or min(counts) < -1 or (isinstance(num_neighbors, Tensor) and num_neighbors.dim() != 1):
+        counts = [[]]
+    is_list = all(of_hops and min(of_hops) >= -1 for of_hops in counts)
+    if not is_list or (isinstance(num_neighbors, Tensor) and num_neighbors.dim() != 1):
         raise OptionError(
             f"Expected num_neighbors to be a list of counts of each hop, -1 for all (got {num_neighbors!r})"
         )
@@ -282,13 +303,16 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
     if options["transform"] is not None and not callable(options["transform"]):
         raise OptionError(f"Expected transform to be a function of a batch (got {options['transform']!r})")
     if options["weight_attr"] is not None:
-        _check_weight(data, options["weight_attr"])
+        name = options["weight_attr"]
+        for store in [data] if isinstance(data, Data) else [store for store in data.edge_stores if name in store]:
+            _check_weight(store, name, is_distributed(data))
 
 
-def _check_weight(data: Data, name: Any) -> None:
-    weight: Any = data.get(name) if isinstance(name, str) else None
-    is_of_edges = isinstance(weight, EdgeTensor if isinstance(data, DistributedData) else Tensor)
-    if not is_of_edges or not data.is_edge_attr(name) or weight.dim() != 1:
+def _check_weight(store: Any, name: Any, is_distributed: bool) -> None:
+    """Check the weights of a graph, or of a relation."""
+    weight: Any = store.get(name) if isinstance(name, str) else None
+    is_of_edges = isinstance(weight, EdgeTensor if is_distributed else Tensor)
+    if not is_of_edges or not store.is_edge_attr(name) or weight.dim() != 1:
         raise DataError(
             f"Expected weight_attr to be the name of a one-dimensional edge attribute (got {name!r}): add it to data"
         )

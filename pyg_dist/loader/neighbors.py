@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import DataGroup, KeptEdges, Subset
 from pyg_dist.loader.in_edges import InEdges
@@ -78,6 +79,11 @@ class NeighborSampling:
         """An upper bound of the trees of a step, all data groups together."""
         return self.seeds.max_seeds if self.disjoint else 1
 
+    @property
+    def repeats(self) -> bool:
+        """Whether nodes or edges of the graph may be in a batch several times."""
+        return self.disjoint or self.replace
+
     def sample(self, step: int) -> Subset:
         """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return _Batch(self, step).subset()
@@ -96,7 +102,7 @@ class _Edges(NamedTuple):
     entry: Tensor
 
     def some(self, which: Tensor) -> _Edges:
-        return _Edges(*(_at(x, which) for x in self))
+        return _Edges(*(at(x, which) for x in self))
 
 
 class _Batch:
@@ -124,16 +130,17 @@ class _Batch:
         drawn, edges = [hop.entry.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
         is_directional = sampling.subgraph_type == "directional"
         every = edges if is_directional else self._in_edges(torch.cat(nodes.hops), -1, 0, False, False)
-        counts, num_edges = nodes.assign_numbers([seed.numel() for seed in self.start.seeds], drawn)
+        num_seeds = sum(seed.numel() for seed in self.start.seeds)
+        (counts,), num_edges = nodes.assign_numbers([num_seeds], drawn)
         known: dict[str, Any] = {"num_sampled_nodes": counts}
         if is_directional:
             known["num_sampled_edges"] = num_edges
         else:  # all sources of those that were drawn are nodes of the batch
-            every = every.some((_at(nodes.number, every.source) >= 0).nonzero().view(-1))
+            every = every.some((at(nodes.number, every.source) >= 0).nonzero().view(-1))
         if sampling.subgraph_type == "bidirectional":
             every = self._both_ways(edges, every, sum(counts))
         own = torch.cat(nodes.hops)
-        code, number = _at(nodes.code, own), _at(nodes.number, own)
+        code, number = at(nodes.code, own), at(nodes.number, own)
         kept = self._kept(every, drawn if is_directional else [], sum(counts))
         if groups.gathers:
             (code, number), kept = self._gathered(code, number, kept)
@@ -162,22 +169,7 @@ class _Batch:
 
     def _ends(self, edges: _Edges) -> tuple[Tensor, Tensor]:
         """The numbers of sources and targets in the batch."""
-        return _at(self.nodes.number, edges.source), _at(self.nodes.number, edges.target)
-
-    def _leaving(self, source: Tensor, target: Tensor, owner: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Tell the owners of sources of the edges from them (collective).
-
-        Returns:
-            Which of this rank's edges begin on other ranks, by rank and number of the source; and the edges that begin
-            here and end on other ranks, each rank's in its order: source, target and rank, int64 ``[k, 3]``.
-        """
-        ranks = self.sampling.ranks.part
-        away = (owner != ranks.group.rank).nonzero().view(-1)
-        away = away[(_at(owner, away) * num_nodes + _at(source, away)).argsort()]
-        counts = torch.bincount(_at(owner, away), minlength=ranks.group.size).tolist()
-        begin_here, of_rank = ranks.exchange(torch.stack([_at(source, away), _at(target, away)], 1), counts)
-        receiver = torch.repeat_interleave(torch.arange(ranks.group.size), torch.tensor(of_rank))
-        return away, torch.cat([begin_here, receiver.view(-1, 1)], 1)
+        return at(self.nodes.number, edges.source), at(self.nodes.number, edges.target)
 
     def _both_ways(self, drawn: _Edges, every: _Edges, num_nodes: int) -> _Edges:
         """The edges that were drawn and their opposites (collective).
@@ -188,8 +180,8 @@ class _Batch:
             DataError: An opposite edge is missing, on every rank.
         """
         source, target = self._ends(drawn)
-        owner = _at(self.nodes.owner, drawn.source)
-        _, leaving = self._leaving(source, target, owner, num_nodes)
+        owner = at(self.nodes.owner, drawn.source)
+        _, leaving = leaving_edges(self.sampling.ranks.part, source, target, owner, num_nodes)
         is_here = owner == self.sampling.ranks.part.group.rank
         wanted = torch.cat([leaving[:, 1] * num_nodes + leaving[:, 0], (target * num_nodes + source)[is_here]])
         source_of_every, target_of_every = self._ends(every)
@@ -212,27 +204,20 @@ class _Batch:
         source, target = self._ends(edges)
         place = sampling.in_edges.place_of(edges.entry)
         edge_id = sampling.in_edges.id_of(place)
-        hops, trees, copies, key = len(sampling.num_neighbors), sampling.num_trees, 1, edge_id
-        if edges_of_hops:
-            first = torch.arange(hops) * sampling.in_edges.num_edges
-            key = edge_id + first.repeat_interleave(torch.tensor(edges_of_hops))
-        if sampling.disjoint:
-            key = key * trees + _at(self.nodes.code, edges.target) // sampling.num_nodes
-        if sampling.replace:
-            copies = max(1, *sampling.num_neighbors)
-            key = key * copies + _copy(edges)
-        num_keys = hops * sampling.in_edges.num_edges * trees * copies
-        none, repeats = torch.empty(0, 3, dtype=torch.int64), sampling.disjoint or sampling.replace
-        if group.size == 1:
-            alone = torch.zeros_like(source)
-            return KeptEdges(edge_id, place, key, source, target, alone, none, num_keys, repeats)
-        owner = _at(self.nodes.owner, edges.source)
-        away, leaving = self._leaving(source, target, owner, num_nodes)
-        order = torch.cat([(owner == group.rank).nonzero().view(-1), away])
-        edge_id, place, key, source, target, owner = (
-            _at(column, order) for column in (edge_id, place, key, source, target, owner)
+        tree = at(self.nodes.code, edges.target) // sampling.num_nodes if sampling.disjoint else None
+        copies = max(1, *sampling.num_neighbors) if sampling.replace else 1
+        key, num_keys = edge_keys(
+            edge_id, sampling.in_edges.num_edges, edges_of_hops or [edge_id.numel()], tree, sampling.num_trees,
+            copies_of(edges.entry, edges.target) if sampling.replace else None, copies,
+        )  # fmt: skip
+        kept = KeptEdges(
+            edge_id, place, key, source, target, torch.zeros_like(source), _NO_EDGES, num_keys, sampling.repeats
         )
-        return KeptEdges(edge_id, place, key, source, target, owner, leaving, num_keys, repeats)
+        if group.size == 1:
+            return kept
+        owner = at(self.nodes.owner, edges.source)
+        away, leaving = leaving_edges(sampling.ranks.part, source, target, owner, num_nodes)
+        return kept.by_sender(owner, group.rank, away, leaving)
 
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
         """Those of all ranks of the data group, edges by what stands for them (collective)."""
@@ -243,22 +228,65 @@ class _Batch:
         mine = torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
         table = part.gather_rows(mine, counts[1])
         edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
-        none = kept.leaving[:0]
         sender = torch.zeros_like(key)
         return (code, number), KeptEdges(
-            edge_id, none[:, 0], key, source, target, sender, none, kept.num_keys, kept.repeats
+            edge_id, _NO_EDGES[:, 0], key, source, target, sender, _NO_EDGES, kept.num_keys, kept.repeats
         )
 
 
-def _at(values: Tensor, index: Tensor) -> Tensor:
+def at(values: Tensor, index: Tensor) -> Tensor:
     """``values[index]``, for which torch takes several times as long."""
     return values.index_select(0, index)
 
 
-def _copy(edges: _Edges) -> Tensor:
-    """How many before each are the same edge to the same node."""
-    number, is_new = torch.arange(edges.entry.numel()), torch.ones_like(edges.entry, dtype=torch.bool)
-    is_new[1:] = (edges.entry.diff() != 0) | (edges.target.diff() != 0)
+_NO_EDGES = torch.empty(0, 3, dtype=torch.int64)
+
+
+def leaving_edges(
+    ranks: IdLists, source: Tensor, target: Tensor, owner: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor]:
+    """Tell the owners of sources of the edges from them (collective).
+
+    Args:
+        ranks: those that have the nodes.
+        source: numbers of the sources of this rank's edges, int64 ``[m]``.
+        target: those of their targets.
+        owner: of their sources, int64 ``[m]``.
+        num_nodes: an upper bound of the sources' numbers, exclusive.
+
+    Returns:
+        Which of this rank's edges begin on other ranks, by rank and number of the source; and the edges that begin
+        here and end on other ranks, each rank's in its order: source, target and rank, int64 ``[k, 3]``.
+    """
+    away = (owner != ranks.group.rank).nonzero().view(-1)
+    away = away[(at(owner, away) * num_nodes + at(source, away)).argsort()]
+    counts = torch.bincount(at(owner, away), minlength=ranks.group.size).tolist()
+    begin_here, of_rank = ranks.exchange(torch.stack([at(source, away), at(target, away)], 1), counts)
+    receiver = torch.repeat_interleave(torch.arange(ranks.group.size), torch.tensor(of_rank))
+    return away, torch.cat([begin_here, receiver.view(-1, 1)], 1)
+
+
+def edge_keys(
+    edge_id: Tensor,
+    num_edges: int,
+    edges_of_hops: list[int],
+    tree: Tensor | None,
+    num_trees: int,
+    copy: Tensor | None,
+    num_copies: int,
+) -> tuple[Tensor, int]:
+    """What puts edges in order, by hop, place in the graph, tree and copy, int64 ``[m]``; and an upper bound of it."""
+    first = torch.arange(len(edges_of_hops)) * num_edges
+    key = edge_id + first.repeat_interleave(torch.tensor(edges_of_hops))
+    key = key if tree is None else key * num_trees + tree
+    key = key if copy is None else key * num_copies + copy
+    return key, len(edges_of_hops) * num_edges * num_trees * num_copies
+
+
+def copies_of(entry: Tensor, target: Tensor) -> Tensor:
+    """How many edges before each are the same one, ``entry``, to the same target; int64 ``[m]``."""
+    number, is_new = torch.arange(entry.numel()), torch.ones_like(entry, dtype=torch.bool)
+    is_new[1:] = (entry.diff() != 0) | (target.diff() != 0)
     return number - torch.where(is_new, number, 0).cummax(0).values
 
 

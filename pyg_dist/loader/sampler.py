@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pyg_dist.graph.sample import Subset
+from pyg_dist.graph.sample import Subset, TypedSubset
 
 
 class Sampler(Protocol):
@@ -29,5 +29,5 @@ class Sampler(Protocol):
         It has a group for them alone (:func:`~pyg_dist.backend.session.agreement.group_of_thread`).
         """
 
-    def sample(self, step: int) -> Subset:
+    def sample(self, step: int) -> Subset | TypedSubset:
         """The subset of a step. It changes nothing: a thread runs it while a step trains."""

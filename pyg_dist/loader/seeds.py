@@ -170,7 +170,7 @@ class Negatives:
 class LinkSeeds(Seeds):
     """The ends of edges, int64 ``[2, n]``, and of negative ones."""
 
-    num_nodes: int
+    ends: tuple[range, range]  # ids of the nodes that may be sources, and targets, of negative edges
     edges: Tensor
     label: Tensor | None
     negatives: Negatives
@@ -199,7 +199,7 @@ class LinkSeeds(Seeds):
         source, target = self.edges[:, input_id]
         mode, num_edges = self.negatives.mode, input_id.numel()
         num_negative = math.ceil(num_edges * self.negatives.amount)
-        negative = self._drawn(num_negative, self.negatives.target_weight, step, 0)
+        negative = self._drawn(num_negative, 1, step)
         found: dict[str, Any] = {"input_id": input_id, "batch_size": num_edges}
         if mode == "triplet":
             if self.negatives.amount != 1:
@@ -209,7 +209,7 @@ class LinkSeeds(Seeds):
             return Start(seeds, tree, found)
         ends = [source, target]
         if mode == "binary":
-            ends += [self._drawn(num_negative, self.negatives.source_weight, step, 1), negative]
+            ends += [self._drawn(num_negative, 0, step), negative]
         seeds, numbers, tree = self._numbered(ends, is_disjoint)
         found["edge_label_index"] = torch.stack([torch.cat(numbers[0::2]), torch.cat(numbers[1::2])])
         label = None if self.label is None else self.label[input_id]
@@ -249,10 +249,11 @@ class LinkSeeds(Seeds):
         of_ends = [torch.cat(of_end) for of_end in zip(*numbers, strict=True)]
         return seeds, of_ends, torch.cat(trees or [torch.arange(0)])
 
-    def _drawn(self, count: int, sums: Tensor | None, step: int, column: int) -> Tensor:
+    def _drawn(self, count: int, end: Literal[0, 1], step: int) -> Tensor:
         """Ids of nodes, int64 ``[count]``, uniform or by weights: a function of the seed and the step."""
-        seed = ops.mixed_seed(self.steps.seed, step, self.num_nodes, 6)
-        uniform = ops.keyed_uniform(torch.arange(count), 1, seed, column, dtype=torch.float64).view(-1)
+        ids, sums = self.ends[end], (self.negatives.source_weight, self.negatives.target_weight)[end]
+        seed = ops.mixed_seed(self.steps.seed, step, len(ids), 6)
+        uniform = ops.keyed_uniform(torch.arange(count), 1, seed, 1 - end, dtype=torch.float64).view(-1)
         if sums is None:
-            return (uniform * self.num_nodes).long()
-        return torch.searchsorted(sums, uniform * sums[-1], right=True)
+            return ids.start + (uniform * len(ids)).long()
+        return ids.start + torch.searchsorted(sums, uniform * sums[-1], right=True)

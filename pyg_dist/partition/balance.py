@@ -8,19 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.partition.inputs import Array, node_work
+from pyg_dist.partition.inputs import Array
 
 
 def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_parts: int, epsilon: float) -> Tensor:
-    """Parts in which each kind of nodes is balanced, too, made of parts that are balanced as a whole: int32 ``[N]``.
+    """Parts in which each kind's in-edges and nodes are balanced, made of parts that are balanced as a whole.
 
     A kind's convs run one after another, so what counts for time and memory is the balance of each of them, which METIS
-    does not know: pymetis hands it one weight a node. From a part that has too much of a kind, the nodes that have the
-    fewest neighbours there move to parts with room, each to the one where it has most. Greedy, deterministic, not
-    collective; O(E + N log N) time.
+    does not know: pymetis hands it one weight a node. From a part that has too many in-edges of a kind, or too many of
+    its nodes, those that have the fewest neighbours there, for what they weigh, move to parts with room, each to the
+    one where it has most. Greedy, deterministic, not collective; O(E + N log N) time.
 
-    ``sizes``: how many nodes each kind has; the nodes of a kind follow one another. ``epsilon``: how much heavier than
-    the mean a part of a kind may be, of :func:`~.inputs.node_work`.
+    Shapes: int64 ``[2, E]``, of the whole graph; ``[N]`` integers -> int32 ``[N]``
+
+    ``sizes``: how many nodes each kind has; the nodes of a kind follow one another. ``epsilon``: how many times more
+    than the mean a part of a kind may have.
 
     Example:
         >>> edge_index, parts = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]), torch.tensor([0, 0, 1, 1, 0, 0, 0, 0])
@@ -29,47 +31,50 @@ def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_pa
     """
     found: Array = parts.numpy().astype(np.int64)
     source, target = (end.numpy() for end in edge_index)
-    weight = node_work(np.bincount(target, minlength=found.size))
+    weights = np.stack([np.bincount(target, minlength=found.size), np.ones(found.size, np.int64)])
     first = 0
     for size in sizes:
-        _balance(found, source, target, weight, range(first, first + size), num_parts, epsilon)
+        nodes = slice(first, first + size)
+        load = np.stack([np.bincount(found[nodes], weight[nodes], minlength=num_parts) for weight in weights])
+        limit = (1 + epsilon) * load.sum(1) / num_parts
+        for what in range(len(weights)):
+            _balance(found, (source, target), weights, load, limit, nodes, what)
         first += size
     return torch.from_numpy(found.astype(np.int32))
 
 
 def _balance(
-    parts: Array, source: Array, target: Array, weight: Array, kind: range, num_parts: int, epsilon: float
+    parts: Array, ends: tuple[Array, Array], weights: Array, load: Array, limit: Array, nodes: slice, what: int
 ) -> None:
-    """Move nodes of one kind, in place."""
-    nodes = slice(kind.start, kind.stop)
-    load = np.bincount(parts[nodes], weight[nodes], minlength=num_parts)
-    limit = (1 + epsilon) * load.sum() / num_parts
-    heavy = load > limit + weight[nodes].max(initial=0)
+    """Move nodes of one kind, in place, until each part has at most its limit of one of the weights."""
+    heavy = load[what] > limit[what]
     if not heavy.any():
         return
+    num_parts = heavy.size
     movable = np.zeros(parts.size, bool)
-    movable[nodes] = heavy[parts[nodes]]
+    movable[nodes] = heavy[parts[nodes]] & (weights[what, nodes] > 0)
     number = np.cumsum(movable) - 1
     neighbours = np.zeros((int(movable.sum()), num_parts), np.int32)
-    for one, other in ((source, target), (target, source)):
+    for one, other in (ends, ends[::-1]):
         edges = movable[one] & (one != other)
         np.add.at(neighbours, (number[one[edges]], parts[other[edges]]), 1)
     candidates = np.flatnonzero(movable)
-    own = neighbours[np.arange(candidates.size), parts[candidates]]
-    for k in np.lexsort((candidates, own)):  # the fewest neighbours to lose first
+    lost = neighbours[np.arange(candidates.size), parts[candidates]] / weights[what, candidates]
+    for k in np.lexsort((candidates, lost)):
         node = candidates[k]
-        part, cost = parts[node], weight[node]
-        if load[part] <= limit:
+        part, cost = parts[node], weights[:, node]
+        if load[what, part] <= limit[what]:
             continue
-        room = load + cost <= limit
+        after = load + cost[:, None]
+        room = (after <= limit[:, None]).all(0)
         if not room.any():
-            room = load == load.min()
-        to = int(np.lexsort((load, -neighbours[k], ~room))[0])
-        if load[to] + cost >= load[part]:
+            room = after[what] <= max(limit[what], after[what].min())
+        to = int(np.lexsort((load[what], -neighbours[k], ~room))[0])
+        if after[what, to] >= load[what, part]:
             continue
         parts[node] = to
-        load[part] -= cost
-        load[to] += cost
+        load[:, part] -= cost
+        load[:, to] += cost
 
 
 def whole_graphs(edge_index: Tensor, graph: Tensor, num_parts: int) -> tuple[Tensor, float] | None:

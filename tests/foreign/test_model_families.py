@@ -14,7 +14,7 @@ from against_stock import Results, assert_same
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, softmax
 from workers import Workers
 
 N, E, CHANNELS, CLASSES = 37, 150, 6, 3
@@ -45,19 +45,6 @@ class Processor(gnn.MessagePassing):
         return scatter(inputs, index, dim=0, dim_size=dim_size, reduce="sum"), inputs
 
 
-class MeshGraphNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.nodes, self.edges = mlp(CHANNELS, 8, 8), mlp(4, 8, 8)
-        self.steps, self.out = nn.ModuleList(Processor(8) for _ in range(3)), nn.Linear(8, CLASSES)
-
-    def forward(self, data: Any) -> Tensor:
-        x, edge_attr = self.nodes(data.x), self.edges(data.edge_attr)
-        for step in self.steps:
-            x, edge_attr = step(x, data.edge_index, edge_attr)
-        return F.cross_entropy(self.out(x)[data.train_mask], data.y[data.train_mask])
-
-
 class Mapper(gnn.MessagePassing):
     """Messages from nodes to others along edges with a state, as GraphCast maps between grids (Lam et al.)."""
 
@@ -79,15 +66,97 @@ class Mapper(gnn.MessagePassing):
         return edge_attr
 
 
+class Square(Mapper):
+    """The same step with ``edge_updater``, within one set of nodes."""
+
+    def forward(self, x: Any, edge_index: Any, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward((x, x), edge_index, edge_attr)
+
+
+class Indexed(nn.Module):
+    """The same step by hand: rows at the ends of edges, and a scattered sum."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.edge_mlp, self.node_mlp = mlp(3 * width, width, width), mlp(2 * width, width, width)
+
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+        row, col = edge_index
+        state = edge_attr + self.edge_mlp(torch.cat([x[row], x[col], edge_attr], dim=1))
+        sums = scatter(state, col, dim=0, dim_size=x.size(0), reduce="sum")
+        return x + self.node_mlp(torch.cat([x, sums], dim=1)), state
+
+
+def meta_layer(width: int) -> nn.Module:
+    """The same step as a ``MetaLayer``."""
+
+    class Edges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = mlp(3 * width, width, width)
+
+        def forward(self, source: Tensor, target: Tensor, edge_attr: Tensor, u: Any, batch: Any) -> Tensor:
+            return edge_attr + self.mlp(torch.cat([source, target, edge_attr], dim=1))  # type: ignore[no-any-return]
+
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp = mlp(2 * width, width, width)
+
+        def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor, u: Any, batch: Any) -> Tensor:
+            sums = scatter(edge_attr, edge_index[1], dim=0, dim_size=x.size(0), reduce="mean")
+            return x + self.mlp(torch.cat([x, sums], dim=1))  # type: ignore[no-any-return]
+
+    return gnn.MetaLayer(Edges(), Nodes())
+
+
+class Attended(gnn.MessagePassing):
+    """anemoi's mapper with attention: keys and values get the edge's state, and targets a softmax over their edges."""
+
+    def __init__(self, width: int, heads: int = 2) -> None:
+        super().__init__(aggr="add", node_dim=0)
+        self.heads, self.channels = heads, width // heads
+        self.query, self.key, self.value, self.edge = (nn.Linear(width, width) for _ in range(4))
+        self.out, self.mlp = nn.Linear(width, width), mlp(width, 2 * width, width)
+
+    def forward(self, x: tuple[Tensor, Tensor], edge_index: Any, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (-1, self.heads, self.channels)
+        query, key, value = self.query(x[1]).view(shape), self.key(x[0]).view(shape), self.value(x[0]).view(shape)
+        ends = {"query": (None, query), "key": (key, None), "value": (value, None)}
+        size = (x[0].size(0), x[1].size(0))
+        out = self.propagate(edge_index, edges=self.edge(edge_attr).view(shape), size=size, **ends)
+        out = x[1] + self.out(out.reshape(x[1].size(0), self.heads * self.channels))
+        return out + self.mlp(out), edge_attr
+
+    def message(
+        self, query_i: Tensor, key_j: Tensor, value_j: Tensor, edges: Tensor, index: Tensor, ptr: Any, size_i: Any
+    ) -> Tensor:
+        alpha = (query_i * (key_j + edges)).sum(dim=-1) / self.channels**0.5
+        return (value_j + edges) * softmax(alpha, index, ptr, size_i).unsqueeze(-1)
+
+
+class MeshGraphNet(nn.Module):
+    def __init__(self, step: Callable[[int], nn.Module] = Processor) -> None:
+        super().__init__()
+        self.nodes, self.edges = mlp(CHANNELS, 8, 8), mlp(4, 8, 8)
+        self.steps, self.out = nn.ModuleList(step(8) for _ in range(3)), nn.Linear(8, CLASSES)
+
+    def forward(self, data: Any) -> Tensor:
+        x, edge_attr = self.nodes(data.x), self.edges(data.edge_attr)
+        for step in self.steps:
+            x, edge_attr, *_ = step(x, data.edge_index, edge_attr)
+        return F.cross_entropy(self.out(x)[data.train_mask], data.y[data.train_mask])
+
+
 UP, ALONG, DOWN = ("grid", "up", "mesh"), ("mesh", "along", "mesh"), ("mesh", "down", "grid")
 
 
 class EncodeProcessDecode(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, mapper: Callable[[int], nn.Module] = Mapper) -> None:
         super().__init__()
         self.nodes, self.mesh, self.out = mlp(CHANNELS, 8, 8), mlp(2, 8, 8), nn.Linear(8, CLASSES)
         self.edges = nn.ModuleList(mlp(4, 8, 8) for _ in range(3))
-        self.up, self.down = Mapper(8), Mapper(8)
+        self.up, self.down = mapper(8), mapper(8)
         self.steps = nn.ModuleList(Mapper(8) for _ in range(3))
 
     def forward(self, data: Any) -> Tensor:
@@ -177,7 +246,11 @@ class Pooled(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "MeshGraphNet": MeshGraphNet,
+    "MeshGraphNet, edge_updater": lambda: MeshGraphNet(Square),
+    "MeshGraphNet, by hand": lambda: MeshGraphNet(Indexed),
+    "MeshGraphNet, MetaLayer": lambda: MeshGraphNet(meta_layer),
     "encode, process, decode": EncodeProcessDecode,
+    "encode, process, decode, attention": lambda: EncodeProcessDecode(Attended),
     "a batch by hand, sums": lambda: ByHand("sum"),
     "a batch by hand, extremes": lambda: ByHand("max"),
     "LightGCN": LightGCN,
@@ -221,6 +294,8 @@ def trained(name: str, data: Any, is_stock: bool) -> Results:
         optimizer.zero_grad()
         loss = model(data)
         loss.backward()
+        if step == 0:
+            found |= {f"{n}.grad": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
         found[f"loss {step}"] = loss.detach()
     return found | {n: v.detach() for n, v in model.state_dict().items()}
@@ -246,6 +321,8 @@ def against_stock(layout: str) -> None:
         assert_same(trained(name, DistributedData(data, layout=layout), False), stock(name), name)
 
 
-@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo")])
+@pytest.mark.parametrize(
+    ("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo"), pytest.param(4, "halo", marks=pytest.mark.slow)]
+)
 def test_trained_as_by_stock_pyg(workers: Pools, world_size: int, layout: str) -> None:
     workers(world_size).run(against_stock, layout)

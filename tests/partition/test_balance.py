@@ -9,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyg_dist.partition.balance import balanced_by_kind, whole_graphs
-from pyg_dist.partition.inputs import node_work
 
 
 def loads(edge_index: torch.Tensor, parts: torch.Tensor, sizes: list[int], num_parts: int) -> list[np.ndarray]:
-    weight = node_work(np.bincount(edge_index[1].numpy(), minlength=sum(sizes)))
-    pieces = zip(parts.split(sizes), np.split(weight, np.cumsum(sizes)[:-1]), strict=True)
-    return [np.bincount(owner.numpy(), piece, minlength=num_parts) for owner, piece in pieces]
+    """In-edges by part of each kind, then nodes."""
+    in_degree = np.bincount(edge_index[1].numpy(), minlength=sum(sizes))
+    return [
+        np.bincount(owner.numpy(), piece, minlength=num_parts)
+        for weight in (in_degree, np.ones(sum(sizes)))
+        for owner, piece in zip(parts.split(sizes), np.split(weight, np.cumsum(sizes)[:-1]), strict=True)
+    ]
 
 
 @settings(deadline=None)
@@ -27,8 +30,7 @@ def test_each_kind(sizes: list[int], num_parts: int, seed: int) -> None:
     after = balanced_by_kind(edge_index, before, sizes, num_parts, 0.05)
     assert after.dtype == torch.int32
     assert after.shape == (size,)
-    weight = node_work(np.bincount(edge_index[1].numpy(), minlength=size))
-    heaviest = weight.max(initial=0)
+    heaviest = np.bincount(edge_index[1].numpy(), minlength=size).max(initial=1)
     for load in loads(edge_index, after, sizes, num_parts):
         assert load.max() <= 1.05 * load.mean() + heaviest
     assert torch.equal(after, balanced_by_kind(edge_index, before, sizes, num_parts, 0.05))

@@ -8,7 +8,8 @@ slots.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
-from pyg_dist.halo.plan.share import HaloShare, halo_of
+from pyg_dist.halo.plan.share import HaloShare, LocalRows, halo_of
 from pyg_dist.halo.plan.transfer import Places, Slots, no_transfer, receive_lists, send_lists, transfer
 from pyg_dist.halo.plan.two_level import Routes, num_machines
 
@@ -121,8 +122,7 @@ class RemoteLinks:
         place: ``[m]`` integers. Of an edge that ends here, its place in the rank's edge storage; of one that begins
             here, in the list of edges that begin here.
         load: in-edges of the nodes of each rank, ``[P]``.
-        node_id: global ids of the rank's nodes, ascending, int64 ``[n]``.
-        local_id: of each of them, integers ``[n]``.
+        nodes: the rank's nodes.
     """
 
     rows: Candidates
@@ -131,8 +131,7 @@ class RemoteLinks:
     row: Tensor
     place: Tensor
     load: Tensor
-    node_id: Tensor
-    local_id: Tensor
+    nodes: LocalRows
 
     @staticmethod
     def of(share: HaloShare, incoming: Tensor, outgoing: Tensor, sender: Tensor, receiver: Tensor, load: Tensor) -> (
@@ -157,24 +156,8 @@ class RemoteLinks:
             share.rank,
         )
         rowptr = torch.searchsorted(found.sum, torch.arange(len(found.sums) + 1, dtype=torch.int32))
-        is_ascending = bool((share.node_id.diff() > 0).all())
-        node_id, row = (share.node_id, torch.arange(share.node_id.numel())) if is_ascending else share.node_id.sort()
-        return RemoteLinks(
-            found.rows, found.sums, rowptr, found.row, _small(found.edge), load, node_id, _small(row)
-        )  # fmt: skip
-
-    @cached_property
-    def _first(self) -> int | None:
-        """The first node, where they are a run of ids, as those of one rank."""
-        first, last = (int(self.node_id[k]) if self.node_id.numel() else -k for k in (0, -1))
-        return first if last - first + 1 == self.node_id.numel() else None
-
-    def find(self, node_id: Tensor) -> Tensor:
-        """Where each of some nodes stands in :attr:`node_id`, or -1."""
-        if self._first is None:
-            return ops.find_sorted(self.node_id, node_id)
-        place = node_id - self._first
-        return place.masked_fill_((place < 0) | (place >= self.node_id.numel()), -1)
+        nodes = LocalRows.of(share.node_id)
+        return RemoteLinks(found.rows, found.sums, rowptr, found.row, _small(found.edge), load, nodes)
 
     def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
         """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
@@ -187,24 +170,55 @@ class RemoteLinks:
 
 
 @dataclass(frozen=True, eq=False)
-class Restriction:
-    """A rank's share of an induced subgraph, and where it stands in the graph's."""
+class SampledRows:
+    """A rank's nodes of a batch, and where they stand in the graph."""
 
-    share: HaloShare  # the share; nodes are numbered by their places in the sample
     row: Tensor  # which rows of the graph these are, ascending, int64 ``[b]``
+    listed: Tensor  # which of the subset's nodes each is, int64 ``[b]``
+    number: Tensor  # of each in the batch, int64 ``[b]``
+    by_number: LocalRows  # them by these numbers
+    num_nodes: int  # of the batch, over all ranks
+
+    @staticmethod
+    def of(nodes: LocalRows, subset: Subset) -> SampledRows:
+        """Those of a subset, given the rank's nodes of the graph."""
+        place = nodes.find(subset.node_id)
+        position = (place >= 0).nonzero().view(-1)
+        of_sample = _at(nodes.row, _at(place, position)).long()
+        order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
+        row, listed = _at(of_sample, order), _at(position, order)
+        own_row = torch.empty(row.numel(), dtype=torch.int32)
+        own_row.scatter_(0, order, torch.arange(row.numel(), dtype=torch.int32))
+        ascending = position if subset.number is None else _at(subset.number, position)
+        size = subset.node_id.numel() if subset.num_nodes is None else subset.num_nodes
+        return SampledRows(row, listed, _at(ascending, order), LocalRows(ascending, own_row), size)
+
+
+@dataclass(frozen=True, eq=False)
+class Restriction:
+    """A rank's share of a subgraph, and where its edges stand in the graph's."""
+
+    share: HaloShare  # nodes are numbered by their places in the sample
+    rows: SampledRows  # its targets
     edge: Tensor  # places of the edges in the graph's edge storage, int64 ``[e]``
-    remote_edge: (
-        Tensor  # the edges of other ranks that are summed here: places in the list of :attr:`RemoteLinks.place`
-    )
+    remote_edge: Tensor  # other ranks' edges that are summed here: places in the list of :attr:`RemoteLinks.place`
     remote_ends: Tensor  # global ids of source and target of these edges, int64 ``[2, k]``
-    listed: Tensor  # which of the subset's nodes the rows are, int64 ``[b]``
     kept_key: Tensor | None = None  # the edges' keys in the subset, int64 ``[e]``; ``None``: it names no edges
+
+
+class _Edges(NamedTuple):
+    """The edges of a batch that a rank has to do with: among its own nodes, which these are, and those of two ranks."""
+
+    local: CSR
+    local_edge: Tensor
+    remote: RemoteEdges | None
+    at_row: Tensor | None = None  # where the nodes of the remote edges' rows stand in the subset
 
 
 def restricted(
     share: HaloShare, links: RemoteLinks, subset: Subset, of_machine: MachineLinks | None = None
 ) -> Restriction:
-    """The share of the batch with a subset's nodes and edges.
+    """The share of the batch that a subset's nodes induce, or whose edges it names.
 
     Not collective: ranks agree on what they exchange without messages. O(B log n + edges of the sampled rows + remote
     edges of the rank) time; where the subset names its edges, in these.
@@ -212,52 +226,88 @@ def restricted(
     The ``subset`` is the same on every rank, or with edges that are named, this rank's. ``of_machine``: the remote
     edges of its machine, in two levels. Edges that are named go in one.
     """
-    node_id, kept = subset.node_id, subset.kept
-    of_machine = of_machine if kept is None else None  # a rank knows its own ones of the edges that are named
-    place = links.find(node_id)
-    position = (place >= 0).nonzero().view(-1)
-    of_sample = _at(links.local_id, _at(place, position)).long()
-    order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
-    row, listed = _at(of_sample, order), _at(position, order)
-    number = listed if subset.number is None else _at(subset.number, listed)
-    num_local, num_inner = row.numel(), int((row < share.num_inner).sum())
-    own_row = torch.empty(num_local, dtype=torch.int32)  # by ascending number
-    own_row.scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
-    if kept is None:
-        local, local_edge = share.local.restricted(row, row)
-        is_alone = links.row.numel() == 0 and of_machine is None
-        remote, at_row = (None, None) if is_alone else links.between(node_id)
-        own_number = _at(node_id, position)
-    else:
-        own_number = position if subset.number is None else _at(subset.number, position)
-        local, local_edge, remote = _kept_edges(kept, own_number, own_row, subset.size, share.rank, links.load)
-        at_row = None
+    rows = SampledRows.of(links.nodes, subset)
+    if subset.kept is not None:
+        return restricted_to(share, subset.kept, rows, rows, links.load)
+    node_id = subset.node_id
+    remote, at_row = None, None
+    if share.num_ranks > 1 and (links.row.numel() or of_machine is not None):
+        remote, at_row = links.between(node_id)
+    edges = _Edges(*share.local.restricted(rows.row, rows.row), remote, at_row)
+    own = LocalRows(_at(node_id, rows.by_number.ascending), rows.by_number.row)
+    return _restriction(share, rows, (own, own), edges, None, node_id, of_machine)
 
-    def local_id(node: Tensor) -> Tensor:
-        return _local_ids(own_number, own_row, subset.size if kept is not None else -1, node)
 
+def restricted_to(
+    share: HaloShare, kept: KeptEdges, sources: SampledRows, targets: SampledRows, load: Tensor
+) -> Restriction:
+    """The share of the batch with these edges, from sources to targets of one or of two types.
+
+    Not collective; O(m log m) time in the edges that begin or end on the rank. ``load``: see
+    :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
+    """
+    rank, own = share.rank, (sources.by_number, targets.by_number)
+    inside, arriving = (kept.sender == rank).nonzero().view(-1), (kept.sender != rank).nonzero().view(-1)
+    source, target = (
+        rows.local_id(_at(end, inside)) for rows, end in zip(own, (kept.source, kept.target), strict=True)
+    )
+    csr = CSR.from_edges(target, source, None, targets.row.numel(), sources.row.numel())
+    local_edge = inside if csr.place is None else _at(inside, csr.place)
+    remote = None
+    if share.num_ranks > 1:
+        source, target, receiver = kept.leaving.unbind(1)
+        remote = RemoteEdges.of_list(
+            torch.cat([arriving, torch.full_like(source, -1)]),
+            torch.cat([_at(kept.source, arriving), source]),
+            torch.cat([_at(kept.target, arriving), target]),
+            torch.cat([_at(kept.sender, arriving), torch.full_like(source, rank)]),
+            torch.cat([torch.full_like(arriving, rank), receiver]),
+            max(sources.num_nodes, targets.num_nodes),
+            load,
+            rank,
+        )
+    edges = _Edges(replace(csr, place=None), local_edge, remote)
+    return _restriction(share, targets, own, edges, kept, targets.number, None)
+
+
+def _restriction(
+    share: HaloShare,
+    rows: SampledRows,
+    own: tuple[LocalRows, LocalRows],
+    edges: _Edges,
+    kept: KeptEdges | None,
+    node_id: Tensor,
+    of_machine: MachineLinks | None,
+) -> Restriction:
+    """The share of ``edges`` to ``rows``.
+
+    ``own`` are sources and targets as the ends of the edges name them; ``node_id`` are the subset's nodes, which all
+    ranks of a machine know in two levels.
+    """
+    sources, targets = own
+    num_local, num_inner = rows.row.numel(), int((rows.row < share.num_inner).sum())
     share_of = partial(
         HaloShare,
         rank=share.rank,
         num_ranks=share.num_ranks,
-        num_nodes=node_id.numel() if kept is None else subset.size,
+        num_nodes=rows.num_nodes,
         num_edges=-1,  # not known without communication
-        node_id=number,
+        node_id=rows.number,
         num_inner=num_inner,
-        local=local,
+        local=edges.local,
         exchange=share.exchange,
         ranks_per_machine=None if of_machine is None else of_machine.ranks_per_machine,
     )
     kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
+    none, remote = torch.empty(0, dtype=torch.int64), edges.remote
 
     def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
         """Places in edge storage, given those or the places of kept edges, and the keys of these."""
         return (edge, None) if kept is None else (_at(kept.place, edge), _at(kept.key, edge))
 
-    if remote is None or share.num_ranks == 1:
-        none = torch.empty(0, dtype=torch.int64)
-        nothing = no_transfer(share.num_ranks, num_local, num_local - num_inner)
-        edge, kept_key = numbered(local_edge)
+    if remote is None:
+        nothing = no_transfer(share.num_ranks, sources.row.numel(), num_local - num_inner)
+        edge, kept_key = numbered(edges.local_edge)
         alone = share_of(
             edge_id=_at(share.edge_id, edge),
             row_transfer=nothing,
@@ -266,12 +316,12 @@ def restricted(
             halo_owner=none.int(),
             rows_sent=dict.fromkeys(kinds, 0),
         )
-        return Restriction(alone, row, edge, none, none.view(2, 0), listed, kept_key)
+        return Restriction(alone, rows, edge, none, none.view(2, 0), kept_key)
 
     here, (arriving, leaving) = remote.arriving(share.rank), OneWay.both(remote, share.rank)
     assert arriving.edge is not None
-    places = Places.of(arriving, local_id, num_local, num_inner, local.num_entries)
-    edge, kept_key = numbered(torch.cat([local_edge, places.stored(arriving.edge)]))
+    places = Places.of(arriving, targets.local_id, num_local, num_inner, edges.local.num_entries)
+    edge, kept_key = numbered(torch.cat([edges.local_edge, places.stored(arriving.edge)]))
 
     def slots(edges: OneWay, cover: Cover, by: Routes | None) -> Slots:
         return Slots.of(edges, cover) if by is None else by.slots(edges, cover)
@@ -279,21 +329,22 @@ def restricted(
     covers = {kind: remote.cover(kind).split(here.rows, here.sums) for kind in kinds}
     routes = {kind: None if of_machine is None else of_machine.ways(node_id, kind) for kind in kinds}
     received, sent = (
-        {kind: slots(edges, covers[kind][leaves], routes[kind]) for kind in kinds}
-        for leaves, edges in enumerate((arriving, leaving))
+        {kind: slots(one_way, covers[kind][leaves], routes[kind]) for kind in kinds}
+        for leaves, one_way in enumerate((arriving, leaving))
     )
+    num_sources = sources.row.numel()
     lists = {
         kind: transfer(
-            receive_lists(arriving, received[kind], places), send_lists(leaving, sent[kind], local_id, num_local),
+            receive_lists(arriving, received[kind], places),
+            send_lists(leaving, sent[kind], sources.local_id, num_sources),
             None if by is None else by.relay_lists(share.rank),
         )
         for kind, by in routes.items()
-    }  # fmt: skip
+    }
     summed = here.edges + (~sent[share.exchange].left[leaving.row]).nonzero().view(-1)
-    halo_id, halo_owner = halo_of(
-        arriving if at_row is None else replace(arriving, rows=Ends(at_row[: here.rows], arriving.rows.counts)),
-        received["post"],
-    )
+    if edges.at_row is not None:
+        arriving = replace(arriving, rows=Ends(edges.at_row[: here.rows], arriving.rows.counts))
+    halo_id, halo_owner = halo_of(arriving, received["post"])
     result = share_of(
         edge_id=_at(share.edge_id, edge),
         row_transfer=lists["post"],
@@ -303,42 +354,7 @@ def restricted(
         rows_sent={kind: int(cover.left.sum() + cover.right.sum()) for kind, (_, cover) in covers.items()},
     )
     ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
-    return Restriction(result, row, edge, remote.edge[summed], ends, listed, kept_key)
-
-
-def _kept_edges(
-    kept: KeptEdges, own_number: Tensor, own_row: Tensor, num_nodes: int, rank: int, load: Tensor
-) -> tuple[CSR, Tensor, RemoteEdges]:
-    """The rank's edges between its own nodes, which of the kept ones they are, and the edges between it and others.
-
-    ``own_number`` are numbers of the rank's nodes in the batch, ascending, int64 ``[b]``, ``own_row`` the local id of
-    each, int32 ``[b]``.
-    """
-    inside, arriving = (kept.sender == rank).nonzero().view(-1), (kept.sender != rank).nonzero().view(-1)
-    target, source = (
-        _local_ids(own_number, own_row, num_nodes, _at(end, inside)) for end in (kept.target, kept.source)
-    )
-    csr = CSR.from_edges(target, source, None, own_row.numel(), own_row.numel())
-    local = CSR(csr.rowptr, csr.col, None, own_row.numel())
-    number = inside if csr.place is None else _at(inside, csr.place)
-    source, target, receiver = kept.leaving.unbind(1)
-    remote = RemoteEdges.of_list(
-        torch.cat([arriving, torch.full_like(source, -1)]),
-        torch.cat([_at(kept.source, arriving), source]),
-        torch.cat([_at(kept.target, arriving), target]),
-        torch.cat([_at(kept.sender, arriving), torch.full_like(source, rank)]),
-        torch.cat([torch.full_like(arriving, rank), receiver]),
-        num_nodes,
-        load,
-        rank,
-    )
-    return local, number, remote
-
-
-def _local_ids(own_number: Tensor, own_row: Tensor, num_nodes: int, node: Tensor) -> Tensor:
-    """Local ids, int32, of the rank's nodes: without a search where it has all numbers below ``num_nodes``."""
-    has_all = own_number.numel() == num_nodes
-    return _at(own_row, node if has_all else torch.searchsorted(own_number, node, out_int32=True))
+    return Restriction(result, rows, edge, remote.edge[summed], ends, kept_key)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import ops
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, RemoteEdges, both_ends
@@ -133,11 +134,12 @@ def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
     return ("post",) if exchange == "post" else ("post", exchange)
 
 
-class LocalRows(NamedTuple):
-    """A rank's nodes: their global ids, ascending, int64 ``[n]``, and the row of each, int32 ``[n]``."""
+@dataclass(frozen=True, eq=False)
+class LocalRows:
+    """A rank's nodes."""
 
-    ascending: Tensor
-    row: Tensor
+    ascending: Tensor  # their global ids, int64 ``[n]``
+    row: Tensor  # the row of each, int32 ``[n]``
 
     @staticmethod
     def of(node_id: Tensor) -> LocalRows:
@@ -145,9 +147,29 @@ class LocalRows(NamedTuple):
         ascending, row = node_id.sort()
         return LocalRows(ascending, row.to(torch.int32))
 
+    @cached_property
+    def _first(self) -> int | None:
+        """The first node, where they are a run of ids, as those of one rank."""
+        size = self.ascending.numel()
+        if size == 0:
+            return None
+        first, last = (int(self.ascending[k]) for k in (0, -1))
+        return first if last - first + 1 == size else None
+
+    def find(self, node: Tensor) -> Tensor:
+        """Where each of some nodes stands in :attr:`ascending`, or -1."""
+        if self._first is None:
+            return ops.find_sorted(self.ascending, node)
+        place = node - self._first
+        return place.masked_fill_((place < 0) | (place >= self.ascending.numel()), -1)
+
     def local_id(self, node: Tensor) -> Tensor:
-        """The rows of some nodes, int32, given by their global ids."""
-        return self.row.index_select(0, torch.searchsorted(self.ascending, node, out_int32=True))
+        """The rows of some of them, int32, given by their global ids."""
+        if self._first is None:
+            place = torch.searchsorted(self.ascending, node, out_int32=True)
+        else:
+            place = node - self._first if self._first else node
+        return self.row.index_select(0, place)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def test_edges_keep_their_places() -> None:
     for rank, f in enumerate(found):
         whole = halo_share(graph.edge_index, parts, rank, num_ranks, "hybrid")
         assert torch.equal(whole.edge_id[f.edge], f.share.edge_id)
-        assert torch.equal(whole.node_id[f.row], sample[f.share.node_id])
+        assert torch.equal(whole.node_id[f.rows.row], sample[f.share.node_id])
 
 
 @pytest.mark.parametrize("sample", [torch.tensor([], dtype=torch.int64), torch.tensor([5]), torch.arange(12)])
