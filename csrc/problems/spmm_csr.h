@@ -32,8 +32,9 @@ struct SpmmCsr {
   int64_t prefetch_edges = 32;  // on a CPU rows of x are asked for so many edges ahead
 };
 
-// How a product goes about it, with the same bits: all columns of a row at once, or by blocks of columns that caches
-// hold. Which is faster depends on the pattern, the width and the processor.
-enum class SpmmForm : uint8_t { any, plain, blocks };
+// How a product goes about it, with the same bits: all columns of a row at once, by blocks of columns that caches
+// hold, or all columns at once of a copy whose rows begin at cache lines. Which is the fastest depends on the pattern,
+// the width and the processor.
+enum class SpmmForm : uint8_t { any, plain, blocks, lines };
 
 }  // namespace pyg_dist
