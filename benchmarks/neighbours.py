@@ -4,6 +4,7 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/neighbours.py
     SCRATCH/bin/python benchmarks/neighbours.py --dgl      # an environment with DGL: its sampler on the same graph
     python benchmarks/neighbours.py --store STORE          # batches of a store
+    python benchmarks/neighbours.py --hidden               # how much of the sampling a thread hides; needs a free core
     python benchmarks/neighbours.py --accuracy GRAPH.npz ...    # test accuracy, and that of an independent sampler
 
 One thread a process, medians of CPU time; on several ranks each has its own part of a batch of ``--batch-size`` seeds,
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-SKIPPED, SEEDS, EPOCHS, HIDDEN = 2, 5, 5, 64
+SKIPPED, SEEDS, HIDDEN = 2, 5, 64
 
 
 def graph_of(num_nodes: int, num_edges: int) -> torch.Tensor:
@@ -99,6 +100,39 @@ def of_pyg_dist(args: argparse.Namespace) -> None:
             )
 
 
+def of_hidden(args: argparse.Namespace) -> None:
+    """Of the time of making batches, what the thread beside the steps of a three-layer SAGE takes off the clock."""
+    from torch_geometric.data import Data
+    from torch_geometric.nn import GraphSAGE
+
+    import pyg_dist
+    from pyg_dist import DistributedData
+    from pyg_dist.loader import NeighborLoader
+
+    graph = Data(edge_index=graph_of(args.nodes, args.edges), x=torch.ones(args.nodes, 100))
+    data = DistributedData(graph, partition="random")
+    for fan_out in args.fan_outs:
+        model = pyg_dist.distribute(GraphSAGE(100, 256, len(fan_out), 16))
+        seconds, step_seconds = {}, 0.0
+        for prefetch in (False, True):
+            loader = NeighborLoader(data, fan_out, batch_size=args.batch_size, shuffle=True, prefetch=prefetch)
+            waits, steps, batches = [], [], iter(loader)
+            for _ in range(SKIPPED + args.rounds):
+                begin = time.perf_counter()
+                batch = next(batches)
+                waits.append(time.perf_counter() - begin)
+                model(batch.x, batch.edge_index)[: batch.batch_size].square().mean().backward()
+                steps.append(time.perf_counter() - begin - waits[-1])
+            seconds[prefetch] = statistics.median(waits[SKIPPED:])
+            step_seconds = statistics.median(steps[SKIPPED:])
+            del batches
+        if pyg_dist.is_main():
+            print(
+                f"{fan_out}: a batch takes {1e3 * seconds[False]:.1f} ms, and is waited for {1e3 * seconds[True]:.1f} "
+                f"beside steps of {1e3 * step_seconds:.1f} ms: hidden share {1 - seconds[True] / seconds[False]:.3f}"
+            )
+
+
 def numpy_batches(data: Any, seed: int, fan_out: list[int], batch_size: int) -> Any:
     """The batches of an epoch, neighbours drawn by NumPy's generator: a sort of random numbers in each row."""
     rng = np.random.default_rng(seed)
@@ -123,7 +157,7 @@ def numpy_batches(data: Any, seed: int, fan_out: list[int], batch_size: int) -> 
         yield data.x[nodes], ends, data.y[nodes], min(batch_size, seeds.size - begin)
 
 
-def accuracies(data: Any, batches_of: Callable[[int], Any], wrap: Callable[[Any], Any]) -> list[float]:
+def accuracies(data: Any, batches_of: Callable[[int], Any], wrap: Callable[[Any], Any], num_epochs: int) -> list[float]:
     """Test accuracy after the last epoch, by seed."""
     from torch.nn.functional import cross_entropy
     from torch_geometric.nn import GraphSAGE
@@ -134,7 +168,7 @@ def accuracies(data: Any, batches_of: Callable[[int], Any], wrap: Callable[[Any]
         model = wrap(GraphSAGE(data.num_features, HIDDEN, 2, int(data.y.max()) + 1, dropout=0.5))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         epochs = batches_of(seed)
-        for _ in range(EPOCHS):
+        for _ in range(num_epochs):
             model.train()
             for x, edge_index, y, size in epochs():
                 optimizer.zero_grad()
@@ -147,7 +181,7 @@ def accuracies(data: Any, batches_of: Callable[[int], Any], wrap: Callable[[Any]
     return found
 
 
-def of_accuracy(path: str, batch_size: int) -> None:
+def of_accuracy(path: str, batch_size: int, num_epochs: int) -> None:
     """Test accuracy, mean of the seeds and its standard error."""
     import pyg_dist
     from pyg_dist import DistributedData
@@ -163,12 +197,13 @@ def of_accuracy(path: str, batch_size: int) -> None:
         loader = NeighborLoader(data, fan_out, data.train_mask, batch_size=batch_size, shuffle=True, seed=seed)
         return lambda: ((batch.x, batch.edge_index, batch.y, batch.batch_size) for batch in loader)
 
-    arms = {"pyg_dist": accuracies(data, loaders, pyg_dist.distribute)}
+    arms = {"pyg_dist": accuracies(data, loaders, pyg_dist.distribute, num_epochs)}
     if pyg_dist.world_size() == 1:
-        epoch = iter(range(SEEDS * EPOCHS))
+        epoch = iter(range(SEEDS * num_epochs))
         arms["NumPy and PyG"] = accuracies(
-            graph, lambda seed: lambda: numpy_batches(graph, next(epoch), fan_out, batch_size), lambda model: model
-        )
+            graph, lambda seed: lambda: numpy_batches(graph, next(epoch), fan_out, batch_size),
+            lambda model: model, num_epochs,
+        )  # fmt: skip
     for name, found in arms.items():
         if pyg_dist.is_main():
             error = statistics.stdev(found) / len(found) ** 0.5
@@ -181,16 +216,20 @@ def main() -> None:
     parser.add_argument("--edges", type=int, default=10_000_000)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=5, help="of --accuracy")
     parser.add_argument("--dgl", action="store_true")
     parser.add_argument("--store", help="a store, in place of the graph")
+    parser.add_argument("--hidden", action="store_true")
     parser.add_argument("--accuracy", nargs="+", metavar="GRAPH.npz")
     args = parser.parse_args()
     args.fan_outs = [[15, 10, 5], [10, 10]]
     torch.set_num_threads(1)
     for path in args.accuracy or ():
-        of_accuracy(path, args.batch_size)
+        of_accuracy(path, args.batch_size, args.epochs)
     if args.dgl:
         of_dgl(graph_of(args.nodes, args.edges), args)
+    elif args.hidden:
+        of_hidden(args)
     elif not args.accuracy:
         of_pyg_dist(args)
 

@@ -71,9 +71,12 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // y[i] = what stands at place[i] of a permutation of [0, size): formats/permutation.h
   m.def("keyed_permutation(Tensor place, int size, int seed) -> Tensor");
 
-  // `count` entries of each row[i] of a pattern, drawn by (seed, key[i]): their rowptr, and where each stood:
+  // `count` entries of each row[i] of a pattern, drawn by (seed, key[i]): their rowptr, columns and places:
   // cpu/sample_rows.h
-  m.def("sample_rows(Tensor rowptr, Tensor row, Tensor key, int count, bool replace, int seed) -> (Tensor, Tensor)");
+  m.def(
+      "sample_rows(Tensor rowptr, Tensor col, Tensor? place, Tensor row, Tensor key, int count, bool replace, int "
+      "seed) "
+      "-> (Tensor, Tensor, Tensor)");
 
   // The rows and columns of a pattern that two lists name, the columns ascending, numbered by their places there:
   // rowptr, col, where each entry stood; and the transpose with the places in these: problems/patterns.h
@@ -86,9 +89,9 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("equals_transpose_csr(Tensor rowptr, Tensor col) -> bool");
   // y[k] = i where sorted[i] = value[k], or -1
   m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
-  // Where each value that is not known comes first, and the place of each value among the known ones and, behind them,
-  // these: cpu/distinct.h
-  m.def("distinct(Tensor known, Tensor value) -> (Tensor, Tensor)");
+  // Where each value that is not known comes first, by ascending value, and the place of each value among the known
+  // ones and, behind them, these: cpu/distinct.h
+  m.def("distinct(Tensor known, Tensor value, Tensor(a!)? place_of) -> (Tensor, Tensor)");
   // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h
   m.def("encode_ids(Tensor rows, Tensor count, bool is_ascending) -> (Tensor, Tensor)");
   m.def("decode_ids(Tensor content, Tensor num_bytes, int num_columns, bool is_ascending) -> (Tensor, Tensor)");

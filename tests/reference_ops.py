@@ -206,8 +206,9 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
 
 
 def sample_rows(
-    rowptr: Tensor, row: Tensor, key: Tensor, count: int, seed: int, replace: bool = False
-) -> tuple[Tensor, Tensor]:
+    rowptr: Tensor, col: Tensor, place: Tensor | None, row: Tensor, key: Tensor, count: int, seed: int,
+    replace: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Floyd's algorithm row by row, on the words of SplitMix64."""
     starts, entries = [0], []
     for r, k in zip(row.tolist(), key.tolist(), strict=True):
@@ -230,7 +231,8 @@ def sample_rows(
                 chosen.append(j if x in chosen else x)
         entries += [first + x for x in sorted(chosen)]
         starts.append(len(entries))
-    return torch.tensor(starts), torch.tensor(entries, dtype=torch.int64)
+    entry = torch.tensor(entries, dtype=torch.int64)
+    return torch.tensor(starts), col[entry], entry if place is None else place[entry].long()
 
 
 def restrict_csr(
@@ -268,15 +270,12 @@ def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
 
 
 def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """By a dictionary."""
-    place = {int(v): k for k, v in enumerate(known)}
-    first, places = [], []
-    for k, v in enumerate(value.tolist()):
-        if v not in place:
-            place[v] = len(place)
-            first.append(k)
-        places.append(place[v])
-    return torch.tensor(first, dtype=torch.int64), torch.tensor(places, dtype=torch.int64)
+    """By sets and a dictionary."""
+    new = sorted(set(value.tolist()) - set(known.tolist()))
+    place = {v: k for k, v in enumerate([*known.tolist(), *new])}
+    values = value.tolist()
+    first = [values.index(v) for v in new]
+    return torch.tensor(first, dtype=torch.int64), torch.tensor([place[v] for v in values], dtype=torch.int64)
 
 
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> list[int]:

@@ -2,20 +2,24 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
+#include <utility>
 
 namespace pyg_dist {
 namespace {
 
-class Table {
+// The numbers of distinct values, in the order in which they are added.
+class HashTable {
  public:
   // `number` distinct values are expected at least.
-  explicit Table(int64_t number) {
+  explicit HashTable(int64_t number) {
     values_.reserve(static_cast<size_t>(number));
     resize(std::max(size_t{64}, std::bit_ceil(static_cast<size_t>(4 * number))));
   }
 
   // Have the memory that add(value[k]) will read on its way: the slot of a later value, and what a nearer one's names.
-  void prefetch(const int64_t* value, int64_t k, int64_t size) const {
+  template <class T>
+  void prefetch(const T* value, int64_t k, int64_t size) const {
     constexpr int64_t kAhead = 12;
     if (k + 2 * kAhead < size) __builtin_prefetch(slots_.data() + slot_of(value[k + 2 * kAhead]));
     if (k + kAhead >= size) return;
@@ -23,20 +27,17 @@ class Table {
     if (number >= 0) __builtin_prefetch(values_.data() + number);
   }
 
-  // The number of a value, which is the next one if it is new.
-  int32_t add(int64_t value) {
+  // The number of a value: `next`, which is how many there are, if it is new.
+  int32_t add(int64_t value, int32_t next) {
     size_t slot = slot_of(value);
     for (; slots_[slot] >= 0; slot = (slot + 1) & mask_) {
       if (values_[static_cast<size_t>(slots_[slot])] == value) return slots_[slot];
     }
-    const auto number = static_cast<int32_t>(values_.size());
-    slots_[slot] = number;
+    slots_[slot] = next;
     values_.push_back(value);
     if (2 * values_.size() > slots_.size()) resize(2 * slots_.size());
-    return number;
+    return next;
   }
-
-  int64_t size() const { return static_cast<int64_t>(values_.size()); }
 
  private:
   size_t slot_of(int64_t value) const {
@@ -61,21 +62,112 @@ class Table {
   int shift_ = 0;
 };
 
-}  // namespace
+// The same, of values that a list has room for.
+class PlaceTable {
+ public:
+  explicit PlaceTable(int32_t* place_of) : place_of_(place_of) {}
 
-BadIndex distinct(const Distinct& p, std::vector<int64_t>& first) {
-  Table table(p.num_known);
-  for (int64_t i = 0; i < p.num_known; ++i) {
-    table.prefetch(p.known, i, p.num_known);
-    if (table.add(p.known[i]) != i) return {i, p.known[i]};
+  template <class T>
+  void prefetch(const T* value, int64_t k, int64_t size) const {
+    constexpr int64_t kAhead = 16;
+    if (k + kAhead < size) __builtin_prefetch(place_of_ + value[k + kAhead]);
+  }
+
+  int32_t add(int64_t value, int32_t next) {
+    if (place_of_[value] < 0) place_of_[value] = next;
+    return place_of_[value];
+  }
+
+ private:
+  int32_t* place_of_;
+};
+
+struct Numbered {
+  uint64_t value;  // over the smallest
+  int32_t number;
+};
+
+// A radix sort of value[first[0 ..]] from the lowest digit up; numbers are places in `first`.
+template <class T>
+std::vector<Numbered> ascending(const T* value, const std::vector<int64_t>& first) {
+  std::vector<Numbered> sorted(first.size()), next(first.size());
+  if (first.empty()) return sorted;
+  int64_t least = value[first[0]], most = least;
+  for (const int64_t k : first) {
+    least = std::min<int64_t>(least, value[k]);
+    most = std::max<int64_t>(most, value[k]);
+  }
+  const auto low = static_cast<uint64_t>(least);
+  for (size_t i = 0; i < first.size(); ++i) {
+    sorted[i] = {static_cast<uint64_t>(static_cast<int64_t>(value[first[i]])) - low, static_cast<int32_t>(i)};
+  }
+  constexpr int kMostBits = 11;
+  const int num_bits = std::bit_width(static_cast<uint64_t>(most) - low);
+  const int num_digits = (num_bits + kMostBits - 1) / kMostBits;
+  const int bits = num_digits == 0 ? 0 : (num_bits + num_digits - 1) / num_digits;
+  std::vector<int32_t> begin(size_t{1} << bits);
+  for (int shift = 0; shift < num_bits; shift += bits) {
+    const auto digit = [&](const Numbered& x) { return (x.value >> shift) & (begin.size() - 1); };
+    std::fill(begin.begin(), begin.end(), 0);
+    for (const Numbered& x : sorted) ++begin[digit(x)];
+    std::exclusive_scan(begin.begin(), begin.end(), begin.begin(), 0);
+    for (const Numbered& x : sorted) next[static_cast<size_t>(begin[digit(x)]++)] = x;
+    sorted.swap(next);
+  }
+  return sorted;
+}
+
+template <class Table, class T>
+void add_values(const Distinct& p, const T* value, Table& table, std::vector<int64_t>& first) {
+  std::vector<int64_t> added;
+  for (int64_t k = 0; k < p.num_values; ++k) {
+    table.prefetch(value, k, p.num_values);
+    const auto next = static_cast<int32_t>(p.num_known + static_cast<int64_t>(added.size()));
+    p.place[k] = table.add(value[k], next);
+    if (p.place[k] == next) added.push_back(k);
+  }
+  std::vector<int32_t> rank(added.size());
+  first.reserve(added.size());
+  for (const Numbered& x : ascending(value, added)) {
+    const auto number = static_cast<size_t>(x.number);
+    rank[number] = static_cast<int32_t>(first.size());
+    first.push_back(added[number]);
   }
   for (int64_t k = 0; k < p.num_values; ++k) {
-    table.prefetch(p.value, k, p.num_values);
-    const int64_t before = table.size();
-    p.place[k] = table.add(p.value[k]);
-    if (table.size() > before) first.push_back(k);
+    if (p.place[k] >= p.num_known) {
+      p.place[k] = p.num_known + rank[static_cast<size_t>(p.place[k] - p.num_known)];
+    }
+  }
+}
+
+template <class T>
+BadDistinct find_distinct(const Distinct& p, const T* value, std::vector<int64_t>& first) {
+  if (p.place_of == nullptr) {
+    HashTable table(p.num_known);
+    for (int64_t i = 0; i < p.num_known; ++i) {
+      table.prefetch(p.known, i, p.num_known);
+      if (table.add(p.known[i], static_cast<int32_t>(i)) != i) return {.known = {i, p.known[i]}, .value = {}};
+    }
+    add_values(p, value, table, first);
+    return {};
+  }
+  const auto [least, most] = std::minmax_element(value, value + p.num_values);
+  for (const T* bad : {least, most}) {
+    if (p.num_values > 0 && (*bad < 0 || *bad >= p.span)) return {.known = {}, .value = {bad - value, *bad}};
+  }
+  PlaceTable table(p.place_of);
+  add_values(p, value, table, first);
+  for (size_t k = 0; k < first.size(); ++k) {
+    p.place_of[value[first[k]]] = static_cast<int32_t>(p.num_known + static_cast<int64_t>(k));
   }
   return {};
+}
+
+}  // namespace
+
+BadDistinct distinct(const Distinct& p, std::vector<int64_t>& first) {
+  return p.value.is_wide ? find_distinct(p, static_cast<const int64_t*>(p.value.data), first)
+                         : find_distinct(p, static_cast<const int32_t*>(p.value.data), first);
 }
 
 }  // namespace pyg_dist

@@ -6,24 +6,33 @@
 #include <vector>
 
 #include "problems/bad_index.h"
+#include "problems/csr_from_edges.h"
 
 namespace pyg_dist {
 
-// place[k] = i where known[i] = value[k]; else num_known + its number among the values that are not known, in the order
-// in which they first come. O(num_known + num_values) time.
+// place[k] = i where known[i] = value[k]; else num_known + its number among the values that are not known, ascending.
+// O(num_known + num_values) time, and a radix sort of those that are not known.
 //
-// Open addressing with linear probing (Knuth, TAOCP 3, 6.4) by the top bits of value * 2^64 / golden ratio; a slot has
-// the number of a distinct value. The table doubles once it is half full.
+// Without `place_of` by open addressing with linear probing (Knuth, TAOCP 3, 6.4): slots by the top bits of value *
+// 2^64 / golden ratio, the number of a distinct value in each; the table doubles once it is half full.
 struct Distinct {
   const int64_t* known;  // [num_known], distinct
-  const int64_t* value;  // [num_values]
+  Integers value;        // [num_values]
   int64_t num_known;
   int64_t num_values;  // num_known + num_values < 2^31
   int64_t* place;      // [num_values]
+  // [span], or null: the place of each value of [0, span) that is known, else -1; those that are not known are added.
+  int32_t* place_of;
+  int64_t span;
 };
 
-// Fills place, and `first` with where each value that is not known comes first; returns the first known value that
-// another one before it equals.
-BadIndex distinct(const Distinct& p, std::vector<int64_t>& first);
+// What distinct() has found wrong, by its position: a known value that another one before it equals, or a value outside
+// of [0, span). Nothing is added then.
+struct BadDistinct {
+  BadIndex known, value;
+};
+
+// Fills place, and `first` with where each value that is not known comes first.
+BadDistinct distinct(const Distinct& p, std::vector<int64_t>& first);
 
 }  // namespace pyg_dist

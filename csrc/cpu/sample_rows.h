@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "problems/bad_index.h"
+#include "problems/csr_from_edges.h"
 
 namespace pyg_dist {
 
@@ -16,9 +17,12 @@ namespace pyg_dist {
 // combine(combine(0, seed), key[i]): formats/permutation.h. tests/reference_ops.py mirrors it.
 struct SampleRows {
   const int64_t* rowptr;  // [num_all_rows + 1]
+  const int32_t* col;     // [num_entries]
+  Integers place;         // [num_entries], or null: place[k] = k
   const int64_t* row;     // [num_rows], in [0, num_all_rows)
   const int64_t* key;     // [num_rows]
   int64_t num_all_rows;
+  int64_t num_entries;
   int64_t num_rows;
   int64_t count;
   bool replace;
@@ -26,10 +30,10 @@ struct SampleRows {
   int64_t* out_rowptr;  // [num_rows + 1]
 };
 
-// Fills out_rowptr; returns the first row that is none, or whose bounds fall.
+// Fills out_rowptr; returns the first row that is none, or whose bounds fall or lie outside.
 BadIndex count_sampled(const SampleRows& p);
 
-// entry[out_rowptr[i] .. out_rowptr[i + 1]) for i in [begin, end): where each stands in the pattern.
-void sample_rows(const SampleRows& p, int64_t* entry, int64_t begin, int64_t end);
+// The columns and places of the entries drawn, [out_rowptr[i], out_rowptr[i + 1]) for i in [begin, end).
+void sample_rows(const SampleRows& p, int32_t* out_col, int64_t* out_place, int64_t begin, int64_t end);
 
 }  // namespace pyg_dist

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "formats/element.h"
+#include "problems/csr_from_edges.h"
 
 namespace pyg_dist {
 
@@ -48,6 +49,13 @@ inline void check_vector(const char* op, const char* name, const Tensor& tensor,
   check_vector(op, name, tensor, dtype);
   PYG_DIST_CHECK(tensor.size(0) == size, op, ": expected '", name, "' to have ", size, " entries, got ",
                  tensor.size(0));
+}
+
+// A vector of int32 or int64.
+inline Integers integers_of(const char* op, const char* name, const Tensor& tensor, int64_t size) {
+  const bool is_wide = tensor.scalar_type() == ScalarType::Long;
+  check_vector(op, name, tensor, is_wide ? ScalarType::Long : ScalarType::Int, size);
+  return {tensor.const_data_ptr(), is_wide};
 }
 
 inline Element element_of(const char* op, const char* name, ScalarType dtype) {

@@ -8,12 +8,6 @@
 namespace pyg_dist {
 namespace {
 
-Integers integers_of(const char* op, const char* name, const Tensor& tensor, int64_t size) {
-  const bool is_wide = tensor.scalar_type() == ScalarType::Long;
-  check_vector(op, name, tensor, is_wide ? ScalarType::Long : ScalarType::Int, size);
-  return {tensor.const_data_ptr(), is_wide};
-}
-
 std::tuple<Tensor, Tensor, Tensor> csr_from_edges(Tensor row, Tensor col, MaybeTensor edge, int64_t num_rows,
                                                   int64_t num_cols) {
   const char* op = "csr_from_edges";

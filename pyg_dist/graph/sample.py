@@ -80,9 +80,9 @@ class KeptEdges:
         place: where the rank's edge view stores each, int64 ``[m]``.
         key: of each of these: distinct, and in the order of the batch's edges, int64 ``[m]``.
         source, target: numbers of their ends in the batch, int64 ``[m]``.
-        sender: the rank that has each one's source, ascending, int64 ``[m]``.
+        sender: the rank of the source where another one has it: of the last edges, ascending, int64 ``[k]``.
         leaving: source, target and the target's rank of the edges that begin here and end on other ranks, which have
-            them in the same order, int64 ``[k, 3]``.
+            them in the same order, int64 ``[l, 3]``.
         num_keys: an upper bound of the keys, exclusive.
         repeats: whether nodes or edges of the graph may be in the batch several times. Keys stand for them then.
     """
@@ -100,10 +100,10 @@ class KeptEdges:
     def by_sender(self, owner: Tensor, rank: int, away: Tensor, leaving: Tensor) -> KeptEdges:
         """The same edges with the ranks of their sources: first those from ``rank``, then those ``away``, as listed."""
         order = torch.cat([(owner == rank).nonzero().view(-1), away])
-        edge_id, place, key, source, target, sender = (
-            column.index_select(0, order)
-            for column in (self.edge_id, self.place, self.key, self.source, self.target, owner)
+        edge_id, place, key, source, target = (
+            column.index_select(0, order) for column in (self.edge_id, self.place, self.key, self.source, self.target)
         )
+        sender = owner.index_select(0, away)
         return KeptEdges(edge_id, place, key, source, target, sender, leaving, self.num_keys, self.repeats)
 
     def edge_index(self, order: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,37 +19,37 @@ from pyg_dist.tensor import EdgeTensor
 class InEdges:
     """The in-edges of a rank's nodes, those of one node in the graph's order.
 
+    *Columns* stand for the nodes that a rank knows: first its own, which are the rows, then the other sources.
+
     Attributes:
-        node_id: the nodes, ascending, int64 ``[n]``; ``None``: all nodes of the graph, by row.
-        row: the row of each, int64 ``[n]``.
         rowptr: int64 ``[n + 1]``.
-        col: which of ``source_id`` each edge's source is, int32 ``[e]``.
-        place: where each edge is stored, int32 or int64 ``[e]``; ``None``: in the order of the entries.
+        col: the column of each edge's source, int32 ``[e]``.
+        place: where each edge is stored, int32 or int64 ``[e]``; ``None``: in this order.
         position: of each stored edge in the graph's order, int64; ``None``: as they are stored.
-        source_id: global ids, int64 ``[s]``; ``None``: ``col`` has them.
-        owner: the rank of each of ``source_id``, int64 ``[s]``; ``None``: this one.
+        node_id: global ids of the columns, int64 ``[s]``; ``None``: they are the columns' numbers.
+        owner: the rank of each column's node, int64 ``[s]``; ``None``: this one.
+        num_columns: s.
         num_edges: of the graph.
         weight: of each edge in draws, not negative, float64 ``[e]``; ``None``: draws are uniform.
     """
 
-    node_id: Tensor | None
-    row: Tensor
     rowptr: Tensor
     col: Tensor
     place: Tensor | None
     position: Tensor | None
-    source_id: Tensor | None
+    node_id: Tensor | None
     owner: Tensor | None
+    num_columns: int
     num_edges: int
     weight: Tensor | None = None
+    _tables: list[Tensor] = field(default_factory=list)
 
     @staticmethod
     def of(graph: DistributedGraph, weight: EdgeTensor | None) -> InEdges:
         """Those of a graph over ranks (collective)."""
         view = graph.edge_view
-        csr, ids = view.csr.on_host, view.neighbour_id.cpu()
-        node_id, row = view.targets.global_id.sort()
-        is_whole = view.group.size == 1 and torch.equal(row, node_id)  # all nodes, by row
+        csr, node_id = view.csr.on_host, view.neighbour_id.cpu()
+        is_whole = view.group.size == 1 and torch.equal(node_id, torch.arange(node_id.numel()))
         graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
         values = None
         if weight is not None:
@@ -56,14 +57,13 @@ class InEdges:
             assert moved is not None
             values = csr.values(moved.detach().cpu().double())
         return InEdges(
-            None if is_whole else node_id,
-            row,
             csr.rowptr,
             csr.col,
             csr.place if csr.first == 0 else csr.edge,
             view.edge_sharding.position,
-            None if is_whole else ids,
+            None if is_whole else node_id,
             None if is_whole else view.neighbour_rank,
+            node_id.numel(),
             graph.edge_sharding.size,
             values,
         )
@@ -75,21 +75,34 @@ class InEdges:
         csr = CSR.from_edges(target, source, None, sizes[1], sizes[0])
         if weight is not None:
             weight = csr.values(weight.detach().cpu().double())
-        return InEdges(
-            None, torch.arange(0), csr.rowptr, csr.col, csr.place, None, None, None, edge_index.shape[1], weight
-        )  # fmt: skip
+        return InEdges(csr.rowptr, csr.col, csr.place, None, None, None, sizes[0], edge_index.shape[1], weight)
 
-    def find(self, node: Tensor) -> Tensor:
+    @cached_property
+    def _own(self) -> tuple[Tensor, Tensor]:
+        """Ids of this rank's nodes, ascending, and the row of each."""
+        assert self.node_id is not None
+        return self.node_id[: self.rowptr.numel() - 1].sort()
+
+    def find(self, node_id: Tensor) -> Tensor:
         """The row of each node, or -1 where another rank has it."""
         if self.node_id is None:
-            return node
-        at = ops.find_sorted(self.node_id, node)
-        return self.row[at].masked_fill_(at < 0, -1) if self.row.numel() else at
+            return node_id
+        own, row = self._own
+        at = ops.find_sorted(own, node_id)
+        return row[at].masked_fill_(at < 0, -1) if row.numel() else at
+
+    def take_table(self) -> Tensor:
+        """A number for each column, -1, int32 ``[s]``. Who leaves it as it was gives it back, for the next batch."""
+        return self._tables.pop() if self._tables else torch.full((self.num_columns,), -1, dtype=torch.int32)
+
+    def give_table(self, table: Tensor) -> None:
+        """See :meth:`take_table`."""
+        self._tables.append(table)
 
     def draw(
         self, row: Tensor, tree: Tensor | None, key: Tensor, count: int, seed: int, replace: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Some in-edges of rows: how many of each, int64 ``[k]``, and their entries, row by row, int64 ``[m]``.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Some in-edges of rows, row by row.
 
         Args:
             row: int64 ``[k]``.
@@ -98,27 +111,32 @@ class InEdges:
             count: in-edges of a row; -1: all.
             seed: of the draws.
             replace: whether an edge may come several times.
+
+        Returns:
+            How many of each row, int64 ``[k]``; the columns of their sources, int32 ``[m]``; where they are stored,
+            int64 ``[m]``.
         """
         if self.weight is not None and count >= 0:
-            return self._draw_weighted(row, tree, count, seed, replace)
-        starts, entry = ops.sample_rows(self.rowptr, row, key, count, seed, replace and count >= 0)
-        return starts.diff(), entry
+            return self._draw_weighted(self.weight, row, tree, count, seed, replace)
+        starts, column, place = ops.sample_rows(
+            self.rowptr, self.col, self.place, row, key, count, seed, replace and count >= 0
+        )
+        return starts.diff(), column, place
 
     def _draw_weighted(
-        self, row: Tensor, tree: Tensor | None, count: int, seed: int, replace: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, weight: Tensor, row: Tensor, tree: Tensor | None, count: int, seed: int, replace: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """By weights, one after another: those whose keyed exponential times of rate ``weight`` are the first.
 
         Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006. O(degree) time for a row; with
         replacement, for each draw. Of weight zero none is drawn.
         """
-        assert self.weight is not None
-        starts, entry = ops.sample_rows(self.rowptr, row, row, -1, seed, False)
+        starts, column, entry = ops.sample_rows(self.rowptr, self.col, None, row, row, -1, seed)
         of_row = torch.repeat_interleave(torch.arange(row.numel()), starts.diff())
-        weight = self.weight[entry]
-        some = (weight > 0).nonzero().view(-1)
-        of_row, entry, weight = of_row[some], entry[some], weight[some]
-        key = self.id_of(self.place_of(entry))
+        some = (weight[entry] > 0).nonzero().view(-1)
+        of_row, column, entry = of_row[some], column[some], entry[some]
+        place = entry if self.place is None else self.place[entry].long()
+        key = self.id_of(place)
         if tree is not None:
             key = key + tree[of_row] * self.num_edges
         first = torch.searchsorted(of_row, torch.arange(row.numel()))
@@ -126,25 +144,22 @@ class InEdges:
         taken = []
         for draw in range(count if replace else min(count, 1)):
             uniform = ops.keyed_uniform(key, 1, seed, draw, dtype=torch.float64).view(-1)
-            time = -torch.log1p(-uniform) / weight
+            time = -torch.log1p(-uniform) / weight[entry]
             order = torch.from_numpy(np.lexsort((time.numpy(), of_row.numpy())))
             taken.append(order[within < (1 if replace else count)])
         drawn = torch.cat([of_row[:0], *taken]).sort().values
-        return torch.bincount(of_row[drawn], minlength=row.numel()), entry[drawn]
+        return torch.bincount(of_row[drawn], minlength=row.numel()), column[drawn], place[drawn]
 
-    def place_of(self, entry: Tensor) -> Tensor:
-        """Where each entry's edge is stored."""
-        return entry if self.place is None else self.place.index_select(0, entry).long()
+    def node_of(self, column: Tensor) -> Tensor:
+        """The ids of columns, int64."""
+        return column.long() if self.node_id is None else self.node_id.index_select(0, column)
+
+    def owner_of(self, column: Tensor) -> Tensor:
+        """The ranks that have the nodes of columns, int64."""
+        if self.owner is None:
+            return torch.zeros(column.shape, dtype=torch.int64)
+        return self.owner.index_select(0, column)
 
     def id_of(self, place: Tensor) -> Tensor:
         """The place in the graph's order of edges that are stored at some places."""
         return place if self.position is None else self.position.index_select(0, place)
-
-    def source_of(self, entry: Tensor) -> Tensor:
-        """The source of each entry's edge."""
-        source = self.col.index_select(0, entry).long()
-        return source if self.source_id is None else self.source_id.index_select(0, source)
-
-    def owner_of(self, entry: Tensor) -> Tensor:
-        """The rank of each entry's source."""
-        return torch.zeros_like(entry) if self.owner is None else self.owner[self.col[entry].long()]

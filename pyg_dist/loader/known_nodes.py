@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +16,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.session.agreement import group_of_thread
 from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.loader.columns import Columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,64 +63,106 @@ class KnownNodes:
 
     Args:
         ranks: those that sample.
-        span: an upper bound of the codes, exclusive.
-        code, number: of this rank's seeds, int64 ``[s]``.
+        span: an upper bound of the codes among the ranks, exclusive.
+        code, number: of this rank's seeds, int64 ``[s]``; codes among the ranks.
         first: the first code of each type of nodes, which have numbers of their own.
+        columns: which other codes the nodes have on this rank; ``None``: the same.
 
     Attributes:
-        code: in the order in which the rank learns of them, int64 ``[k]``. Their places here stand for them.
+        code: on this rank, in the order in which it learns of them, int64 ``[k]``. Their places here stand for them.
         owner: the rank that has each, int64 ``[k]``.
-        hops: places of this rank's nodes of the batch by the hop that reached them, by ascending code; first its seeds.
+        hops: places of this rank's nodes of the batch by the hop that reached them, by ascending code among the ranks;
+            first its seeds.
         number: of each node in the batch, or -1, int64 ``[k]``; once they are numbered.
     """
 
     def __init__(
-        self, ranks: SamplingRanks, span: int, code: Tensor, number: Tensor, first: Sequence[int] = (0,)
+        self,
+        ranks: SamplingRanks,
+        span: int,
+        code: Tensor,
+        number: Tensor,
+        first: Sequence[int] = (0,),
+        columns: Columns | None = None,
     ) -> None:
         self._ranks, self._span, self._seed_number, self._first = ranks, span, number, first
+        self._columns = columns
         self._lists, self._rank = ranks.part, ranks.part.group.rank
-        self.code, self.owner = code, torch.full_like(code, self._rank)
+        self.code = code if columns is None else columns.here(code)
+        self.owner = torch.full_like(code, self._rank)
         self.hops, self.number = [torch.arange(code.numel())], number
-        self._asked: list[Tensor] = []  # places of other ranks' nodes, as they were told of them
-        self._told: list[tuple[Tensor, Tensor]] = []  # places of nodes of which another rank told, and that rank
+        self._codes_of_hops: list[Tensor] = []  # among the ranks; without the seeds'
+        self._asked: list[_ByRank] = []  # places of other ranks' nodes, as they were told of them, by hop
+        self._told: list[_ByRank] = []  # places of nodes of which other ranks told
+        self._place_of: Tensor | None = None  # by code on this rank, where there is a table of them
+        if columns is not None and not columns.has_trees:
+            self._place_of = columns.in_edges.take_table()
+            self._place_of[self.code] = torch.arange(code.numel(), dtype=torch.int32)
+
+    @property
+    def stand_by_numbers(self) -> bool:
+        """Whether places are numbers in the batch: one rank has all nodes, in their order."""
+        is_alone = self._lists.group.size == 1 and self._ranks.count == 1
+        return is_alone and self._columns is not None and self._columns.in_edges.node_id is None
+
+    def common(self, place: Tensor) -> Tensor:
+        """Codes among the ranks."""
+        code = self.code.index_select(0, place)
+        return code if self._columns is None else self._columns.common(code)
 
     def reach(self, code: Tensor, owner_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The places of nodes that a hop reaches: :meth:`meet` (collective)."""
         place, new = self.meet(code, owner_of)
-        self.hops.append(new[self.code.index_select(0, new).argsort()])
+        if self.stand_by_numbers:
+            self.hops.append(new)
+            return place
+        common = self.common(new)
+        order = _ascending(common)
+        self.hops.append(new.index_select(0, order))
+        self._codes_of_hops.append(common.index_select(0, order))
         return place
 
     def meet(self, code: Tensor, owner_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Tell the owners of the nodes that were not known of them (collective).
 
         Args:
-            code: int64 ``[m]``.
+            code: on this rank, int64 or int32 ``[m]``.
             owner_of: the ranks of some of them, given where these stand in ``code``.
 
         Returns:
             The place of each, and the places of this rank's own nodes that it did not know, those that others told of
             included.
         """
-        size, rank, before = self._lists.group.size, self._rank, self.code.numel()
-        first, place = ops.distinct(self.code, code)
-        self._add(code.index_select(0, first), owner_of(first))
+        size, before = self._lists.group.size, self.code.numel()
+        place = self._add(code, owner_of)
         new = torch.arange(before, self.code.numel())
         if size == 1:
             return place, new
-        owner = self.owner[before:]
-        own, other = new[owner == rank], new[owner != rank]
-        other = other[(self.owner[other] * self._span + self.code[other]).argsort()]
-        counts = torch.bincount(self.owner[other], minlength=size).tolist()
-        arrived, from_rank = self._lists.exchange(self.code[other].view(-1, 1), counts)
-        first, told = ops.distinct(self.code, arrived.view(-1))
+        is_own = self.owner[before:] == self._rank
+        own, other = new[is_own], new[~is_own]
+        owner, common = self.owner.index_select(0, other), self.common(other)
+        order = _ascending(owner * self._span + common)
+        counts = torch.bincount(owner, minlength=size).tolist()
+        arrived, from_rank = self._lists.exchange(
+            common.index_select(0, order).view(-1, 1), counts, kind=f"hop {len(self.hops)}"
+        )
+        told = arrived.view(-1) if self._columns is None else self._columns.here(arrived.view(-1))
         before = self.code.numel()
-        self._add(arrived.view(-1)[first], torch.full_like(first, rank))
-        self._asked.append(other)
-        self._told.append((told, torch.repeat_interleave(torch.arange(size), torch.tensor(from_rank))))
+        self._asked.append(_ByRank(other.index_select(0, order), counts))
+        self._told.append(_ByRank(self._add(told, lambda first: torch.full_like(first, self._rank)), from_rank))
         return place, torch.cat([own, torch.arange(before, self.code.numel())])
 
-    def _add(self, code: Tensor, owner: Tensor) -> None:
-        self.code, self.owner = torch.cat([self.code, code]), torch.cat([self.owner, owner])
+    def _add(self, code: Tensor, owner_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The places of codes on this rank; those that were not known come behind the others, ascending."""
+        first, place = ops.distinct(self.code, code, self._place_of)
+        self.code = torch.cat([self.code, code.index_select(0, first)])
+        self.owner = torch.cat([self.owner, owner_of(first)])
+        return place
+
+    def _give_table_back(self) -> None:
+        if self._place_of is not None and self._columns is not None:
+            self._columns.in_edges.give_table(self._place_of.index_fill_(0, self.code, -1))
+            self._place_of = None
 
     def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[list[int]], list[int]]:
         """Number the nodes of each type: by hop, data group and code; ranks learn those that they know (collective).
@@ -130,15 +176,23 @@ class KnownNodes:
         Returns:
             The batch's nodes by type and hop, and its edges.
         """
+        self._give_table_back()
+        if self.stand_by_numbers:
+            counts = [hop.numel() for hop in self.hops]
+            self.number = torch.arange(self.code.numel())
+            self.number[sum(counts) :] = -1
+            return [counts], num_edges
         ranks, lists = self._ranks, self._lists
         num_hops, num_types, size, span = len(self.hops) - 1, len(self._first), lists.group.size, self._span
-        hops = (self.code.index_select(0, new) + hop * span for hop, new in enumerate(self.hops[1:]))
-        ordered = sent = torch.cat([self.code[:0], *hops])
-        if size > 1:
-            to_rank = sent % span // -(-span // size)
-            order = to_rank.argsort(stable=True)
-            arrived, counts = lists.exchange(sent[order].view(-1, 1), torch.bincount(to_rank, minlength=size).tolist())
-            ordered, place = arrived.view(-1).sort()
+        ends = torch.arange(1, size) * -(-span // size)
+        hops = []
+        for hop, code in enumerate(self._codes_of_hops):
+            places = [0, *torch.searchsorted(code, ends).tolist(), code.numel()]
+            hops.append(_ByRank(code + hop * span, [high - low for low, high in pairwise(places)]))
+        sent = _ByRank.joined(hops, self.code)
+        arrived, counts = lists.exchange(sent.rows.view(-1, 1), sent.counts, kind="codes")
+        place = _ascending(arrived.view(-1))
+        ordered = arrived.view(-1).index_select(0, place)
         begins = (torch.arange(num_hops).view(-1, 1) * span + torch.tensor(self._first)).view(-1)
         bounds = torch.cat([torch.searchsorted(ordered, begins), torch.tensor([ordered.numel()])])
         table = ranks.everyone.gather([ranks.index, *num_edges, *bounds.diff().tolist()])
@@ -148,10 +202,9 @@ class KnownNodes:
         totals = torch.cat([torch.tensor([num_seeds]), nodes.sum(0).view(num_hops, num_types)])
         first = totals.cumsum(0)[:-1].view(-1) + before
         number = torch.arange(ordered.numel()) + torch.repeat_interleave(first - bounds[:-1], bounds.diff())
-        if size > 1:
-            back = torch.empty_like(number).index_copy_(0, place, number)
-            numbers, _ = lists.exchange(back.view(-1, 1), counts, num_types == 1)
-            number = torch.empty_like(sent).index_copy_(0, order, numbers.view(-1))
+        back = torch.empty_like(number).index_copy_(0, place, number)
+        numbers, _ = lists.exchange(back.view(-1, 1), counts, num_types == 1, kind="numbers")
+        number = torch.cat([numbers.view(-1)[:0], *_ByRank(numbers.view(-1), sent.counts).parted(hops)])
         self.number = torch.full_like(self.code, -1)
         self.number.index_copy_(0, torch.cat(self.hops), torch.cat([self._seed_number, number]))
         if size > 1:
@@ -160,10 +213,32 @@ class KnownNodes:
 
     def _answer(self) -> None:
         """Send the ranks that told of nodes the numbers of these (collective)."""
-        size, asked = self._lists.group.size, torch.cat(self._asked)
-        asked = asked[self.owner[asked].argsort(stable=True)]
-        told, asker = (torch.cat(pieces) for pieces in zip(*self._told, strict=True))
-        told = told[asker.argsort(stable=True)]
-        counts = torch.bincount(asker, minlength=size).tolist()
-        answers, _ = self._lists.exchange(self.number[told].view(-1, 1) + 1, counts, is_ascending=False)
-        self.number[asked] = answers.view(-1) - 1
+        asked, told = _ByRank.joined(self._asked, self.code), _ByRank.joined(self._told, self.code)
+        number = self.number.index_select(0, told.rows)
+        answers, _ = self._lists.exchange(number.view(-1, 1) + 1, told.counts, is_ascending=False, kind="answers")
+        self.number.index_copy_(0, asked.rows, answers.view(-1) - 1)
+
+
+class _ByRank(NamedTuple):
+    """Rows, those of a rank together, and how many each rank has."""
+
+    rows: Tensor
+    counts: list[int]
+
+    @staticmethod
+    def joined(lists: list[_ByRank], like: Tensor) -> _ByRank:
+        """All of several lists, those of a rank one list after another."""
+        pieces = [torch.split(rows, counts) for rows, counts in lists]
+        rows = torch.cat([like[:0], *(piece for of_rank in zip(*pieces, strict=True) for piece in of_rank)])
+        return _ByRank(rows, [sum(counts) for counts in zip(*(counts for _, counts in lists), strict=True)])
+
+    def parted(self, lists: list[_ByRank]) -> list[Tensor]:
+        """What stands for the rows of lists that were joined, by list."""
+        sizes = [count for of_rank in zip(*(counts for _, counts in lists), strict=True) for count in of_rank]
+        pieces = torch.split(self.rows, sizes)
+        return [torch.cat(pieces[k :: len(lists)]) for k in range(len(lists))]
+
+
+def _ascending(values: Tensor) -> Tensor:
+    """The order of values that are a few ascending runs, which NumPy's stable sort merges."""
+    return torch.from_numpy(np.argsort(values.numpy(), kind="stable"))

@@ -108,6 +108,11 @@ class _Neighbors(BatchLoader):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._num_neighbors} neighbours, {len(self)} steps)"
 
+    @property
+    def dataset(self) -> range:
+        """The numbers of the inputs, as PyG's loaders have them: its length is how many there are."""
+        return range(self.sampler.seeds.steps.size)
+
     def __call__(self, index: Any) -> Any:
         """The batch of some inputs, given by their numbers: a function of these and the seed (collective)."""
         listed = Listed.of(self.sampler.seeds.steps, index)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import DataGroup, KeptEdges, Subset
+from pyg_dist.loader.columns import Columns
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
 from pyg_dist.loader.seeds import Seeds, Start
@@ -94,12 +96,12 @@ class _Edges(NamedTuple):
 
     Attributes:
         source, target: places of their ends among the known nodes.
-        entry: of each in :class:`~pyg_dist.loader.in_edges.InEdges`; those of one target together, ascending.
+        stored: where each is in the graph's edge storage; those of one target together, in the graph's order.
     """
 
     source: Tensor
     target: Tensor
-    entry: Tensor
+    stored: Tensor
 
     def some(self, which: Tensor) -> _Edges:
         return _Edges(*(at(x, which) for x in self))
@@ -118,7 +120,9 @@ class _Batch:
         if sampling.disjoint:
             code = number * sampling.num_nodes + code
         here = sampling.in_edges.find(seeds[group]) >= 0
-        self.nodes = KnownNodes(sampling.ranks, sampling.num_trees * sampling.num_nodes, code[here], number[here])
+        self.columns = Columns(sampling.in_edges, sampling.num_nodes, sampling.disjoint)
+        span = sampling.num_trees * sampling.num_nodes
+        self.nodes = KnownNodes(sampling.ranks, span, code[here], number[here], columns=self.columns)
 
     def subset(self) -> Subset:
         """The batch, as far as this rank has to know it."""
@@ -127,7 +131,7 @@ class _Batch:
         for hop, count in enumerate(sampling.num_neighbors):
             seed = ops.mixed_seed(sampling.seed, self.step, hop, 5, groups.index)
             hops.append(self._in_edges(nodes.hops[-1], count, seed, sampling.replace, True))
-        drawn, edges = [hop.entry.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
+        drawn, edges = [hop.stored.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
         is_directional = sampling.subgraph_type == "directional"
         every = edges if is_directional else self._in_edges(torch.cat(nodes.hops), -1, 0, False, False)
         num_seeds = sum(seed.numel() for seed in self.start.seeds)
@@ -140,8 +144,8 @@ class _Batch:
         if sampling.subgraph_type == "bidirectional":
             every = self._both_ways(edges, every, sum(counts))
         own = torch.cat(nodes.hops)
-        code, number = at(nodes.code, own), at(nodes.number, own)
-        kept = self._kept(every, drawn if is_directional else [], sum(counts))
+        code, number = nodes.common(own), at(nodes.number, own)
+        kept = self._kept(every, drawn if is_directional else [])
         if groups.gathers:
             (code, number), kept = self._gathered(code, number, kept)
         return Subset(
@@ -156,19 +160,18 @@ class _Batch:
 
     def _in_edges(self, place: Tensor, count: int, seed: int, replace: bool, reaches: bool) -> _Edges:
         """Some in-edges of this rank's nodes; whether their sources belong to the batch thereby (collective)."""
-        sampling, code, n = self.sampling, self.nodes.code[place], self.sampling.num_nodes
-        in_edges, tree = sampling.in_edges, code // n if sampling.disjoint else None
-        row = in_edges.find(code if tree is None else code % n)
-        degree, entry = in_edges.draw(row, tree, code, count, seed, replace)
-        source = in_edges.source_of(entry)
-        if tree is not None:
-            source = source + (tree * n).repeat_interleave(degree)
-        owner_of = lambda first: in_edges.owner_of(entry[first])  # noqa: E731
-        met = self.nodes.reach(source, owner_of) if reaches else self.nodes.meet(source, owner_of)[0]
-        return _Edges(met, place.repeat_interleave(degree), entry)
+        nodes, in_edges = self.nodes, self.sampling.in_edges
+        tree, row = self.columns.split(at(nodes.code, place))
+        degree, column, stored = in_edges.draw(row, tree, nodes.common(place), count, seed, replace)
+        code = self.columns.codes(None if tree is None else tree.repeat_interleave(degree), column)
+        owner_of = lambda first: in_edges.owner_of(at(column, first))  # noqa: E731
+        source = nodes.reach(code, owner_of) if reaches else nodes.meet(code, owner_of)[0]
+        return _Edges(source, place.repeat_interleave(degree), stored)
 
     def _ends(self, edges: _Edges) -> tuple[Tensor, Tensor]:
         """The numbers of sources and targets in the batch."""
+        if self.nodes.stand_by_numbers:
+            return edges.source, edges.target
         return at(self.nodes.number, edges.source), at(self.nodes.number, edges.target)
 
     def _both_ways(self, drawn: _Edges, every: _Edges, num_nodes: int) -> _Edges:
@@ -181,7 +184,7 @@ class _Batch:
         """
         source, target = self._ends(drawn)
         owner = at(self.nodes.owner, drawn.source)
-        _, leaving = leaving_edges(self.sampling.ranks.part, source, target, owner, num_nodes)
+        _, leaving = leaving_edges(self.sampling.ranks.part, source, target, owner)
         is_here = owner == self.sampling.ranks.part.group.rank
         wanted = torch.cat([leaving[:, 1] * num_nodes + leaving[:, 0], (target * num_nodes + source)[is_here]])
         source_of_every, target_of_every = self._ends(every)
@@ -189,7 +192,7 @@ class _Batch:
         if self.sampling.replace:
             is_drawn = _is_among(pair, source * num_nodes + target)
         else:  # a parallel of an edge that was drawn is not one
-            is_drawn = _is_among(every.entry * num_nodes + target_of_every, drawn.entry * num_nodes + target)
+            is_drawn = _is_among(every.stored * num_nodes + target_of_every, drawn.stored * num_nodes + target)
         is_missing = not bool(_is_among(wanted, pair).all())
         if int(self.sampling.ranks.everyone.gather([int(is_missing)]).sum()):
             raise DataError(
@@ -198,26 +201,22 @@ class _Batch:
             )
         return every.some((is_drawn | _is_among(pair, wanted)).nonzero().view(-1))
 
-    def _kept(self, edges: _Edges, edges_of_hops: list[int], num_nodes: int) -> KeptEdges:
+    def _kept(self, edges: _Edges, edges_of_hops: list[int]) -> KeptEdges:
         """The edges by hop (collective). What is induced or goes both ways belongs to no hop."""
         sampling, group = self.sampling, self.sampling.ranks.part.group
         source, target = self._ends(edges)
-        place = sampling.in_edges.place_of(edges.entry)
-        edge_id = sampling.in_edges.id_of(place)
-        tree = at(self.nodes.code, edges.target) // sampling.num_nodes if sampling.disjoint else None
+        place, edge_id = edges.stored, sampling.in_edges.id_of(edges.stored)
+        tree = self.nodes.common(edges.target) // sampling.num_nodes if sampling.disjoint else None
         copies = max(1, *sampling.num_neighbors) if sampling.replace else 1
         key, num_keys = edge_keys(
             edge_id, sampling.in_edges.num_edges, edges_of_hops or [edge_id.numel()], tree, sampling.num_trees,
-            copies_of(edges.entry, edges.target) if sampling.replace else None, copies,
+            copies_of(edges.stored, edges.target) if sampling.replace else None, copies,
         )  # fmt: skip
-        kept = KeptEdges(
-            edge_id, place, key, source, target, torch.zeros_like(source), _NO_EDGES, num_keys, sampling.repeats
-        )
+        kept = KeptEdges(edge_id, place, key, source, target, NO_EDGES[:, 0], NO_EDGES, num_keys, sampling.repeats)
         if group.size == 1:
             return kept
         owner = at(self.nodes.owner, edges.source)
-        away, leaving = leaving_edges(sampling.ranks.part, source, target, owner, num_nodes)
-        return kept.by_sender(owner, group.rank, away, leaving)
+        return kept.by_sender(owner, group.rank, *leaving_edges(sampling.ranks.part, source, target, owner))
 
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
         """Those of all ranks of the data group, edges by what stands for them (collective)."""
@@ -228,9 +227,8 @@ class _Batch:
         mine = torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
         table = part.gather_rows(mine, counts[1])
         edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
-        sender = torch.zeros_like(key)
         return (code, number), KeptEdges(
-            edge_id, _NO_EDGES[:, 0], key, source, target, sender, _NO_EDGES, kept.num_keys, kept.repeats
+            edge_id, NO_EDGES[:, 0], key, source, target, NO_EDGES[:, 0], NO_EDGES, kept.num_keys, kept.repeats
         )
 
 
@@ -239,31 +237,30 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.index_select(0, index)
 
 
-_NO_EDGES = torch.empty(0, 3, dtype=torch.int64)
+NO_EDGES = torch.empty(0, 3, dtype=torch.int64)
 
 
-def leaving_edges(
-    ranks: IdLists, source: Tensor, target: Tensor, owner: Tensor, num_nodes: int
-) -> tuple[Tensor, Tensor]:
+def leaving_edges(ranks: IdLists, source: Tensor, target: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
     """Tell the owners of sources of the edges from them (collective).
 
     Args:
         ranks: those that have the nodes.
         source: numbers of the sources of this rank's edges, int64 ``[m]``.
-        target: those of their targets.
+        target: those of their targets, which mostly ascend, as hops are drawn.
         owner: of their sources, int64 ``[m]``.
-        num_nodes: an upper bound of the sources' numbers, exclusive.
 
     Returns:
-        Which of this rank's edges begin on other ranks, by rank and number of the source; and the edges that begin
-        here and end on other ranks, each rank's in its order: source, target and rank, int64 ``[k, 3]``.
+        Which of this rank's edges begin on other ranks, by rank; and the edges that begin here and end on other ranks,
+        each rank's in its order: source, target and rank, int64 ``[k, 3]``.
     """
-    away = (owner != ranks.group.rank).nonzero().view(-1)
-    away = away[(at(owner, away) * num_nodes + at(source, away)).argsort()]
-    counts = torch.bincount(at(owner, away), minlength=ranks.group.size).tolist()
-    begin_here, of_rank = ranks.exchange(torch.stack([at(source, away), at(target, away)], 1), counts)
-    receiver = torch.repeat_interleave(torch.arange(ranks.group.size), torch.tensor(of_rank))
-    return away, torch.cat([begin_here, receiver.view(-1, 1)], 1)
+    rank, size = ranks.group.rank, ranks.group.size
+    counts = torch.bincount(owner, minlength=size).tolist()
+    by_rank = owner.masked_fill(owner == rank, -1).to(torch.int16)
+    order = torch.from_numpy(np.argsort(by_rank.numpy(), kind="stable"))  # by digits, as numbers of 16 bits are sorted
+    away, counts[rank] = order[counts[rank] :], 0
+    arrived, of_rank = ranks.exchange(torch.stack([at(target, away), at(source, away)], 1), counts, kind="edges")
+    receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(of_rank))
+    return away, torch.stack([arrived[:, 1], arrived[:, 0], receiver], 1)
 
 
 def edge_keys(
@@ -283,10 +280,10 @@ def edge_keys(
     return key, len(edges_of_hops) * num_edges * num_trees * num_copies
 
 
-def copies_of(entry: Tensor, target: Tensor) -> Tensor:
-    """How many edges before each are the same one, ``entry``, to the same target; int64 ``[m]``."""
-    number, is_new = torch.arange(entry.numel()), torch.ones_like(entry, dtype=torch.bool)
-    is_new[1:] = (entry.diff() != 0) | (target.diff() != 0)
+def copies_of(stored: Tensor, target: Tensor) -> Tensor:
+    """How many edges before each are the same one, ``stored``, to the same target; int64 ``[m]``."""
+    number, is_new = torch.arange(stored.numel()), torch.ones_like(stored, dtype=torch.bool)
+    is_new[1:] = (stored.diff() != 0) | (target.diff() != 0)
     return number - torch.where(is_new, number, 0).cummax(0).values
 
 

@@ -17,10 +17,9 @@ from pyg_dist.graph.sample import KeptEdges, Subset, TypedSubset
 from pyg_dist.halo.plan.share import LocalRows
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
-from pyg_dist.loader.neighbors import at, copies_of, edge_keys, leaving_edges
+from pyg_dist.loader.neighbors import NO_EDGES, at, copies_of, edge_keys, leaving_edges
 from pyg_dist.loader.seeds import Seeds
 
-_NO_EDGES = torch.empty(0, 3, dtype=torch.int64)
 _OF_SOURCES, _OF_TARGETS = ("src_index",), ("dst_pos_index", "dst_neg_index")
 _NUMBERS = ("edge_label_index", *_OF_SOURCES, *_OF_TARGETS)  # attributes of the seeds that number nodes
 
@@ -116,7 +115,7 @@ class _Drawn(NamedTuple):
 
     source: Tensor  # places of the ends among the known nodes
     target: Tensor
-    entry: Tensor  # of each in :class:`~pyg_dist.loader.in_edges.InEdges`
+    stored: Tensor  # where each is in the edge storage of its relation
 
 
 class _TypedBatch:
@@ -164,7 +163,7 @@ class _TypedBatch:
         """The batch, as far as this rank has to know it."""
         sampling, nodes = self.sampling, self.nodes
         hops = [self._hop(hop) for hop in range(sampling.num_hops)]
-        sizes = [[drawn.entry.numel() for drawn in hop] for hop in hops]  # by hop and relation
+        sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
         counts, totals = nodes.assign_numbers(self.num_seeds, [size for hop in sizes for size in hop])
         of_nodes: dict[str, dict[str, Any]] = {
             kind: {"num_sampled_nodes": count} for kind, count in zip(self.types.names, counts, strict=True)
@@ -211,14 +210,14 @@ class _TypedBatch:
             row = sampling.rows[target].local_id(ids).long()
             seed = ops.mixed_seed(sampling.seed, self.step, hop, 7, number)
             count = sampling.num_neighbors[relation][hop]
-            degree, entry = in_edges.draw(row, tree, code, count, seed, sampling.replace)
+            degree, column, stored = in_edges.draw(row, tree, code, count, seed, sampling.replace)
             of_edges = None if tree is None else tree.repeat_interleave(degree)
-            sources.append(self._code(source, in_edges.source_of(entry), of_edges))
-            owners.append(in_edges.owner_of(entry))
-            pieces.append((place.repeat_interleave(degree), entry))
+            sources.append(self._code(source, in_edges.node_of(column), of_edges))
+            owners.append(in_edges.owner_of(column))
+            pieces.append((place.repeat_interleave(degree), stored))
         owner = torch.cat(owners)
         met = nodes.reach(torch.cat(sources), lambda first: at(owner, first))
-        split = torch.split(met, [entry.numel() for _, entry in pieces])
+        split = torch.split(met, [stored.numel() for _, stored in pieces])
         return [_Drawn(source, *piece) for source, piece in zip(split, pieces, strict=True)]
 
     def _kept(self, drawn: list[_Drawn], sizes: list[list[int]], num_nodes: int) -> list[KeptEdges]:
@@ -227,12 +226,11 @@ class _TypedBatch:
         alone, ends = [], []
         for number, (relation, edges) in enumerate(zip(self.relations, drawn, strict=True)):
             in_edges = sampling.in_edges[relation]
-            place = in_edges.place_of(edges.entry)
-            edge_id, tree, copy = in_edges.id_of(place), None, None
+            place, edge_id, tree, copy = edges.stored, in_edges.id_of(edges.stored), None, None
             if sampling.disjoint:
                 _, tree = self._decoded(relation[-1], at(nodes.code, edges.target))
             if sampling.replace:
-                copy = copies_of(edges.entry, edges.target)
+                copy = copies_of(edges.stored, edges.target)
             key, num_keys = edge_keys(
                 edge_id, in_edges.num_edges, [hop[number] for hop in sizes], tree, sampling.num_trees, copy,
                 max(1, *sampling.num_neighbors[relation]),
@@ -240,15 +238,13 @@ class _TypedBatch:
             source, target = at(nodes.number, edges.source), at(nodes.number, edges.target)
             ends.append((source + number * num_nodes, target, at(nodes.owner, edges.source)))
             alone.append(
-                KeptEdges(
-                    edge_id, place, key, source, target, torch.zeros_like(key), _NO_EDGES, num_keys, sampling.repeats
-                )
+                KeptEdges(edge_id, place, key, source, target, NO_EDGES[:, 0], NO_EDGES, num_keys, sampling.repeats)
             )
         if group.size == 1 or not alone:
             return alone
         # One message for all relations, which are told by the sources' numbers.
         source, target, owner = (torch.cat(column) for column in zip(*ends, strict=True))
-        away, leaving = leaving_edges(sampling.ranks.part, source, target, owner, len(alone) * num_nodes)
+        away, leaving = leaving_edges(sampling.ranks.part, source, target, owner)
         first, found = 0, []
         of_relation = leaving[:, 0] // max(num_nodes, 1)
         for number, kept in enumerate(alone):

@@ -7,22 +7,27 @@ from torch import Tensor
 from pyg_dist.backend.ops.library import call, native
 
 
-def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def distinct(known: Tensor, value: Tensor, place_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Where each value that is not known comes first, and the place of each value in the known ones and these.
 
-    ``torch.cat([known, value[first]])[place]`` is ``value``, and values stand there in the order in which they come. By
-    a hash table in O(n + k) time, a thread (``csrc/cpu/distinct.h``).
+    ``torch.cat([known, value[first]])[place]`` is ``value``, and ``value[first]`` ascends. By a hash table, or by
+    ``place_of``, and a radix sort in O(n + k) time, by one thread (``csrc/cpu/distinct.h``).
 
-    Shapes: int64 ``[n], [k] -> [m], [k]``, on the CPU.
+    Shapes: int64 ``[n]``, int64 or int32 ``[k]`` -> int64 ``[m]``, ``[k]``, on the CPU.
+
+    Args:
+        known: Distinct values.
+        value: Any values.
+        place_of: The place of each number in ``known``, or -1, int32 ``[span]``; new ones are added.
 
     Raises:
-        DataError: ``known`` has a value twice, or a shape or dtype does not fit.
+        DataError: ``known`` has a value twice, ``place_of`` no room for one, or a shape or dtype does not fit.
 
     Example:
-        >>> [places.tolist() for places in distinct(torch.tensor([7, 3]), torch.tensor([5, 3, 5, 4]))]
-        [[0, 3], [2, 1, 2, 3]]
+        >>> [x.tolist() for x in distinct(torch.tensor([7, 3]), torch.tensor([5, 3, 5, 4]))]
+        [[3, 0], [3, 1, 3, 2]]
     """
-    return call(native.distinct.default, known.contiguous(), value.contiguous())
+    return call(native.distinct.default, known.contiguous(), value.contiguous(), place_of)
 
 
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> tuple[Tensor, Tensor]:

@@ -77,21 +77,25 @@ def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
 
 
 def sample_rows(
-    rowptr: Tensor, row: Tensor, key: Tensor, count: int, seed: int, replace: bool = False
-) -> tuple[Tensor, Tensor]:
+    rowptr: Tensor, col: Tensor, place: Tensor | None, row: Tensor, key: Tensor, count: int, seed: int,
+    replace: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Some entries of rows of a pattern, drawn uniformly: a function of (seed, key of the row, its degree) alone.
 
     Without replacement by Floyd's algorithm (``csrc/cpu/sample_rows.h``): O(count) time a row, whatever its
     degree. Integers alone: equal on every machine.
 
     Shapes:
-        - rowptr: int64 ``[num_rows + 1]``
+        - rowptr: int64 ``[num_rows + 1]``; col: int32 ``[num_entries]``; place: int32 or int64 ``[num_entries]``
         - row: int64 ``[k]``, which rows, in any order; key: int64 ``[k]``
-        - output: int64 ``[k + 1]``, how many entries of the rows before; int64 ``[m]``, which, ascending in each row
+        - output: int64 ``[k + 1]``, how many entries of the rows before; int32 ``[m]``, int64 ``[m]``: the columns
+          and the places of these, in each row as they stand there
 
     Args:
-        rowptr: The rows of the pattern.
-        row: Which of them.
+        rowptr: The pattern's rows.
+        col: Its columns.
+        place: What stands for each entry; ``None``: its number.
+        row: Which rows.
         key: What stands for each of these rows, for instance global node ids.
         count: Entries of a row; -1: all of them, which only a draw without replacement can be.
         seed: Any integer modulo 2^64; :func:`mixed_seed` makes one of several numbers.
@@ -102,13 +106,13 @@ def sample_rows(
         UnsupportedError: a tensor is not a dense CPU tensor.
 
     Example:
-        >>> rowptr = torch.tensor([0, 2, 7])
-        >>> starts, entry = sample_rows(rowptr, torch.tensor([1, 0]), torch.tensor([1, 0]), 2, seed=0)
-        >>> starts.tolist(), entry[2:].tolist()
-        ([0, 2, 4], [0, 1])
+        >>> rowptr, col = torch.tensor([0, 2, 7]), torch.tensor([4, 8, 3, 5, 6, 7, 9], dtype=torch.int32)
+        >>> starts, columns, _ = sample_rows(rowptr, col, None, torch.tensor([1, 0]), torch.tensor([1, 0]), 2, seed=0)
+        >>> starts.tolist(), columns[2:].tolist()
+        ([0, 2, 4], [4, 8])
     """
-    args = (rowptr.contiguous(), row.contiguous(), key.contiguous(), count, replace, signed(seed))
-    return call(native.sample_rows.default, *args)
+    rows = row.contiguous(), key.contiguous()
+    return call(native.sample_rows.default, rowptr, col, place, *rows, count, replace, signed(seed))
 
 
 def mixed_seed(*numbers: int) -> int:

@@ -170,7 +170,9 @@ def _candidates(
     pair: Tensor, node: Tensor, num_nodes: int, num_ranks: int, rank: int | None
 ) -> tuple[Tensor, Candidates]:
     """Number the distinct (pair of ranks, node): the number of each edge, and what the numbers stand for."""
-    keys, number = torch.unique(pair * num_nodes + node, sorted=True, return_inverse=True)
+    key = pair * num_nodes + node
+    first, number = ops.distinct(key[:0], key)
+    keys = key[first]
     stride = max(num_nodes, 1)
     pair_of = (keys // stride).to(torch.int32)
     sender, receiver = pair_of // num_ranks, pair_of % num_ranks

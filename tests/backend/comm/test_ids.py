@@ -34,9 +34,13 @@ def exchanged() -> None:
             assert counts == [len(r) for r in expected]
             assert torch.equal(found, torch.cat(expected))
     before = ids.num_bytes
-    dense = torch.arange(1000).view(-1, 1)
-    ids.exchange(dense.repeat(size, 1), [1000] * size)
-    assert ids.num_bytes - before == (size - 1) * (1000 + 8)  # a byte an id, and how many bytes they are
+    for step, count in enumerate((1000, 1000, 1140, 0, 300)):  # as many bytes as the room, more, none; two messages
+        dense = torch.arange(count).view(-1, 1)
+        found, counts = ids.exchange(dense.repeat(size, 1), [count] * size, kind="dense")
+        assert torch.equal(found, dense.repeat(size, 1))
+        assert counts == [count] * size
+        if step == 0:  # a byte an id, and how many bytes they are
+            assert ids.num_bytes - before == (size - 1) * (1000 + 8)
     assert ids.gather([rank, 7]).tolist() == [[r, 7] for r in range(size)]
 
 

@@ -22,10 +22,31 @@ def test_distinct_values_equal_the_reference(span: int) -> None:
             )
             known, value = torch.unique(number[:num_known]), number[num_known:]
             known = known[torch.randperm(known.numel(), generator=generator)]
-            first, place = ops.distinct(known, value)
+            for values in (value, value.int())[: 2 if abs(span * step) < 2**31 else 1]:
+                found = ops.distinct(known, values)
+                for got, expected in zip(found, reference.distinct(known, value), strict=True):
+                    assert torch.equal(got, expected)
+                assert torch.equal(torch.cat([known, value[found[0]]])[found[1]], value)
+
+
+def test_a_table_of_places() -> None:
+    """It has all that became known, and the same is found by it."""
+    generator = torch.Generator().manual_seed(0)
+    known, place_of = torch.tensor([7, 3]), torch.full((500,), -1, dtype=torch.int32)
+    place_of[known] = torch.arange(2, dtype=torch.int32)
+    for size in (0, 1, 40, 3000, 10):
+        for dtype in (torch.int64, torch.int32):
+            value = torch.randint(0, 500, (size,), generator=generator, dtype=dtype)
+            first, place = ops.distinct(known, value, place_of)
             for got, expected in zip((first, place), reference.distinct(known, value), strict=True):
                 assert torch.equal(got, expected)
-            assert torch.equal(torch.cat([known, value[first]])[place], value)
+            known = torch.cat([known, value[first]])
+            assert torch.equal(place_of[known], torch.arange(known.numel(), dtype=torch.int32))
+            assert int((place_of >= 0).sum()) == known.numel()
+    for bad in (-1, 500):
+        with pytest.raises(DataError, match=f"expected values in 'place_of', got {bad} at position 1"):
+            ops.distinct(known, torch.tensor([1, bad]), place_of)
+    assert int((place_of >= 0).sum()) == known.numel()
 
 
 EDGES = [0, 1, *(2**k + d for k in (7, 14, 21, 28, 35, 49, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
@@ -62,8 +83,8 @@ def test_arguments() -> None:
     one, byte = torch.tensor([1]), torch.tensor([1, 2, 128, 1], dtype=torch.uint8)
     with pytest.raises(DataError, match="distinct values in 'known', got 5 again at position 2"):
         ops.distinct(torch.tensor([5, 1, 5]), one)
-    with pytest.raises(DataError, match=r"'value' .* Long"):
-        ops.distinct(one, one.int())
+    with pytest.raises(DataError, match=r"'value' .* Int"):
+        ops.distinct(one, one.double())
     for counts, got in (([2], 2), ([-1, 2], -1)):
         with pytest.raises(DataError, match=f"'count' to sum up to the 1 rows, got {got}"):
             ops.encode_ids(one.view(1, 1), torch.tensor(counts), True)
@@ -82,6 +103,6 @@ def test_opcheck() -> None:
     """No shapes without the data, and so nothing for FakeTensor: how many come out is in it."""
     one = torch.tensor([1])
     native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
-    opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20])), test_utils=tests)
+    opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20]), None), test_utils=tests)
     opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
     opcheck(native.decode_ids.default, (torch.tensor([7], dtype=torch.uint8), one, 1, True), test_utils=tests)

@@ -1,0 +1,123 @@
+// What samples neighbours: drawn rows, distinct values and the bytes of ids, on random input.
+#pragma once
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "cpu/distinct.h"
+#include "cpu/id_lists.h"
+#include "cpu/sample_rows.h"
+#include "kernels_trial.h"
+
+namespace pyg_dist {
+
+// Rows of every way to draw: those drawn ascend, are within their row, and with replacement alone repeat.
+inline int64_t try_sample_rows() {
+  int64_t wrong = 0;
+  std::vector<int64_t> rowptr = {0};
+  for (const int64_t degree : {0, 1, 5, 40, 64, 65, 256, 257, 700}) rowptr.push_back(rowptr.back() + degree);
+  const auto num_rows = static_cast<int64_t>(rowptr.size()) - 1;
+  std::vector<int32_t> col, place;
+  for (int64_t entry = 0; entry < rowptr.back(); ++entry) {
+    col.push_back(draw(1000));
+    place.push_back(draw(1000));
+  }
+  std::vector<int64_t> row, key;
+  for (int64_t i = 0; i < 60; ++i) {
+    row.push_back(draw(static_cast<int>(num_rows)));
+    key.push_back(draw(1000));
+  }
+  for (const bool replace : {false, true}) {
+    for (const int64_t count : {0, 1, 5, 32, 33, 300}) {
+      for (const void* places : {static_cast<const void*>(place.data()), static_cast<const void*>(nullptr)}) {
+        std::vector<int64_t> starts(row.size() + 1);
+        SampleRows p{.rowptr = rowptr.data(),
+                     .col = col.data(),
+                     .place = {places, false},
+                     .row = row.data(),
+                     .key = key.data(),
+                     .num_all_rows = num_rows,
+                     .num_entries = rowptr.back(),
+                     .num_rows = static_cast<int64_t>(row.size()),
+                     .count = count,
+                     .replace = replace,
+                     .seed = 7,
+                     .out_rowptr = starts.data()};
+        wrong += count_sampled(p).position >= 0;
+        std::vector<int32_t> out_col(static_cast<size_t>(starts.back()));
+        std::vector<int64_t> out_place(out_col.size());
+        sample_rows(p, out_col.data(), out_place.data(), 0, p.num_rows);
+        for (size_t i = 0; i < row.size(); ++i) {
+          const int64_t first = rowptr[static_cast<size_t>(row[i])], last = rowptr[static_cast<size_t>(row[i]) + 1];
+          for (auto k = static_cast<size_t>(starts[i]); places == nullptr && k < static_cast<size_t>(starts[i + 1]);
+               ++k) {
+            const int64_t before = k == static_cast<size_t>(starts[i]) ? first - 1 + replace : out_place[k - 1];
+            wrong += out_place[k] < before + !replace || out_place[k] >= last;
+            wrong += out_col[k] != col[static_cast<size_t>(out_place[k])];
+          }
+        }
+      }
+    }
+  }
+  return wrong;
+}
+
+// Against sets of the standard library; values of few bits, in a table, and of many.
+inline int64_t try_distinct() {
+  int64_t wrong = 0;
+  for (const int64_t step : {int64_t{1}, int64_t{-3}, int64_t{1} << 40}) {
+    for (const int size : {0, 1, 40, 3000}) {
+      std::set<int64_t> some, new_values;
+      for (int k = 0; k < size / 4; ++k) some.insert(step * draw(1000));
+      std::vector<int64_t> known(some.begin(), some.end()), value, place(static_cast<size_t>(size)), first;
+      std::reverse(known.begin(), known.end());
+      for (int k = 0; k < size; ++k) {
+        value.push_back(step * draw(1000));
+        if (some.count(value.back()) == 0) new_values.insert(value.back());
+      }
+      std::vector<int32_t> place_of(1000, -1);
+      for (size_t k = 0; k < known.size() && step == 1; ++k) {
+        place_of[static_cast<size_t>(known[k])] = static_cast<int32_t>(k);
+      }
+      const BadDistinct bad = distinct({.known = known.data(),
+                                        .value = {value.data(), true},
+                                        .num_known = static_cast<int64_t>(known.size()),
+                                        .num_values = size,
+                                        .place = place.data(),
+                                        .place_of = step == 1 ? place_of.data() : nullptr,
+                                        .span = 1000},
+                                       first);
+      wrong += bad.known.position >= 0 || bad.value.position >= 0;
+      std::vector<int64_t> found;
+      for (const int64_t k : first) found.push_back(value[static_cast<size_t>(k)]);
+      wrong += found != std::vector<int64_t>(new_values.begin(), new_values.end());
+      known.insert(known.end(), found.begin(), found.end());
+      for (size_t k = 0; k < value.size(); ++k) wrong += known[static_cast<size_t>(place[k])] != value[k];
+    }
+  }
+  return wrong;
+}
+
+// There and back; and bytes that end within a number are found.
+inline int64_t try_id_lists() {
+  int64_t wrong = 0;
+  for (const bool is_ascending : {false, true}) {
+    const IdLists lists{.num_lists = 3, .num_columns = 2, .is_ascending = is_ascending};
+    const std::vector<int64_t> count = {5, 0, 40};
+    std::vector<int64_t> rows, num_bytes(3), found_count(3);
+    for (int k = 0; k < 90; ++k) rows.push_back((int64_t{1} << draw(62)) + draw(100));
+    std::vector<uint8_t> content(
+        static_cast<size_t>(count_id_bytes(lists, rows.data(), count.data(), num_bytes.data())));
+    encode_ids(lists, rows.data(), count.data(), content.data());
+    wrong += count_ids(lists, content.data(), num_bytes.data(), found_count.data()) >= 0;
+    std::vector<int64_t> found(rows.size());
+    decode_ids(lists, content.data(), found_count.data(), found.data());
+    wrong += found != rows || found_count != count;
+    content.back() |= 0x80;
+    wrong += count_ids(lists, content.data(), num_bytes.data(), found_count.data()) != 2;
+  }
+  return wrong;
+}
+
+}  // namespace pyg_dist
