@@ -169,6 +169,10 @@ class RemoteLinks:
         return edges, at_row[of_row]
 
 
+_TABLE = 8
+"""Rows stand in a table of all numbers of a batch, not searched for, where a rank has one in so many of them."""
+
+
 @dataclass(frozen=True, eq=False)
 class SampledRows:
     """A rank's nodes of a batch, and where they stand in the graph."""
@@ -191,7 +195,10 @@ class SampledRows:
         own_row.scatter_(0, order, torch.arange(row.numel(), dtype=torch.int32))
         ascending = position if subset.number is None else _at(subset.number, position)
         size = subset.node_id.numel() if subset.num_nodes is None else subset.num_nodes
-        return SampledRows(row, listed, _at(ascending, order), LocalRows(ascending, own_row), size)
+        row_of = None
+        if 0 < size <= _TABLE * row.numel():
+            row_of = torch.empty(size, dtype=torch.int32).index_copy_(0, ascending, own_row)
+        return SampledRows(row, listed, _at(ascending, order), LocalRows(ascending, own_row, row_of), size)
 
 
 @dataclass(frozen=True, eq=False)

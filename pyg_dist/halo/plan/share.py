@@ -140,6 +140,7 @@ class LocalRows:
 
     ascending: Tensor  # their global ids, int64 ``[n]``
     row: Tensor  # the row of each, int32 ``[n]``
+    row_of: Tensor | None = None  # by id, int32; ``None``: searched for
 
     @staticmethod
     def of(node_id: Tensor) -> LocalRows:
@@ -165,6 +166,8 @@ class LocalRows:
 
     def local_id(self, node: Tensor) -> Tensor:
         """The rows of some of them, int32, given by their global ids."""
+        if self.row_of is not None:
+            return self.row_of.index_select(0, node)
         if self._first is None:
             place = torch.searchsorted(self.ascending, node, out_int32=True)
         else:
