@@ -1,8 +1,8 @@
 """The newest states in the machines' memory: what ranks that are started again go on with.
 
 Each machine has a folder of the run's in ``/dev/shm``. Its first rank writes there what is the same on all ranks, every
-rank its rows, and a rank of the next machine a copy of them. A file is a *record*: safetensors, with a description and
-a digest of everything in its metadata. There are two of each, written in turn.
+rank its rows, and a rank of the next machine a copy of them. A file is a *record* (:mod:`~pyg_dist.checkpoint.record`).
+There are two of each, written in turn.
 
 No message says that a state is complete. A step of training has a sum of all ranks, so a rank writes over its second
 newest record only when all have written their newest: there is always a state that all have. Started again,
@@ -14,20 +14,17 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
-import re
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
@@ -37,18 +34,15 @@ from pyg_dist.backend.session.agreement import one_line, raise_together
 from pyg_dist.backend.session.settings import MACHINES
 from pyg_dist.checkpoint.manifest import LOCK, STATE, Manifest, Rows, run_of
 from pyg_dist.checkpoint.reader import Checkpoint
-from pyg_dist.checkpoint.snapshot import take
+from pyg_dist.checkpoint.record import HEAD, Record, described, mapped, read_record
+from pyg_dist.checkpoint.snapshot import Description, take
 from pyg_dist.checkpoint.writer import write_shard
 from pyg_dist.errors import StoreError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.folder import explained_disk_errors, replace_text
-from pyg_dist.store.format import FileLayout, as_storage, as_torch, spec_of, storage_dtype
 from pyg_dist.store.signed_json import FILE
 
 logger = logging.getLogger("pyg_dist")
-
-_DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
-_BLANK = "0" * 32
-"""What stands for the digest where the digest is computed."""
 
 
 class Part(NamedTuple):
@@ -106,14 +100,14 @@ class MachineMemory:
         machine = "" if given is None else f"-{given[self._rank]}"
         self.folder = _base() / f"pyg_dist-{os.getuid()}-{run}{machine}"
         self._slots: dict[str, int] = {}  # the next one of each kind
-        self._files: dict[str, mmap.mmap] = {}
-        self._has_compared = self._is_off = False
+        self._records: dict[str, Record] = {}  # by the names of their files
+        self._known: dict[str, Description] = {}
+        self._is_off = False
         error: Exception | None = None
         try:
             if self._is_first:
                 _remove_leftovers()
-                _make_private(self.folder)
-                (self.folder / "path").write_text(str(path.absolute()))
+                _make_private(self.folder, path)
         except OSError as caught:
             error = caught
         raise_together(error)
@@ -163,26 +157,23 @@ class MachineMemory:
             OptionError: As for :func:`~pyg_dist.checkpoint.snapshot.take`.
             AgreementError: Likewise; the first states of the ranks are compared.
         """
-        snapshot = take(things, self._is_first, compares=not self._has_compared)
-        self._has_compared = True
+        snapshot = take(things, self._is_first, known=self._known)
         holders = sorted(snapshot.holders)
         head = {"number": number, "attempt": self._attempt, "holders": holders}
-        if self._is_first:
+        has_others = bool(holders) and len(set(self._machine_of)) > 1
+        if self._is_first and not self._is_off:
             rows = {name: [r.dtype, r.shape, r.sharding] for name, r in snapshot.rows.items()}
-            told = {"num_ranks": self._world.size, "state": snapshot.state, "generators": snapshot.generators}
-            self._write(STATE, record({**head, **told, "rows": rows}, snapshot.tensors))
-        mine: list[memoryview] = []
-        if snapshot.pieces:
-            mine = record(head, snapshot.pieces)
-            self._write(rows_of(self._rank), mine)
-        if holders and len(set(self._machine_of)) > 1:
+            whole = {**head, "num_ranks": self._world.size, "generators": snapshot.generators, "rows": rows}
+            self._write(STATE, {HEAD: described(whole, snapshot.texts), **snapshot.tensors})
+        mine: Array | None = None
+        if snapshot.pieces and (has_others or not self._is_off):
+            mine = self._write(rows_of(self._rank), {HEAD: described(head, ()), **snapshot.pieces})
+        if has_others:
             self._copy_to_next(mine, holders)
 
     def close(self, is_over: bool = False) -> None:
         """Close the files, and remove them where the run ``is_over``. Not collective."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        self._records.clear()
         if is_over and self._is_first:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -190,44 +181,46 @@ class MachineMemory:
     def _restored(self) -> Path:
         return self.folder / "checkpoint"
 
-    def _write(self, kind: str, content: list[memoryview]) -> None:
-        """Write a record over the older one of its two files."""
-        if self._is_off:
-            return
+    def _write(self, kind: str, tensors: Mapping[str, Tensor], is_copy: bool = False) -> Array:
+        """Write a record over the older one of its two files; ``is_copy``: one that another rank has made."""
         slot = self._slots.get(kind, 0)
         self._slots[kind] = 1 - slot
-        path = self.folder / f"{kind}.{slot}"
-        try:
-            size = sum(map(len, content))
-            file = self._files.get(path.name)
-            if file is None or len(file) != size:
-                file = self._files[path.name] = _mapped(path, size)
-            file.seek(0)
-            for piece in content:
-                file.write(piece)
-        except OSError as error:
-            logger.warning(
-                "rank %d keeps no states in memory from here on: %s; a restart goes on from the disk",
-                self._rank, one_line(error),
-            )  # fmt: skip
-            self._is_off = True
-            for name in self._files:
-                (self.folder / name).unlink(missing_ok=True)
-            self.close()
+        name = f"{kind}.{slot}"
+        record = self._records.get(name)
+        if record is None or not record.fits(tensors):
+            record = self._records[name] = Record(partial(self._mapped, name), tensors, is_copy)
+        record.write(tensors.values())
+        return record.content
 
-    def _copy_to_next(self, mine: list[memoryview], holders: Sequence[int]) -> None:
+    def _mapped(self, name: str, size: int) -> Array:
+        """A file; where there is no room for it, memory of this process, for copies on other machines."""
+        if not self._is_off:
+            try:
+                return mapped(self.folder / name, size)
+            except OSError as error:
+                logger.warning(
+                    "rank %d keeps no states in memory from here on: %s; a restart goes on from the disk",
+                    self._rank, one_line(error),
+                )  # fmt: skip
+            self._is_off = True
+            for file in (name, *self._records):
+                (self.folder / file).unlink(missing_ok=True)
+            self.close()
+        return np.empty(size, np.uint8)
+
+    def _copy_to_next(self, mine: Array | None, holders: Sequence[int]) -> None:
         """Send this rank's record to a rank of the next machine, and write those that come (collective)."""
-        sent = torch.from_numpy(np.frombuffer(bytearray().join(mine), np.uint8))
+        sent = torch.from_numpy(np.empty(0, np.uint8) if mine is None else mine)
         sizes, place, senders = self._world.gather_counts(len(sent)), 0, []
         for rank in holders:
             if self._next_to(rank) == self._rank:
                 senders.append((rank, place, place + sizes[rank]))
                 place += sizes[rank]
         out = torch.empty(place, dtype=torch.uint8)
-        receivers = [(self._next_to(self._rank), 0, len(sent))] if mine else []
+        receivers = [] if mine is None else [(self._next_to(self._rank), 0, len(sent))]
         Transport(self._world).to_neighbours(sent, receivers, senders, out).wait()
-        for rank, low, high in senders:
-            self._write(rows_of(rank), [out[low:high].numpy().data])
+        for rank, low, high in senders if not self._is_off else ():
+            self._write(rows_of(rank), {"": out[low:high]}, is_copy=True)
 
     def _next_to(self, rank: int) -> int:
         """The rank of the next machine that has a copy of a rank's rows."""
@@ -287,64 +280,18 @@ def _same(here: Sequence[Part], part: Part) -> Part:
     return next((p for p in here if p[:3] == part[:3]), part)
 
 
-def record(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """The content of a file: safetensors whose metadata has a description, and a digest of all there is."""
-    there = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    specs = {name: spec_of(tensor) for name, tensor in there.items()}
-    layout = FileLayout.of(specs, {"digest": _BLANK, "head": json.dumps(head)})
-    content = [as_storage(there[name]).reshape(-1).view(np.uint8).data for name in layout.tensors]
-    hasher = xxhash.xxh3_128(layout.header)
-    for piece in content:
-        hasher.update(piece)
-    header = layout.header.replace(_BLANK.encode(), hasher.hexdigest().encode(), 1)  # the first entry of all
-    return [memoryview(header), *content]
-
-
-def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The description in a file and its tensors, which share their memory; ``None``: it is not whole."""
-    try:
-        content = np.fromfile(path, np.uint8)
-    except OSError:
-        return None
-    found = _DIGEST.search(content[:100].tobytes())
-    if found is None:
-        return None
-    content[slice(*found.span(1))] = ord("0")
-    if xxhash.xxh3_128_hexdigest(content.data) != found[1].decode():
-        return None
-    first = 8 + int.from_bytes(content[:8].tobytes(), "little")
-    entries = json.loads(content[8:first].tobytes())
-    head, tensors = json.loads(entries.pop("__metadata__")["head"]), {}
-    for name, entry in entries.items():
-        low, high = entry["data_offsets"]
-        array = content[first + low : first + high].view(storage_dtype(entry["dtype"]))
-        tensors[name] = as_torch(array.reshape(entry["shape"]), entry["dtype"])
-    return head, tensors
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    """A file of so many bytes, for which there is room."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.ftruncate(file, size)
-        if sys.platform == "linux":
-            os.posix_fallocate(file, 0, size)  # else a write to it without room for it ends the process
-        return mmap.mmap(file, size)
-    finally:
-        os.close(file)
-
-
 def _base() -> Path:
     """Where files are in memory; the folder of temporary files where the system has no such place."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() else Path(tempfile.gettempdir())
 
 
-def _make_private(folder: Path) -> None:
-    """A folder that only this user can read."""
+def _make_private(folder: Path, of: Path) -> None:
+    """A folder that only this user can read, which says whose states it has."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
+    (folder / "path").write_text(str(of.absolute()))
 
 
 def _remove_leftovers() -> None:

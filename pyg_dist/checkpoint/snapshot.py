@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,10 +37,12 @@ class Snapshot:
         rows: the tensors whose rows are spread over ranks.
         pieces: this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones.
         holders: the ranks that have pieces.
+        texts: the entries of ``state`` as they are written.
         names: of all tensors.
     """
 
     state: dict[str, Any] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
     generators: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Rows] = field(default_factory=dict)
@@ -52,6 +54,64 @@ class Snapshot:
         """Copy the tensors into memory of their own: the script may go on."""
         self.tensors = {name: _copy(tensor) for name, tensor in self.tensors.items()}
         self.pieces = {name: _copy(tensor) for name, tensor in self.pieces.items()}
+
+
+@dataclass
+class Description:
+    """What is said of a state: it holds while the state has the same tensors, numbers and strings.
+
+    Attributes:
+        content: JSON.
+        text: as it is written, with the name.
+        replicas: the tensors that are the same on all ranks, by name.
+        spread: those whose rows are spread over ranks.
+    """
+
+    content: Any
+    text: str
+    replicas: dict[str, Tensor]
+    spread: dict[str, RowTensor]
+    _state: Any  # its dicts and lists are copies
+
+    @staticmethod
+    def of(name: str, state: Any, taken: Set[str]) -> Description:
+        """Describe a state; none of its tensors gets a name that is ``taken``.
+
+        Raises:
+            OptionError: See :func:`encode`.
+        """
+        replicas, spread = dict[str, Tensor](), dict[str, RowTensor]()
+
+        def note(name: str, tensor: Tensor) -> str:
+            while name in taken or name in replicas or name in spread:
+                name += "'"
+            if isinstance(tensor, RowTensor):
+                spread[name] = tensor
+            else:
+                replicas[name] = tensor
+            return name
+
+        content = encode(name, state, note)
+        return Description(
+            content, f"{json.dumps(name)}: {json.dumps(content)}", replicas, spread, _with_own_containers(state)
+        )
+
+    def holds(self, state: Any) -> bool:
+        """Whether it is a description of this state, too: of the same objects, or of equal numbers."""
+        try:
+            return bool(state == self._state)
+        except Exception:  # of two tensors, which are another object each
+            return False
+
+
+def _with_own_containers(state: Any) -> Any:
+    """The same leaves in other dicts, lists and tuples."""
+    if isinstance(state, Mapping):
+        return {key: _with_own_containers(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        copied = [_with_own_containers(value) for value in state]
+        return copied if isinstance(state, list) else tuple(copied)
+    return state
 
 
 def state_of(thing: Any) -> Any:
@@ -84,27 +144,42 @@ def encode(name: str, thing: Any, take: Callable[[str, Tensor], str]) -> Any:
 
 
 def take(
-    things: Mapping[str, Any], is_writer: bool, failure: Exception | None = None, compares: bool = True
+    things: Mapping[str, Any],
+    is_writer: bool,
+    failure: Exception | None = None,
+    known: dict[str, Description] | None = None,
 ) -> Snapshot:
     """The state of ``things`` (collective where it compares, and where rows are spread in a new way).
+
+    It is made sure, by one small sum, that the ranks have the same state, unless the states are ``known``. Values of
+    tensors are not compared.
 
     Args:
         things: what is saved, by name.
         is_writer: whether this rank writes what is the same on all.
         failure: of this rank so far, which all ranks raise.
-        compares: make sure that the ranks have the same state, by one small sum. Values of tensors are not compared.
+        known: descriptions of the last states of these things, which are brought up to date; empty the first time.
 
     Raises:
         OptionError: There is something in it that is neither plain nor a tensor.
         AgreementError: The ranks have different states.
     """
     snapshot, spread, parts = Snapshot(), dict[str, RowTensor](), None
+    compares, known = not known, {} if known is None else known
     try:
         for name, thing in things.items():
             if isinstance(thing, DistributedData):
-                parts, snapshot.state[name] = thing.plan.parts, thing.plan.hash
-            else:
-                snapshot.state[name] = encode(name, thing, partial(_note, snapshot, spread, is_writer))
+                parts = thing.plan.parts
+            state = thing.plan.hash if isinstance(thing, DistributedData) else state_of(thing)
+            said = known.get(name)
+            if said is None or not (said.holds(state) and snapshot.names.isdisjoint([*said.replicas, *said.spread])):
+                said = known[name] = Description.of(name, state, snapshot.names)
+            snapshot.state[name] = said.content
+            snapshot.texts.append(said.text)
+            snapshot.names.update(said.replicas, said.spread)
+            spread.update(said.spread)
+            if is_writer:
+                snapshot.tensors.update(said.replicas)
     except OptionError as caught:
         failure = failure or caught
     if compares:
@@ -139,18 +214,6 @@ def _require_alike(state: Mapping[str, Any], failure: Exception | None) -> None:
         raise_together(failure)
     if len(set(everyone)) > 1:
         require_equal({"state": mine}, "give every rank's checkpoint the same")
-
-
-def _note(snapshot: Snapshot, spread: dict[str, RowTensor], is_writer: bool, name: str, tensor: Tensor) -> str:
-    """Take a tensor by a name that no other one has."""
-    while name in snapshot.names:
-        name += "'"
-    snapshot.names.add(name)
-    if isinstance(tensor, RowTensor):
-        spread[name] = tensor
-    elif is_writer:
-        snapshot.tensors[name] = tensor
-    return name
 
 
 def _note_array(snapshot: Snapshot, name: str, array: Any) -> dict[str, Any]:

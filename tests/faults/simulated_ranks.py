@@ -1,21 +1,22 @@
 """Ranks in one process, stepped one at a time: a seed decides who goes on, when a message arrives, and who is killed.
 
-A rank is a thread that runs only while the scheduler waits for it, with a session of its own. Its wire is the package's
-:class:`~pyg_dist.backend.comm.wires.point_to_point.PointToPoint`, over a network in memory; all above it is what a run
-has. A schedule is a function of its seed: the seed of one that fails replays it.
+A rank is a coroutine with a session of its own, a greenlet, which pauses within calls of the package. Its wire is the
+package's :class:`~pyg_dist.backend.comm.wires.point_to_point.PointToPoint`, over a network in memory; all above it is
+what a run has. A schedule is a function of its seed: the seed of one that fails replays it.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from greenlet import getcurrent, greenlet
 from torch import Tensor
 
 from pyg_dist.backend.comm.checks.calls import Standing, message_tag
+from pyg_dist.backend.comm.connection import raise_with_peer
 from pyg_dist.backend.comm.group import Group, Groups
 from pyg_dist.backend.comm.topology import Machines
 from pyg_dist.backend.comm.wires import Message
@@ -28,10 +29,6 @@ from pyg_dist.backend.session.state import Session
 Body = Callable[["Rank"], Any]
 
 
-class Killed(BaseException):
-    """Raised in a rank where it is killed."""
-
-
 class Outcome(NamedTuple):
     """How a rank has ended: with a result, with an error, killed, or waiting for ever for what ``waits`` says."""
 
@@ -42,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 class Sent:
-    """A message that has left, if its receiver was there."""
+    """A message that has left, or that its sender will find lost."""
 
     def __init__(self, is_lost: bool) -> None:
         self.is_lost = is_lost
@@ -61,7 +58,8 @@ class Arriving:
     def wait(self) -> None:
         simulation, (source, _, _) = self.rank.simulation, self.key
         arrived = simulation.arrived[self.key]
-        self.rank.pause(lambda: bool(arrived) or simulation.is_silent(source))
+        if not arrived:
+            self.rank.pause(lambda: bool(arrived) or simulation.is_silent(source))
         if not arrived:
             raise RuntimeError("Connection closed by peer")
         self.x.copy_(arrived.popleft())
@@ -78,6 +76,8 @@ class SimulatedWire(PointToPoint):
         """See :class:`PointToPoint`."""
         to = self.ranks[peer]
         is_lost = to in self.of.simulation.gone
+        if is_lost and self.of.simulation.rng.random() < 0.5:  # it is known already
+            raise_with_peer(RuntimeError("Broken pipe"), to)
         if not is_lost:
             self.of.simulation.flying.append(((self.of.number, to, message_tag(tag, x.nbytes)), x.clone()))
         return Message(Sent(is_lost), to)
@@ -89,14 +89,12 @@ class SimulatedWire(PointToPoint):
 
 
 class Rank:
-    """One of them, and its thread."""
+    """One of them, and its coroutine."""
 
     def __init__(self, simulation: Simulation, number: int, size: int) -> None:
         self.simulation, self.number, self.size = simulation, number, size
         self.session, self.outcome = Session(), Outcome()
         self.is_ready: Callable[[], bool] = lambda: True
-        self.is_doomed = False
-        self._goes, self._pauses = threading.Semaphore(0), threading.Semaphore(0)
 
     def start(self, body: Body, machine_of: Sequence[int]) -> None:
         state._current = self.session
@@ -107,31 +105,30 @@ class Rank:
         self.session.of(Machines).of_rank = tuple(machine_of)
 
         def run() -> None:
-            self._goes.acquire()
             try:
                 self.outcome = Outcome(result=body(self))
-            except Killed:
-                self.outcome = Outcome(is_killed=True)
             except Exception as error:
                 self.outcome = Outcome(error=error)
             self.simulation.gone.add(self.number)
-            self._pauses.release()
 
-        threading.Thread(target=run, daemon=True).start()
+        self._coroutine = greenlet(run, getcurrent())
 
     def pause(self, is_ready: Callable[[], bool] = lambda: True) -> None:
         """Let others go on, at least until ``is_ready``."""
         self.is_ready = is_ready
-        self._pauses.release()
-        self._goes.acquire()
-        if self.is_doomed:
-            raise Killed
+        self._coroutine.parent.switch()
 
     def step(self) -> None:
         """Go on to the next pause."""
         state._current = self.session
-        self._goes.release()
-        self._pauses.acquire()
+        self._coroutine.switch()
+
+    def kill(self) -> None:
+        """End it where it has paused."""
+        state._current = self.session
+        self._coroutine.throw()
+        self.outcome = Outcome(is_killed=True)
+        self.simulation.gone.add(self.number)
 
 
 class Simulation:
@@ -164,12 +161,11 @@ class Simulation:
             time = 0
             while True:
                 for victim in [number for number, at in killed.items() if at <= time and number not in self.gone]:
-                    self.ranks[victim].is_doomed = True
-                    self.ranks[victim].step()
+                    self.ranks[victim].kill()
                 ready = [r for r in self.ranks if r.number not in self.gone and r.is_ready()]
                 if not ready and not self.flying:
                     break
-                choice = self.rng.randrange(len(ready) + len(self.flying))
+                choice = int(self.rng.random() * (len(ready) + len(self.flying)))
                 if choice < len(ready):
                     ready[choice].step()
                 else:
@@ -179,8 +175,7 @@ class Simulation:
         finally:
             for rank in self.ranks:
                 if rank.number not in self.gone:
-                    rank.is_doomed = True
-                    rank.step()
+                    rank.kill()
             state._current = before
 
     def _deliver(self, choice: int) -> None:

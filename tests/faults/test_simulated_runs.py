@@ -8,37 +8,42 @@ runs so many, and ``... 5 7`` the seeds 5 to 7.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import re
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import pytest
 import simulated_ranks
 import torch
 from simulated_ranks import Outcome, Rank, Simulation
+from torch import Tensor
 
 from pyg_dist.backend.comm import connection
 from pyg_dist.backend.comm.checks import replicas
 from pyg_dist.backend.comm.checks.noted import Numbers
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session.state import current
-from pyg_dist.checkpoint import memory
-from pyg_dist.checkpoint.memory import MachineMemory, Part, newest_complete, read_record
+from pyg_dist.checkpoint import memory, record
+from pyg_dist.checkpoint.memory import MachineMemory, Part, newest_complete
+from pyg_dist.checkpoint.record import parsed
 from pyg_dist.checkpoint.snapshot import Snapshot
 from pyg_dist.checkpoint.writer import Writer
 from pyg_dist.errors import AgreementError, ConnectionLostError
+from pyg_dist.partition.inputs import Array
 from pyg_dist.store.manifest import Shard
 
 NUM_STEPS = 3
-MACHINES = (0,), (0, 0), (0, 1), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)
+MACHINES = (0,), *[(0, 0), (0, 1)] * 3, (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)
 FAULTS = "none", "a kill", "a lost machine", "an extra call", "another value"
 
 
@@ -62,37 +67,17 @@ class Schedule(NamedTuple):
         )
 
 
-class File:
-    """A mapped file, at each write to which another rank may go on, or this one is killed."""
-
-    def __init__(self, rank: Rank, content: bytes, size: int) -> None:
-        self.rank, self.content = rank, bytearray(content[:size].ljust(size, b"\0"))
-
-    def __len__(self) -> int:
-        return len(self.content)
-
-    def seek(self, place: int) -> None:
-        self.place = place
-
-    def write(self, piece: memoryview) -> None:
-        self.rank.pause()
-        self.content[self.place : self.place + len(piece)] = piece
-        self.place += len(piece)
-
-    def close(self) -> None: ...
-
-
 class Run:
     """One schedule."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        self.schedule, self.folder = Schedule.of(seed), folder
+    def __init__(self, seed: int) -> None:
+        self.schedule = Schedule.of(seed)
         self.simulation = Simulation(seed, self.schedule.machine_of)
-        self.files: dict[Path, File] = {}
+        self.files: dict[Path, Array] = {}
         self.done = [0] * len(self.schedule.machine_of)
 
     def body(self, rank: Rank) -> int:
-        group, schedule, kept = world_group(), self.schedule, MachineMemory(self.folder)
+        group, schedule, kept = world_group(), self.schedule, MachineMemory(Path())
         is_odd = rank.number == schedule.odd
         for step in range(1, NUM_STEPS + 1):
             differs = is_odd and step == schedule.step
@@ -110,11 +95,22 @@ class Run:
         total: torch.Tensor = group.sum(mine)
         return total
 
-    def mapped(self, path: Path, size: int) -> File:
+    def mapped(self, path: Path, size: int) -> Array:
+        """A file, of which the beginning stays."""
+        content = np.zeros(size, np.uint8)
+        if (before := self.files.get(path)) is not None:
+            content[: len(before)] = before[:size]
+        self.files[path] = content
+        return content
+
+    def fill(self, places: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+        """Before each piece is written another rank may go on, or this one is killed; a copy of a record has two."""
         rank = self.simulation.ranks[current().rank]
-        before = self.files[path].content if path in self.files else b""
-        self.files[path] = File(rank, before, size)
-        return self.files[path]
+        if len(places) == 1:
+            places, tensors = places[0].tensor_split(2), tensors[0].tensor_split(2)
+        for place, tensor in zip(places, tensors, strict=True):
+            rank.pause()
+            place.copy_(tensor)
 
     def run(self) -> None:
         schedule = self.schedule
@@ -122,8 +118,7 @@ class Run:
         if schedule.fault == "a lost machine":
             machine = schedule.machine_of[schedule.odd]
             lost = {rank: schedule.time for rank, m in enumerate(schedule.machine_of) if m == machine}
-        with mock.patch.object(memory, "_mapped", self.mapped):
-            self.check(self.simulation.run(self.body, lost), lost)
+        self.check(self.simulation.run(self.body, lost), lost)
         self.check_memory(f"-{schedule.machine_of[schedule.odd]}" if schedule.fault == "a lost machine" else None)
 
     def check(self, outcomes: Sequence[Outcome], lost: Mapping[int, int]) -> None:
@@ -155,9 +150,7 @@ class Run:
             machine = path.parent.name
             if lost is not None and machine.endswith(lost):
                 continue
-            there = self.folder / "record"
-            there.write_bytes(file.content)
-            if (told := read_record(there)) is not None:
+            if (told := parsed(file)) is not None:
                 head, tensors = told
                 part = Part(head["number"], head["attempt"], path.stem, head["holders"], int(path.suffix[1:]))
                 found.setdefault(machine, []).append(part)
@@ -181,57 +174,72 @@ def snapshot_of(number: int, rank: int, size: int, is_writer: bool) -> Snapshot:
     return Snapshot(tensors=tensors, pieces=pieces if rank or size == 1 else {}, holders=set(range(size)) - {0})
 
 
-def taken(things: Any, is_writer: bool, compares: bool = True) -> Snapshot:
+def taken(things: Any, is_writer: bool, known: Any) -> Snapshot:
     """In the place of :func:`~pyg_dist.checkpoint.snapshot.take`."""
     session, step = current(), sys._getframe(1).f_locals["number"]
     return snapshot_of(step, session.rank, session.world_size, is_writer)
 
 
+RUN: list[Run] = []
+"""The one that goes on."""
+
+
 @contextmanager
-def simulated(folder: Path) -> Iterator[None]:
+def simulated() -> Iterator[None]:
     """Patches that hold for all schedules."""
-    (folder / "lock").write_text("run")
     with ExitStack() as stack:
         for owner, name, value in (
-            (memory, "_base", lambda: folder),
-            (memory, "_remove_leftovers", lambda: None),
+            (memory, "_base", Path),
+            (memory, "_remove_leftovers", nothing),
+            (memory, "_make_private", nothing),
+            (memory, "run_of", lambda path: "run"),
             (memory, "take", taken),
-            (memory.MACHINES.__class__, "value", lambda setting: MACHINE_OF[0] if setting is memory.MACHINES else None),
+            (memory, "mapped", lambda path, size: RUN[-1].mapped(path, size)),
+            (record, "fill", lambda places, tensors: RUN[-1].fill(places, tensors)),
+            (memory.MACHINES.__class__, "value", machines),
             (connection.dist, "get_rank", lambda: current().rank),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield
 
 
-MACHINE_OF: list[tuple[int, ...]] = [()]
-"""Of the schedule that is run."""
+def machines(setting: Any) -> tuple[int, ...] | None:
+    """What settings say."""
+    return RUN[-1].schedule.machine_of if setting is memory.MACHINES else None
 
 
-def run_all(seeds: Sequence[int], folder: Path, kind: type[Run] = Run) -> None:
-    """Run schedules; the error of one that fails begins with its seed."""
-    with simulated(folder):
+def run_one(seed: int, kind: type[Run] = Run) -> None:
+    """Run a schedule; the error of one that fails begins with its seed."""
+    RUN[:] = [kind(seed)]
+    try:
+        RUN[0].run()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}, {Schedule.of(seed)}: {error}") from error
+
+
+def run_all(seeds: Iterable[int], kind: type[Run] = Run) -> None:
+    """Run schedules."""
+    with simulated():
         for seed in seeds:
-            MACHINE_OF[0] = Schedule.of(seed).machine_of
-            try:
-                kind(seed, folder).run()
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}, {Schedule.of(seed)}: {error}") from error
+            run_one(seed, kind)
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 200), pytest.param(200, 2000, marks=pytest.mark.slow)])
-def test_schedules(tmp_path: Path, first: int, last: int) -> None:
-    run_all(range(first, last), tmp_path)
+def test_schedules() -> None:
+    run_all(range(400))
 
 
-def test_a_seed_replays(tmp_path: Path) -> None:
+def test_a_seed_replays() -> None:
+    class Noted(Run):
+        def check(self, outcomes: Sequence[Outcome], lost: Mapping[int, int]) -> None:
+            said.extend(map(repr, outcomes))
+
     def outcomes(seed: int) -> list[str]:
-        run, said = Run(seed, tmp_path), list[str]()
-        run.check = lambda found, lost: said.extend(map(repr, found))  # type: ignore[method-assign]
-        MACHINE_OF[0] = run.schedule.machine_of
-        run.run()
-        return said
+        said.clear()
+        run_one(seed, Noted)
+        return [*said]
 
-    with simulated(tmp_path):
+    said: list[str] = []
+    with simulated():
         for seed in range(20):
             assert outcomes(seed) == outcomes(seed)
 
@@ -298,8 +306,7 @@ class NoSums(Run):
 class SameDigest:
     """Hashes by which all is alike."""
 
-    xxh3_128 = mock.Mock(return_value=mock.Mock(hexdigest=lambda: "1" * 32))
-    xxh3_128_hexdigest = mock.Mock(return_value="1" * 32)
+    xxh3_128_digest = mock.Mock(return_value=b"1" * 16)
 
 
 def newest_state(found: Sequence[Sequence[Part]]) -> dict[str, Part]:
@@ -308,10 +315,10 @@ def newest_state(found: Sequence[Sequence[Part]]) -> dict[str, Part]:
     return {memory.STATE: max(states)} if states else {}
 
 
-def write_over(kept: MachineMemory, kind: str, content: list[memoryview], write: Any = MachineMemory._write) -> None:
+def write_over(kept: MachineMemory, kind: str, *args: Any, write: Any = MachineMemory._write, **kwargs: Any) -> Any:
     """The newest record, and not the one before it."""
     kept._slots[kind] = 0
-    write(kept, kind, content)
+    return write(kept, kind, *args, **kwargs)
 
 
 def nothing(*_: Any) -> None: ...
@@ -320,7 +327,7 @@ def nothing(*_: Any) -> None: ...
 MUTANTS: dict[str, Callable[[], tuple[Any, str, Any]]] = {
     "one tag for all messages": lambda: (simulated_ranks, "message_tag", lambda tag, num_bytes: 1),
     "values are not compared": lambda: (replicas, "compare", nothing),
-    "torn records are taken": lambda: (memory, "xxhash", SameDigest),
+    "torn records are taken": lambda: (record, "xxhash", SameDigest),
     "rows that are not there": lambda: (sys.modules[__name__], "newest_complete", newest_state),
     "one file, not two in turn": lambda: (MachineMemory, "_write", write_over),
     "no copies on other machines": lambda: (MachineMemory, "_copy_to_next", nothing),
@@ -328,20 +335,22 @@ MUTANTS: dict[str, Callable[[], tuple[Any, str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_found(tmp_path: Path, name: str) -> None:
+def test_mutants_are_found(name: str) -> None:
     with mock.patch.object(*MUTANTS[name]()), pytest.raises(AssertionError, match=r"^seed \d+, Schedule"):
-        run_all(range(400), tmp_path)
+        run_all(range(400))
 
 
-def test_steps_without_a_sum_of_all_are_found(tmp_path: Path) -> None:
+def test_steps_without_a_sum_of_all_are_found() -> None:
     with pytest.raises(AssertionError, match=r"^seed \d+, Schedule"):
-        run_all(range(400), tmp_path, NoSums)
+        run_all(range(400), NoSums)
 
 
 if __name__ == "__main__":
     numbers = [int(word) for word in sys.argv[1:]]
     chosen = range(numbers[0]) if len(numbers) == 1 else range(numbers[0], numbers[1] + 1)
+    pieces = [chosen[low : low + 500] for low in range(0, len(chosen), 500)]
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=memory._base()) as given:
-        run_all(chosen, Path(given))
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+        for _ in pool.map(run_all, pieces):  # raises what the first piece that fails has raised
+            pass
     sys.stdout.write(f"{len(chosen)} schedules in {time.perf_counter() - start:.1f} s\n")
