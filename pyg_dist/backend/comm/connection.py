@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -23,9 +24,14 @@ def wait(message: Message) -> None:
     try:
         message.work.wait()
     except RuntimeError as error:
-        if not is_lost(error):
-            raise
-        raise _lost(message.peer) from error
+        raise_with_peer(error, message.peer)
+
+
+def raise_with_peer(error: RuntimeError, peer: int | None) -> NoReturn:
+    """Raise it again; a wire's error about a closed connection as :func:`wait` does."""
+    if not is_lost(error):
+        raise error
+    raise _lost(peer) from error
 
 
 class InCall:

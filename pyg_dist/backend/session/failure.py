@@ -43,7 +43,7 @@ _LEAVE_SECONDS = 10.0  # for another thread to end this process
 _END_SECONDS = 10.0  # in which most ranks that still train come to a call that this one, which has ended, does not make
 _NEWS_SECONDS = 0.5  # from the first rank that leaves with a message to the last that reads it
 _SAME_SECONDS = 1.5  # for rank 0 to find the mistake that another rank has found, too: then one traceback is enough
-_SOON_SECONDS = 0.3  # for a rank that reads of a failure to find the same mistake, which it then does not report again
+_SOON_SECONDS = 0.3  # likewise, where it is no mistake but a lost connection, or known of another rank already
 _HOST_SECONDS = 0.3  # the others' stores print stacks when the host goes while they hear that all have read
 
 _STORE_ERRORS = (dist.DistError, RuntimeError)  # of stores: those of sockets, and those of files and of memory
@@ -141,6 +141,11 @@ class FailureWatch:
             self._thread.join(_LEAVE_SECONDS)
             self._leave()
 
+    def is_gone(self, rank: int) -> None:
+        """Keep nobody waiting for a rank, which has been killed, to read a message."""
+        with contextlib.suppress(*_STORE_ERRORS):
+            self._store.set(f"read/{rank}", "")
+
     def on_exception(self, error: BaseException, show: Callable[[], object]) -> None:
         """Tell the others of the exception that has ended this rank's script; ``show`` prints its traceback."""
         if self._is_ending:
@@ -188,7 +193,7 @@ class FailureWatch:
         if self.rank == 0:
             self._store.set("error of rank 0", self._own_line)
             return None
-        end = time.monotonic() + _SAME_SECONDS
+        end = time.monotonic() + (_SAME_SECONDS if self._own_line else _SOON_SECONDS)
         while not self._store.check(["error of rank 0"]):  # a wait that runs out makes torch log warnings
             if time.monotonic() > end:
                 return None

@@ -224,7 +224,10 @@ def _start_watch(session: Session, store: dist.Store) -> None:
 
     def why_lost(peer: int | None) -> str | None:
         watch.listen_first()
-        return divergence.why_lost(peer)
+        reason = divergence.why_lost(peer)
+        if reason is None and peer is not None:
+            watch.is_gone(peer)
+        return reason
 
     session.add(LossReason(why_lost))
 

@@ -109,6 +109,9 @@ elif case == "is killed in an exchange":
     if is_concerned:
         time.sleep(1.0)  # the others wait for its message by then
         os.kill(os.getpid(), signal.SIGKILL)
+    if "later" in sys.argv:
+        time.sleep(3.0)  # the connection is known to be gone by then
+        Group(wires_of(dist.group.WORLD)).sum(torch.ones(2))
     exchange.start(torch.ones(8, 5)).wait()
 elif case == "writes and raises":
     atexit.register(say, f"a handler of rank {session.rank()}")

@@ -86,7 +86,11 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
 
 @pytest.mark.parametrize(
     ("killed", "way", "other"),
-    [(1, "messages", "rank 1"), pytest.param(2, "all-to-all", "rank 2", marks=pytest.mark.slow)],
+    [
+        (1, "messages", "rank 1"),
+        pytest.param(2, "all-to-all", "rank 2", marks=pytest.mark.slow),
+        pytest.param(1, "later", "rank 1", marks=pytest.mark.slow),
+    ],
 )
 def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) -> None:
     ended = run_script("ranks", RANKS, SCRIPT, "is killed in an exchange", str(killed), way)

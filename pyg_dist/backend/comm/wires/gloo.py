@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.checks.calls import message_tag
+from pyg_dist.backend.comm.connection import raise_with_peer
 from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
 
@@ -33,10 +34,15 @@ class GlooWire(PointToPoint):
 
     def send(self, x: Tensor, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`."""
-        rank = self.ranks[peer]
-        return Message(self._gloo.send([x], self._number[rank], message_tag(tag, x.nbytes)), rank)
+        return self._begin(self._gloo.send, x, peer, tag)
 
     def receive(self, x: Tensor, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`."""
+        return self._begin(self._gloo.recv, x, peer, tag)
+
+    def _begin(self, start: Any, x: Tensor, peer: int, tag: int) -> Message:
         rank = self.ranks[peer]
-        return Message(self._gloo.recv([x], self._number[rank], message_tag(tag, x.nbytes)), rank)
+        try:
+            return Message(start([x], self._number[rank], message_tag(tag, x.nbytes)), rank)
+        except RuntimeError as error:  # the connection is known to be gone
+            raise_with_peer(error, rank)
