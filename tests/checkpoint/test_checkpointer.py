@@ -32,11 +32,12 @@ def test_a_signal_stops_all_ranks_after_the_same_step(lines: list[str], tmp_path
     assert resumed.stdout.splitlines()[:-1] == lines[last:-1]
 
 
-def test_a_killed_run_goes_on_from_the_last_checkpoint(lines: list[str], tmp_path: Path) -> None:
-    killed = run(tmp_path, "SIGKILL:15")
+@pytest.mark.parametrize("launcher", ["ranks", pytest.param("mpirun", marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on_from_the_last_checkpoint(lines: list[str], tmp_path: Path, launcher: str) -> None:
+    killed = run(tmp_path, "SIGKILL:15", launcher=launcher)
     assert any(killed.codes)
-    resumed = run(tmp_path, "--seed=9")
-    assert resumed.codes == [0, 0], resumed.stderr
+    resumed = run(tmp_path, "--seed=9", launcher=launcher)
+    assert not any(resumed.codes), resumed.stderr
     assert resumed.stdout.splitlines() == lines[8:], "two epochs of four steps were saved"
 
 
