@@ -5,6 +5,7 @@
     python benchmarks/faults.py --kills 200 --load 4   # kills in a row, beside so many busy processes
     python benchmarks/faults.py --restart cora.npz     # from a kill to the next epoch, by torchrun --max-restarts
     python benchmarks/faults.py --soak 1200            # memory, threads and files of two ranks that train
+    python benchmarks/faults.py --overhead cora.npz    # epochs with states in memory and without, in turns
 
 Three ranks train a small GCN; in step 20 something happens to rank 1. *Seconds* are from then to the end of the last
 process. A run is right if every status is as expected, each line of output that a rank had printed before is there,
@@ -36,6 +37,8 @@ import machine
 
 RANKS, STEPS, FAULTY_STEP = 3, 40, 20
 RESULT = Path(__file__).resolve().parent / "results" / "faults.json"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,55 @@ def train(fault: str, seconds: float) -> None:
             sys.stdout.flush()
 
 
+def keep_and_not(graph: str) -> None:
+    """What a rank does: turns of epochs after which the state is kept in memory, and of others."""
+    import torch
+
+    sys.path.insert(0, str(EXAMPLES))
+    import example_graphs
+    import full_batch_gcn
+
+    import pyg_dist
+    from pyg_dist.checkpoint import Checkpointer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    whole = power_law_graph() if graph == "A" else example_graphs.read_npz(graph)
+    data, train_idx = pyg_dist.DistributedData(whole), whole.train_mask.nonzero().view(-1)
+    model = full_batch_gcn.GCN(data.num_features, 64 if graph != "A" else 256, int(whole.y.max()) + 1, 3, 0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    turns, epochs = (40, 25) if graph != "A" else (6, 4)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        loops = {
+            memory: Checkpointer(
+                f"{folder}/{memory}-{os.environ['MASTER_PORT']}", every=10**6, memory=memory, model=model,
+                optimizer=optimizer,
+            ).epochs(10**6)
+            for memory in (0, 1)
+        }  # fmt: skip
+        seconds: dict[int, list[float]] = {0: [], 1: []}
+        for turn in range(turns):
+            for memory in (0, 1) if turn % 2 else (1, 0):
+                for epoch in range(epochs + 1):
+                    start = time.perf_counter()
+                    next(loops[memory])
+                    full_batch_gcn.train(model, data, train_idx, optimizer)
+                    if turn and epoch:  # the first one of a turn is cold
+                        seconds[memory].append(time.perf_counter() - start)
+    if pyg_dist.is_main():
+        sys.stdout.write(f"overhead {json.dumps({'without': seconds[0], 'with': seconds[1]})}\n")
+
+
+def power_law_graph() -> Any:
+    """Graph A of the benchmarks, with a mask of nodes that train."""
+    import power_law
+    import torch
+
+    graph = power_law.load("A")
+    graph.train_mask = torch.arange(graph.num_nodes) % 2 == 0
+    return graph
+
+
 def resources() -> dict[str, int]:
     """Of this process."""
     status = Path("/proc/self/status").read_text()
@@ -136,19 +188,17 @@ class Ended(NamedTuple):
 
 
 def launch(launcher: str, ranks: int, *args: str) -> Ended:
-    """Start this file on some ranks, and wait for the last."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--rank", *args]
+    """Start this file on some ranks, and wait for the last. Each process is forked from one that has the imports."""
+    sys.path.insert(0, str(TESTS))
+    import forked_python
+
+    python = forked_python.executable()
+    command = [python, str(Path(__file__).resolve()), "--rank", *args]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     environs = [environ]
     if launcher == "torchrun":
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={ranks}",
-            *command[1:],
-        ]
+        torchrun = [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [*torchrun, *command[1:]]
     elif launcher == "mpirun":
         command = [str(Path(sys.executable).with_name("mpirun")), "-n", str(ranks), *command]
     else:
@@ -219,14 +269,11 @@ def kills(count: int, load: int) -> dict[str, Any]:
             seconds.append(ended.seconds)
             if number % 10 == 0 and any(launch("by hand", RANKS).codes):
                 found.append("a false alarm")
-    row = {
-        "kills": count,
-        "load": load,
-        "median_s": statistics.median(seconds),
-        "worst_s": max(seconds),
-        "wrong": found,
-    }
-    sys.stdout.write(f"{row}\n")
+            if number % 10 == 9 or number + 1 == count:
+                row: dict[str, Any] = {"kills": number + 1, "load": load, "wrong": found}
+                row |= {"median_s": statistics.median(seconds), "worst_s": max(seconds)}
+                sys.stdout.write(f"{row}\n")
+                sys.stdout.flush()
     return row
 
 
@@ -239,10 +286,22 @@ def soak(seconds: float) -> list[dict[str, int]]:
     return rows
 
 
+def overhead(graph: str) -> dict[str, float]:
+    """What an epoch takes with states in memory after each, and without."""
+    ended = launch("by hand", 2, "--overhead", graph)
+    if any(ended.codes):
+        raise SystemExit(ended.said)
+    seconds = json.loads(re.findall(r"overhead (.*)", ended.said)[0])
+    row = {f"{name}_ms": 1e3 * statistics.median(of) for name, of in seconds.items()}
+    row |= {"epochs": len(seconds["with"]), "ratio": row["with_ms"] / row["without_ms"]}
+    sys.stdout.write(f"{row}\n")
+    return row
+
+
 def restart(graph: Path) -> dict[str, float]:
     """Parts of the time from ``kill -9`` of a rank of two to the next epoch, by torchrun."""
     with tempfile.TemporaryDirectory() as folder:
-        script = Path(__file__).resolve().parent.parent / "examples" / "full_batch_gcn.py"
+        script = EXAMPLES / "full_batch_gcn.py"
         killer = Path(folder) / "killed.py"
         killer.write_text(KILLED.format(script=script, examples=script.parent, marks=folder))
         command = [
@@ -297,11 +356,15 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the kills")
     parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--restart", type=Path, metavar="cora.npz")
+    parser.add_argument("--overhead", metavar="GRAPH", help="an archive, or A: 170,000 nodes, 2.3 million edges")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank and options.overhead:
+        keep_and_not(options.overhead)
+        return
     if options.rank:
         train(options.fault, options.seconds)
         return
@@ -312,6 +375,8 @@ def main() -> None:
         found = {"soak": soak(options.soak)}
     elif options.restart:
         found = {"restart": restart(options.restart.resolve())}
+    elif options.overhead:
+        found = {f"overhead, {Path(options.overhead).stem}": overhead(options.overhead)}
     else:
         found = {f"faults, {options.launcher}": measure(options.launcher, options.times)}
     known = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine.describe()}
