@@ -93,7 +93,11 @@ def to_arrays(states: list[Any]) -> dict[str, Any]:
     if isinstance(on_gpu, list):
         on_gpu = np.array(on_gpu, np.uint8)
     return dict(
-        zip(_NAMES, (of_torch.numpy(), of_numpy, (version, np.fromiter(words, np.int64), gauss), on_gpu), strict=True)
+        zip(
+            _NAMES,
+            (of_torch.numpy(), of_numpy, (version, np.fromiter(words, np.int64, len(words)), gauss), on_gpu),
+            strict=True,
+        )
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 import sys
 import time
@@ -30,7 +31,7 @@ import torch.distributed as dist
 
 from pyg_dist.backend.session.mpi_store import MpiStore
 from pyg_dist.backend.session.settings import MPI_PROGRESS
-from pyg_dist.errors import LaunchError, MissingPackageError
+from pyg_dist.errors import LaunchError, MissingPackageError, describe_ranks
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -53,6 +54,8 @@ _LOCAL_SIZES: dict[Launcher, tuple[str, ...]] = {
     "torchrun": ("LOCAL_WORLD_SIZE",),
     "mpi": ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"),
 }
+
+_ASK_SECONDS = 0.01  # from one look for questions of ranks to the next
 
 # Below Linux' ephemeral ports (32768-60999), which other programs are given at random.
 _SLURM_FIRST_PORT, _SLURM_NUM_PORTS = 15_000, 16_384
@@ -259,28 +262,59 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
     host = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     began = time.monotonic()
     try:
-        is_host = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        if is_host and launch.master_addr in _LOOPBACK:
+        if launch.rank == 0 and not _has_agent_store() and launch.master_addr in _LOOPBACK:
             return _store_on_loopback(launch.master_addr, launch.master_port, launch.world_size, timeout)
         # torch's own rendezvous, because torchrun's agent may already hold the store.
         meeting = dist.rendezvous(f"tcp://{host}:{launch.master_port}", launch.rank, launch.world_size, timeout=timeout)
-        store: dist.Store = next(meeting)[0]
+        return of_round(next(meeting)[0], launch.rank, launch.world_size, timeout)
     except (dist.DistError, OSError) as error:
         raise LaunchError(
             f"Expected {launch.world_size} ranks to meet at {host}:{launch.master_port} "
             f"(got, after {time.monotonic() - began:.1f} s of {timeout.total_seconds():g}: "
             f"{str(error).splitlines()[0]}); check MASTER_ADDR, MASTER_PORT and that every rank has started"
         ) from error
-    return store
+
+
+def _has_agent_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def of_round(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """The part of the store that is of these ranks alone (collective).
+
+    That of torchrun's agent outlives the ranks, which it may start again: it still has what those before them have left
+    there, such as word of their failure. No variable numbers these rounds, since an agent that has joined later counts
+    its own. So rank 0 draws a name for the round, and tells it whoever asks; the asker's question has a name, too,
+    because that of a rank before it may still be there.
+
+    Raises:
+        TimeoutError: Not all ranks have asked.
+    """
+    if not _has_agent_store():
+        return store
+    if rank:
+        question = secrets.token_hex(8)
+        store.set(f"pyg_dist/question/{rank}", question)
+        store.wait([f"pyg_dist/answer/{question}"], timeout)
+        own = dist.PrefixStore(store.get(f"pyg_dist/answer/{question}").decode(), store)
+        own.set(f"here/{rank}", "")
+        return own
+    name, missing, answered = f"pyg_dist/{secrets.token_hex(8)}", {*range(1, world_size)}, set[bytes]()
+    own, end = dist.PrefixStore(name, store), time.monotonic() + timeout.total_seconds()
+    while missing := {rank for rank in missing if not own.check([f"here/{rank}"])}:
+        for key in [f"pyg_dist/question/{rank}" for rank in missing]:
+            if store.check([key]) and (asked := store.get(key)) not in answered:
+                store.set(f"pyg_dist/answer/{asked.decode()}", name)
+                answered.add(asked)
+        if time.monotonic() > end:
+            raise TimeoutError(f"no word of {describe_ranks([*missing])}")
+        time.sleep(_ASK_SECONDS)
+    return own
 
 
 def of_generation(store: dist.Store, number: int) -> dist.Store:
-    """The part of the store that is a session's: ``init`` may follow a ``shutdown``, and torchrun restarts ranks.
-
-    Its agent's store then still has what the ranks before these have left there, such as word of their failure.
-    """
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
-    return dist.PrefixStore(f"pyg_dist/{restarts}/{number}", store)
+    """The part of the store that is a session's: ``init`` may follow a ``shutdown``."""
+    return dist.PrefixStore(f"pyg_dist/{number}", store)
 
 
 def watched(store: dist.Store) -> dist.Store:

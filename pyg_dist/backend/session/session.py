@@ -132,6 +132,7 @@ def _adopt_group(session: Session, backend: str, wire: Wire, timeout: timedelta)
     if session.world_size == 1:
         return
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
+    store = launch.of_round(store, session.rank, session.world_size, timeout)
     session.store, gpus = _watch_failures(session, store)
     _choose_wire(session, session.store, wire, timeout)
     if devices.sharing(gpus):  # nccl would fail in its first message

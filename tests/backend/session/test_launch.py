@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import psutil
@@ -217,3 +219,28 @@ def test_the_store_of_one_machine_listens_on_the_loopback_interface_alone() -> N
     other = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=5))
     other.set("key", "value")
     assert store.get("key") == b"value"
+
+
+def test_each_round_of_ranks_has_its_own_part_of_the_agents_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ranks before them have left there, how many there were, and who comes first."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store, before = dist.HashStore(), list[dist.Store]()
+
+    def join(rank: int, size: int, late: int) -> dist.Store:
+        time.sleep(0.05 * (rank == late))
+        return launch.of_round(store, rank, size, timedelta(seconds=COMMAND_SECONDS))
+
+    store.set("pyg_dist/question/2", "of a rank that was killed while it asked")
+    for number, (size, late) in enumerate([(2, 0), (3, 2), (3, 0), (2, 1)]):
+        with ThreadPoolExecutor(size) as pool:
+            parts = [*pool.map(join, range(size), [size] * size, [late] * size)]
+        parts[0].set("round", str(number))
+        assert [part.get("round") for part in parts] == [str(number).encode()] * size
+        assert [part.get("round") for part in before] == [str(k).encode() for k in range(number)]
+        before.append(parts[-1])
+
+
+def test_a_rank_that_never_comes_to_the_agents_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(TimeoutError, match="no word of ranks 1-2"):
+        launch.of_round(dist.HashStore(), 0, 3, timedelta(seconds=0.1))
