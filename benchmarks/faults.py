@@ -5,6 +5,7 @@
     python benchmarks/faults.py --kills 200 --load 4   # kills in a row, beside so many busy processes
     python benchmarks/faults.py --restart cora.npz     # from a kill to the next epoch, by torchrun --max-restarts
     python benchmarks/faults.py --soak 1200            # memory, threads and files of two ranks that train
+    python benchmarks/faults.py --recorded             # losses of a run with a killed rank beside those without
     python benchmarks/faults.py --overhead cora.npz    # epochs with states in memory and without, in turns
 
 Three ranks train a small GCN; in step 20 something happens to rank 1. *Seconds* are from then to the end of the last
@@ -19,164 +20,23 @@ import json
 import multiprocessing
 import os
 import re
-import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import machine
+from fault_ranks import EXAMPLES, FAULTS
 
-RANKS, STEPS, FAULTY_STEP = 3, 40, 20
+RANKS = 3
 RESULT = Path(__file__).resolve().parent / "results" / "faults.json"
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+LAST_CALL_SECONDS = 5
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens, and what is to follow.
-
-    Attributes:
-        happens: on rank 1.
-        says: a regular expression that is in what is said.
-        bound: seconds until all have ended, by hand.
-    """
-
-    happens: Callable[[], Any]
-    says: str
-    bound: float = 5.0
-
-
-def raises() -> None:
-    """As a mistake in a script does."""
-    raise RuntimeError("the fault of the script")
-
-
-def raises_in_thread() -> None:
-    """In a thread with the name of the package's."""
-    threading.Thread(target=raises, name="pyg_dist trial").start()
-    time.sleep(60)
-
-
-def sends_more() -> None:
-    """A call that the others do not make."""
-    import torch
-
-    from pyg_dist.backend.comm.group import world_group
-
-    world_group().sum(torch.ones(3))
-
-
-LOST = r"lost its connection to rank 1|ended before"
-FAULTS = {
-    "kill -9": Fault(lambda: os.kill(os.getpid(), signal.SIGKILL), LOST),
-    "a crash (SIGSEGV)": Fault(lambda: os.kill(os.getpid(), signal.SIGSEGV), LOST),
-    "SIGTERM, nobody asks": Fault(lambda: os.kill(os.getpid(), signal.SIGTERM), LOST),
-    "os._exit(3)": Fault(lambda: os._exit(3), LOST),
-    "an exception": Fault(raises, "RuntimeError: the fault of the script"),
-    "an exception in a thread": Fault(raises_in_thread, "rank 1 failed: RuntimeError: the fault of the script"),
-    "sys.exit(0), too early": Fault(lambda: sys.exit(0), "rank 1 has ended after"),
-    "another collective": Fault(sends_more, "Expected the same calls on every rank", 15.0),
-}
-
-
-def train(fault: str, seconds: float) -> None:
-    """What a rank does."""
-    import torch
-    import torch.nn.functional as F
-    from torch_geometric.data import Data
-
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    graph = Data(x=torch.randn(300, 16), edge_index=torch.randint(0, 300, (2, 2000)), y=torch.arange(300) % 4)
-    data = pyg_dist.DistributedData(graph, partition="random")
-    model = DistributedGCNConv(16, 4)
-    optimizer = torch.optim.Adam(model.parameters())
-    end, step = time.monotonic() + seconds, 0
-    while step < STEPS or time.monotonic() < end:
-        optimizer.zero_grad()
-        F.cross_entropy(model(data.x, data.edge_index), data.y).backward()
-        optimizer.step()
-        if step == FAULTY_STEP - 1:
-            sys.stdout.write(f"rank {pyg_dist.rank()} has come here\n")  # stays in a buffer of Python's
-        if step == FAULTY_STEP and fault and pyg_dist.rank() == 1:
-            sys.stdout.flush()
-            sys.stderr.write(f"\nfault at {time.time()}\n")
-            sys.stderr.flush()
-            FAULTS[fault].happens()
-        step += 1
-        if seconds and step % 200 == 0 and pyg_dist.is_main():
-            sys.stdout.write(f"soak {json.dumps(resources())}\n")
-            sys.stdout.flush()
-
-
-def keep_and_not(graph: str) -> None:
-    """What a rank does: turns of epochs after which the state is kept in memory, and of others."""
-    import torch
-
-    sys.path.insert(0, str(EXAMPLES))
-    import example_graphs
-    import full_batch_gcn
-
-    import pyg_dist
-    from pyg_dist.checkpoint import Checkpointer
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    whole = power_law_graph() if graph == "A" else example_graphs.read_npz(graph)
-    data, train_idx = pyg_dist.DistributedData(whole), whole.train_mask.nonzero().view(-1)
-    model = full_batch_gcn.GCN(data.num_features, 64 if graph != "A" else 256, int(whole.y.max()) + 1, 3, 0.5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    turns, epochs = (40, 25) if graph != "A" else (6, 4)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        loops = {
-            memory: Checkpointer(
-                f"{folder}/{memory}-{os.environ['MASTER_PORT']}", every=10**6, memory=memory, model=model,
-                optimizer=optimizer,
-            ).epochs(10**6)
-            for memory in (0, 1)
-        }  # fmt: skip
-        seconds: dict[int, list[float]] = {0: [], 1: []}
-        for turn in range(turns):
-            for memory in (0, 1) if turn % 2 else (1, 0):
-                for epoch in range(epochs + 1):
-                    start = time.perf_counter()
-                    next(loops[memory])
-                    full_batch_gcn.train(model, data, train_idx, optimizer)
-                    if turn and epoch:  # the first one of a turn is cold
-                        seconds[memory].append(time.perf_counter() - start)
-    if pyg_dist.is_main():
-        sys.stdout.write(f"overhead {json.dumps({'without': seconds[0], 'with': seconds[1]})}\n")
-
-
-def power_law_graph() -> Any:
-    """Graph A of the benchmarks, with a mask of nodes that train."""
-    import power_law
-    import torch
-
-    graph = power_law.load("A")
-    graph.train_mask = torch.arange(graph.num_nodes) % 2 == 0
-    return graph
-
-
-def resources() -> dict[str, int]:
-    """Of this process."""
-    status = Path("/proc/self/status").read_text()
-    (kib,) = re.findall(r"VmRSS:\s+(\d+)", status)
-    (threads,) = re.findall(r"Threads:\s+(\d+)", status)
-    return {"kib": int(kib), "threads": int(threads), "files": len(os.listdir("/proc/self/fd"))}
 
 
 class Ended(NamedTuple):
@@ -188,12 +48,12 @@ class Ended(NamedTuple):
 
 
 def launch(launcher: str, ranks: int, *args: str) -> Ended:
-    """Start this file on some ranks, and wait for the last. Each process is forked from one that has the imports."""
+    """Start ``fault_ranks.py`` on some ranks, in processes forked from one with the imports, and wait for the last."""
     sys.path.insert(0, str(TESTS))
     import forked_python
 
     python = forked_python.executable()
-    command = [python, str(Path(__file__).resolve()), "--rank", *args]
+    command = [python, str(Path(__file__).with_name("fault_ranks.py").resolve()), *args]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     environs = [environ]
     if launcher == "torchrun":
@@ -286,6 +146,18 @@ def soak(seconds: float) -> list[dict[str, int]]:
     return rows
 
 
+def recorded() -> dict[str, list[str]]:
+    """The lines of a run that nobody disturbs, and of one with a killed rank."""
+    said = {}
+    os.environ["PET_MAX_RESTARTS"] = "3"
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("whole", "killed"):
+            ended = launch("torchrun", 4, "--recorded", f"{folder}/{name}")
+            said[name] = [line for line in ended.said.splitlines() if re.match("epoch|.*lost its connection", line)]
+            sys.stdout.write("\n".join([f"{name}: status {ended.codes}", *said[name], ""]))
+    return said
+
+
 def overhead(graph: str) -> dict[str, float]:
     """What an epoch takes with states in memory after each, and without."""
     ended = launch("by hand", 2, "--overhead", graph)
@@ -298,17 +170,36 @@ def overhead(graph: str) -> dict[str, float]:
     return row
 
 
-def restart(graph: Path) -> dict[str, float]:
-    """Parts of the time from ``kill -9`` of a rank of two to the next epoch, by torchrun."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = EXAMPLES / "full_batch_gcn.py"
-        killer = Path(folder) / "killed.py"
+def restart(graph: Path, num_agents: int) -> dict[str, float]:
+    """Parts of the time from ``kill -9`` to the next epoch, by torchrun.
+
+    With one agent, of a rank of two; with two agents of a rank each, of an agent and its rank: then the other goes on.
+    """
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        script, killer = EXAMPLES / "full_batch_gcn.py", Path(folder) / "killed.py"
         killer.write_text(KILLED.format(script=script, examples=script.parent, marks=folder))
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
-            str(killer), "--data", str(graph), "--epochs", "60", "--resume", f"{folder}/run",
-        ]  # fmt: skip
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=1"]
+        where = ["--standalone", "--nproc-per-node=2"]
+        if num_agents == 2:
+            rendezvous = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
+            where = ["--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", rendezvous]
+            where.append(f"--rdzv-conf=last_call_timeout={LAST_CALL_SECONDS}")
+        args = [str(killer), "--data", str(graph), "--epochs", "60", "--resume", f"{folder}/run"]
+        probe.close()
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}  # as users have it
+        agents = []
+        for number in range(num_agents):
+            victim = {"VICTIM": "rank" if num_agents == 1 else "agent"} if number == num_agents - 1 else {}
+            agents.append(
+                subprocess.Popen(
+                    [*torchrun, *where, *args], env={**environ, **victim}, stderr=subprocess.PIPE, text=True
+                )
+            )
+            time.sleep(5.0 if number + 1 < num_agents else 0.0)  # the first one is to hold the rendezvous
+        if agents[0].communicate()[1] and agents[0].returncode:
+            raise SystemExit("the run has failed")
+        agents[-1].wait()
         marks = {path.name: float(path.read_text()) for path in Path(folder).glob("at *")}
     order = ["at kill", "at start", "at import", "at data", "at epoch"]
     row = {name[3:]: marks[name] - marks["at kill"] for name in order}
@@ -337,7 +228,9 @@ def marked(self, *bounds):
     for epoch in epochs(self, *bounds):
         if not again and epoch == 30:
             mark("kill")
-            if os.environ["RANK"] == "1":
+            if os.environ.get("VICTIM") == "agent":
+                os.kill(os.getppid(), signal.SIGKILL)
+            if os.environ.get("VICTIM") == "agent" or (os.environ.get("VICTIM") and os.environ["RANK"] == "1"):
                 os.kill(os.getpid(), signal.SIGKILL)
         yield epoch
         mark("epoch")
@@ -356,25 +249,22 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the kills")
     parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--restart", type=Path, metavar="cora.npz")
+    parser.add_argument(
+        "--agents", type=int, choices=[1, 2], default=1, help="of the restart: one, or one of two is killed"
+    )
     parser.add_argument("--overhead", metavar="GRAPH", help="an archive, or A: 170,000 nodes, 2.3 million edges")
+    parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--fault", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank and options.overhead:
-        keep_and_not(options.overhead)
-        return
-    if options.rank:
-        train(options.fault, options.seconds)
-        return
     found: dict[str, Any]
     if options.kills:
         found = {"kills": kills(options.kills, options.load)}
     elif options.soak:
         found = {"soak": soak(options.soak)}
     elif options.restart:
-        found = {"restart": restart(options.restart.resolve())}
+        found = {f"restart, {options.agents} agents": restart(options.restart.resolve(), options.agents)}
+    elif options.recorded:
+        found = {"recorded": recorded()}
     elif options.overhead:
         found = {f"overhead, {Path(options.overhead).stem}": overhead(options.overhead)}
     else:

@@ -1,0 +1,204 @@
+"""What ranks of benchmarks/faults.py do: they train, something happens to one of them, and they say what they find."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEPS, FAULTY_STEP = 40, 20
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens, and what is to follow.
+
+    Attributes:
+        happens: on rank 1.
+        says: a regular expression that is in what is said.
+        bound: seconds until all have ended, by hand.
+    """
+
+    happens: Callable[[], Any]
+    says: str
+    bound: float = 5.0
+
+
+def raises() -> None:
+    """As a mistake in a script does."""
+    raise RuntimeError("the fault of the script")
+
+
+def raises_in_thread() -> None:
+    """In a thread with the name of the package's."""
+    threading.Thread(target=raises, name="pyg_dist trial").start()
+    time.sleep(60)
+
+
+def sends_more() -> None:
+    """A call that the others do not make."""
+    import torch
+
+    from pyg_dist.backend.comm.group import world_group
+
+    world_group().sum(torch.ones(3))
+
+
+LOST = r"lost its connection to rank 1|ended before"
+FAULTS = {
+    "kill -9": Fault(lambda: os.kill(os.getpid(), signal.SIGKILL), LOST),
+    "a crash (SIGSEGV)": Fault(lambda: os.kill(os.getpid(), signal.SIGSEGV), LOST),
+    "SIGTERM, nobody asks": Fault(lambda: os.kill(os.getpid(), signal.SIGTERM), LOST),
+    "os._exit(3)": Fault(lambda: os._exit(3), LOST),
+    "an exception": Fault(raises, "RuntimeError: the fault of the script"),
+    "an exception in a thread": Fault(raises_in_thread, "rank 1 failed: RuntimeError: the fault of the script"),
+    "sys.exit(0), too early": Fault(lambda: sys.exit(0), "rank 1 has ended after"),
+    "another collective": Fault(sends_more, "Expected the same calls on every rank", 15.0),
+}
+
+
+def train(fault: str, seconds: float) -> None:
+    """What a rank does."""
+    import torch
+    import torch.nn.functional as F
+    from torch_geometric.data import Data
+
+    import pyg_dist
+    from pyg_dist.conv import DistributedGCNConv
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    graph = Data(x=torch.randn(300, 16), edge_index=torch.randint(0, 300, (2, 2000)), y=torch.arange(300) % 4)
+    data = pyg_dist.DistributedData(graph, partition="random")
+    model = DistributedGCNConv(16, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    end, step = time.monotonic() + seconds, 0
+    while step < STEPS or time.monotonic() < end:
+        optimizer.zero_grad()
+        F.cross_entropy(model(data.x, data.edge_index), data.y).backward()
+        optimizer.step()
+        if step == FAULTY_STEP - 1:
+            sys.stdout.write(f"rank {pyg_dist.rank()} has come here\n")  # stays in a buffer of Python's
+        if step == FAULTY_STEP and fault and pyg_dist.rank() == 1:
+            sys.stdout.flush()
+            sys.stderr.write(f"\nfault at {time.time()}\n")
+            sys.stderr.flush()
+            FAULTS[fault].happens()
+        step += 1
+        if seconds and step % 200 == 0 and pyg_dist.is_main():
+            sys.stdout.write(f"soak {json.dumps(resources())}\n")
+            sys.stdout.flush()
+
+
+def keep_and_not(graph: str) -> None:
+    """What a rank does: turns of epochs after which the state is kept in memory, and of others."""
+    import torch
+
+    sys.path.insert(0, str(EXAMPLES))
+    import example_graphs
+    import full_batch_gcn
+
+    import pyg_dist
+    from pyg_dist.checkpoint import Checkpointer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    whole = power_law_graph() if graph == "A" else example_graphs.read_npz(graph)
+    data, train_idx = pyg_dist.DistributedData(whole), whole.train_mask.nonzero().view(-1)
+    model = full_batch_gcn.GCN(data.num_features, 64 if graph != "A" else 256, int(whole.y.max()) + 1, 3, 0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    turns, epochs = (40, 25) if graph != "A" else (6, 4)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        loops = {
+            memory: Checkpointer(
+                f"{folder}/{memory}-{os.environ['MASTER_PORT']}", every=10**6, memory=memory, model=model,
+                optimizer=optimizer,
+            ).epochs(10**6)
+            for memory in (0, 1)
+        }  # fmt: skip
+        seconds: dict[int, list[float]] = {0: [], 1: []}
+        for turn in range(turns):
+            for memory in (0, 1) if turn % 2 else (1, 0):
+                for epoch in range(epochs + 1):
+                    start = time.perf_counter()
+                    next(loops[memory])
+                    full_batch_gcn.train(model, data, train_idx, optimizer)
+                    if turn and epoch:  # the first one of a turn is cold
+                        seconds[memory].append(time.perf_counter() - start)
+    if pyg_dist.is_main():
+        sys.stdout.write(f"overhead {json.dumps({'without': seconds[0], 'with': seconds[1]})}\n")
+
+
+def power_law_graph() -> Any:
+    """Graph A of the benchmarks, with a mask of nodes that train."""
+    import power_law
+    import torch
+
+    graph = power_law.load("A")
+    graph.train_mask = torch.arange(graph.num_nodes) % 2 == 0
+    return graph
+
+
+def record(folder: str) -> None:
+    """What a rank of the recorded run does: rank 2 is killed in epoch 17, where ``folder`` is to have that."""
+    import torch
+
+    sys.path.insert(0, str(EXAMPLES))
+    import example_graphs
+    import full_batch_gcn
+
+    import pyg_dist
+    from pyg_dist.checkpoint import Checkpointer
+
+    torch.manual_seed(0)
+    graph = example_graphs.digits()
+    data, train_idx = pyg_dist.DistributedData(graph), graph.train_mask.nonzero().view(-1)
+    model = full_batch_gcn.GCN(data.num_features, 64, 10, 3, 0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for epoch in Checkpointer(folder, every=100, model=model, optimizer=optimizer).epochs(1, 31):
+        is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if folder.endswith("killed") and is_first and epoch == 17 and pyg_dist.rank() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = full_batch_gcn.train(model, data, train_idx, optimizer)
+        if pyg_dist.is_main():
+            sys.stdout.write(f"epoch {epoch}{'' if is_first else ', started again'}: {loss.hex()} {loss:.9f}\n")
+            sys.stdout.flush()
+
+
+def resources() -> dict[str, int]:
+    """Of this process."""
+    status = Path("/proc/self/status").read_text()
+    (kib,) = re.findall(r"VmRSS:\s+(\d+)", status)
+    (threads,) = re.findall(r"Threads:\s+(\d+)", status)
+    return {"kib": int(kib), "threads": int(threads), "files": len(os.listdir("/proc/self/fd"))}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--overhead", metavar="GRAPH")
+    parser.add_argument("--recorded", metavar="FOLDER")
+    options = parser.parse_args()
+    if options.overhead:
+        keep_and_not(options.overhead)
+    elif options.recorded:
+        record(options.recorded)
+    else:
+        train(options.fault, options.seconds)
+
+
+if __name__ == "__main__":
+    main()
