@@ -197,8 +197,9 @@ def restart(graph: Path, num_agents: int) -> dict[str, float]:
                 )
             )
             time.sleep(5.0 if number + 1 < num_agents else 0.0)  # the first one is to hold the rendezvous
-        if agents[0].communicate()[1] and agents[0].returncode:
-            raise SystemExit("the run has failed")
+        said = agents[0].communicate()[1]
+        if agents[0].returncode:
+            raise SystemExit(said)
         agents[-1].wait()
         marks = {path.name: float(path.read_text()) for path in Path(folder).glob("at *")}
     order = ["at kill", "at start", "at import", "at data", "at epoch"]
