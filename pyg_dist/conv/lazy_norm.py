@@ -106,9 +106,9 @@ class NormedEdges(Edges):
     @staticmethod
     def of_lazy(lazy: LazyNorm) -> NormedEdges:
         """See the class."""
-        edges: Any = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(NormedEdges)
+        edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(NormedEdges)
         edges.lazy, edges.graph, edges.weight = lazy, lazy.graph, None
-        return edges  # type: ignore[no-any-return]
+        return edges
 
     def __getattribute__(self, name: str) -> Any:
         if name == "rows" or name in SINGLE_EDGES:
@@ -143,9 +143,9 @@ class NormWeight(DerivedOperand):
     @staticmethod
     def of_lazy(lazy: LazyNorm) -> NormWeight:
         """See the class."""
-        weight: Any = torch.empty(0, dtype=lazy.dtype, device="meta").as_subclass(NormWeight)
+        weight = torch.empty(0, dtype=lazy.dtype, device="meta").as_subclass(NormWeight)
         weight.lazy = lazy
-        return weight  # type: ignore[no-any-return]
+        return weight
 
     @classmethod
     def __torch_function__(

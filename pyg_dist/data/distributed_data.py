@@ -120,6 +120,7 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
     """
 
     is_distributed = True
+    graph: DistributedGraph
 
     def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         """A :class:`~pyg_dist.data.hetero.DistributedHeteroData`, where ``data`` has types."""
@@ -311,12 +312,12 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
     @property
     def num_nodes(self) -> int:
         """Nodes of the whole graph."""
-        return self.graph.node_sharding.size  # type: ignore[no-any-return]
+        return self.graph.node_sharding.size
 
     @property
     def num_edges(self) -> int:
         """Edges of the whole graph."""
-        return self.graph.edge_sharding.size  # type: ignore[no-any-return]
+        return self.graph.edge_sharding.size
 
     @property
     def num_graphs(self) -> int:
@@ -330,7 +331,7 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
     @property
     def traffic(self) -> Traffic:
         """Bytes, rows and messages of halos that this rank has sent so far."""
-        return self.graph.traffic  # type: ignore[no-any-return]
+        return self.graph.traffic
 
     def is_node_attr(self, key: str) -> bool:
         """Whether ``data[key]`` has a row per node."""
@@ -366,15 +367,15 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
-        return self.graph.has_isolated_nodes()  # type: ignore[no-any-return]
+        return self.graph.has_isolated_nodes()
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
-        return self.graph.has_self_loops()  # type: ignore[no-any-return]
+        return self.graph.has_self_loops()
 
     @property
     def _device(self) -> torch.device:
-        return self.graph.device  # type: ignore[no-any-return]
+        return self.graph.device
 
     def _lie_on(self, device: torch.device) -> None:
         self.__dict__["graph"] = self.graph.to(device)

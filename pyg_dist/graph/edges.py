@@ -434,10 +434,9 @@ class NodeIds(RowIndex):
     @staticmethod
     def of(local: Tensor, edges: Edges, end: End) -> NodeIds:
         """See the class."""
-        ids: Any = local.as_subclass(Tensor)
-        ids.__class__ = NodeIds
+        ids = local.as_subclass(NodeIds)
         ids._sharding, ids.edges, ids.end = edges.rows, edges, end
-        return ids  # type: ignore[no-any-return]
+        return ids
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
         """See :func:`~pyg_dist.graph.edges.nodes_to_edges`."""

@@ -414,7 +414,8 @@ class CopiedToDevices:
             if self.parent is not None:
                 moved.parent = self.parent.to(device)
             self._elsewhere[device] = moved
-        return self._elsewhere[device]  # type: ignore[no-any-return]
+        there: C = self._elsewhere[device]
+        return there
 
     def _build_on(self, device: torch.device) -> None:
         """Make there, in a copy, what depends on the device."""

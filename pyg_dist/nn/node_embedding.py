@@ -43,10 +43,10 @@ class NodeEmbedding(nn.Module):
 
     def __init__(self, data: DistributedData | TypedNodes, channels: int, dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        if isinstance(data, TypedNodes):
-            rows, device = data.sharding, data.device
-        elif isinstance(data, DistributedData):
+        if isinstance(data, DistributedData):
             rows, device = data.graph.feature_sharding(channels), data.graph.device
+        elif isinstance(data, TypedNodes):
+            rows, device = data.sharding, data.device
         else:
             raise DataError(
                 f"NodeEmbedding expected a DistributedData (got {type(data).__name__}): wrap the graph first, and of "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -44,10 +44,9 @@ class PickedRows(RowTensor):
     @classmethod
     def of(cls: type[P], ids: Tensor, rows: RowSharding, source: RowSharding, place: Tensor) -> P:
         """See the class."""
-        made: Any = ids.as_subclass(Tensor)
-        made.__class__ = cls
+        made = ids.as_subclass(cls)
         made._sharding, made.source, made.place = rows, source, place
-        return made  # type: ignore[no-any-return]
+        return made
 
     def on(self: P, device: torch.device) -> P:
         """The same on another device."""
