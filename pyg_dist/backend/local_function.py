@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,17 @@ from torch.autograd.function import _SingleLevelFunction
 from typing_extensions import TypeVar
 
 Out = TypeVar("Out", default=Any)
+
+
+class Context(Protocol):
+    """What an autograd function keeps from its forward to its backward: tensors, and anything by a name."""
+
+    saved_tensors: tuple[Any, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def __getattr__(self, name: str) -> Any: ...
+
+    def __setattr__(self, name: str, value: object) -> None: ...
 
 
 class LocalFunction(torch.autograd.Function, Generic[Out]):

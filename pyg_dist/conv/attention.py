@@ -50,7 +50,7 @@ _running: _Call | None = None
 
 
 @contextmanager
-def attention_call(conv: Any, given: dict[str, Any]) -> Iterator[None]:
+def attention_call(conv: MessagePassing, given: dict[str, Any]) -> Iterator[None]:
     """Context in which ``conv``, an attention conv that was called with ``given``, may take the fused steps."""
     global _running
     asked = given.get("return_attention_weights")
@@ -62,7 +62,7 @@ def attention_call(conv: Any, given: dict[str, Any]) -> Iterator[None]:
         _running = outer
 
 
-def _takes_op(conv: Any) -> bool:
+def _takes_op(conv: MessagePassing) -> bool:
     """Whether the op knows the conv's options."""
     return (
         getattr(conv, "negative_slope", 0.0) >= 0
@@ -72,7 +72,7 @@ def _takes_op(conv: Any) -> bool:
     )
 
 
-def _weighs_sources(conv: Any) -> bool:
+def _weighs_sources(conv: MessagePassing) -> bool:
     """Whether a GeneralConv's messages are the sources' projected rows, with logits of a form that the op has."""
     is_additive = conv.attention and conv.attention_type == "additive" and _takes_op(conv)
     return is_additive and conv.directed_msg and conv.in_edge_channels is None and commutes(conv.lin_msg)
@@ -83,7 +83,7 @@ def _attention(conv: type, step: Step, when: Callable[[Any], bool] = _takes_op) 
 
     def register(fused: Fused) -> Fused:
         @fast_path(conv, step=step, sums=(SumAggregation,), when=when)
-        def run(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
+        def run(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Any:
             call = _running
             return None if call is None or call.conv is not conv else fused(call, edges, **given)
 
@@ -99,7 +99,7 @@ def _additive(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None
     The logits of nodes are products with a matrix that has the heads' vectors: PyG's ``(x * att).sum(-1)`` makes two
     more tensors as large as x, and four in the backward pass.
     """
-    conv: Any = call.conv
+    conv = call.conv
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
     lin_source, lin_target = (conv.lin, conv.lin) if conv.lin is not None else (conv.lin_src, conv.lin_dst)
     attr = edge_attr if conv.lin_edge is not None else None
@@ -187,7 +187,7 @@ def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None)
 
     Returns the attention weights, or what stands for them; the weighted sums are made in the same pass.
     """
-    conv: Any = call.conv
+    conv = call.conv
     if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, x[:1], x[1:]) and _meet(x[0], conv.att)):
         return None
     dtype = _dtype_of_sums(x[0], conv.att)
@@ -213,7 +213,7 @@ def _dot(
     call: _Call, edges: Edges, query: Any, key: Any, value: Any, edge_attr: Tensor | None = None
 ) -> NodeTensor | None:
     """Transformer: features of edges are projected by target, before logits and after sums: ``(W f) q = f (W^T q)``."""
-    conv: Any = call.conv
+    conv = call.conv
     if edge_attr is None and conv.lin_edge is not None:
         return None
     if not (_fits(conv, edges, edge_attr, query) and _are_rows(edges, (value, key), (query,))):
@@ -237,7 +237,7 @@ def _dot(
 @_attention(AGNNConv, "propagate")
 def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
     """AGNN: dot products of rows of length one, times beta."""
-    conv: Any = call.conv
+    conv = call.conv
     if not (_are_rows(edges, (x,)) and _are_rows(edges, (x_norm,), (x_norm,)) and x.dim() == 2):
         return None
     if not _meet(x, conv.beta):
@@ -251,7 +251,7 @@ def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None
 @_attention(GeneralConv, "propagate", _weighs_sources)
 def _of_sources(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> NodeTensor | None:
     """GeneralConv: logits are of the sources' messages alone."""
-    conv: Any = call.conv
+    conv = call.conv
     source, lin = x[0], conv.lin_msg
     if edge_attr is not None or not _are_rows(edges, (source,)) or source.dim() != 2:
         return None
@@ -266,7 +266,7 @@ def _of_sources(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = No
     return _nodes(edges, sums.view(-1, conv.heads, conv.out_channels))
 
 
-def _spec(conv: Any, form: Any, **numbers: float) -> AttentionSpec:
+def _spec(conv: MessagePassing, form: Any, **numbers: float) -> AttentionSpec:
     p = getattr(conv, "dropout", 0.0) if conv.training else 0.0
     return AttentionSpec(form, getattr(conv, "heads", 1), p=p, seed=draw_seed() if p > 0 else 0, **numbers)
 
@@ -303,7 +303,7 @@ def _dtype_of_sums(value: Tensor, operand: Tensor) -> torch.dtype:
     return torch.promote_types(value.dtype, exponential.dtype)
 
 
-def _fits(conv: Any, edges: Edges, edge_attr: Tensor | None, x: Tensor) -> bool:
+def _fits(conv: MessagePassing, edges: Edges, edge_attr: Tensor | None, x: Tensor) -> bool:
     """Whether the op may project these features of edges as ``lin_edge`` does, beside the rows of x."""
     if edge_attr is None:
         return True

@@ -57,7 +57,7 @@ class FastPath(NamedTuple):
     needs_edges: bool
     takes_batches: bool
 
-    def fits(self, conv: Any, is_batch: bool = False) -> bool:
+    def fits(self, conv: MessagePassing, is_batch: bool = False) -> bool:
         """Whether it may run for ``conv`` as it is now."""
         if is_batch and not self.takes_batches:
             return False
@@ -118,7 +118,7 @@ def _paths(stock: Any, step: Step) -> tuple[FastPath, ...]:
     )
 
 
-def fast_path_of(conv: Any, step: Step, given: dict[str, Any]) -> Run | None:
+def fast_path_of(conv: MessagePassing, step: Step, given: dict[str, Any]) -> Run | None:
     """What takes the place of a step of ``conv`` as it is now, called with ``given``; ``None``: nothing."""
     paths = _paths(conv.stock, step)
     if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:
@@ -131,7 +131,7 @@ def _is_batch(value: Any) -> bool:
     return any(map(_is_batch, value)) if type(value) in (tuple, list) else type(value) is MovedRows
 
 
-def needs_no_edges(conv: Any) -> bool:
+def needs_no_edges(conv: MessagePassing) -> bool:
     """Whether all steps of ``conv`` take operators, and rows at the ends of edges wherever these lie."""
     paths = [path for step in _TABLE for path in _paths(conv.stock, step) if not path.needs_edges]
     if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:

@@ -49,7 +49,7 @@ _BLOCK_BYTES = 64 << 20
 graph `small`, one thread: 2.4 s, with 512 MiB 3.9 s, with 16 MiB 3.5 s (benchmarks/convs.py)."""
 
 
-def reduce_messages(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
+def reduce_messages(conv: MessagePassing, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
     """The result of ``propagate``, by blocks; ``None`` where the conv's own steps run on all edges (collective).
 
     They do where the messages fit into ``PYG_DIST_MESSAGE_MIB``, and in the cases that the module docstring lists.
@@ -76,7 +76,7 @@ _bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.W
 """By conv and shapes of its inputs; zero: not by blocks."""
 
 
-def _may_run(conv: Any) -> bool:
+def _may_run(conv: MessagePassing) -> bool:
     """Whether the steps of ``conv`` are neither changed nor hooked."""
     if changed_step(conv) is not None or conv.decomposed_layers > 1:
         return False
@@ -85,7 +85,7 @@ def _may_run(conv: Any) -> bool:
     return not any(is_lazy(p) or isinstance(p, RowTensor) for p in conv.parameters())
 
 
-def _names(conv: Any, *steps: str) -> set[str]:
+def _names(conv: MessagePassing, *steps: str) -> set[str]:
     """The arguments that steps of ``conv`` take from ``propagate``'s."""
     return set(conv.inspector.get_flat_param_names(steps, exclude=conv.special_args))
 
@@ -124,7 +124,7 @@ class _Kept(NamedTuple):
 class _Call:
     """One call of ``propagate``."""
 
-    conv: Any
+    conv: MessagePassing
     edges: Edges
     size: Any
     given: dict[str, Any]  # the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes
@@ -135,7 +135,7 @@ class _Call:
     state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def of(conv: Any, edges: Edges, size: Any, given: dict[str, Any]) -> _Call | None:
+    def of(conv: MessagePassing, edges: Edges, size: Any, given: dict[str, Any]) -> _Call | None:
         """``None`` where a step takes something that no block has its piece of."""
         names = _names(conv, "message", "aggregate")
         values: dict[str, Any] = {}

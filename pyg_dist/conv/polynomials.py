@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GraphConv, SGConv, SSGConv, TAGConv
+from torch_geometric.nn import GraphConv, MessagePassing, SGConv, SSGConv, TAGConv
 
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.conv.fast_paths import NORMS, fast_path
@@ -39,7 +39,7 @@ class _Polynomial:
     degree: int  # the highest power
 
     @staticmethod
-    def of(conv: Any) -> _Polynomial:
+    def of(conv: MessagePassing) -> _Polynomial:
         """That of a conv."""
         if isinstance(conv, TAGConv):
             return _Polynomial(list(conv.lins), conv.bias, None, conv.K)
@@ -70,7 +70,7 @@ _HOPS: weakref.WeakKeyDictionary[Any, dict[Any, _Hops]] = weakref.WeakKeyDiction
 
 
 @fast_path(TAGConv, GraphConv, SGConv, SSGConv, when=lambda conv: not getattr(conv, "cached", False))
-def polynomial_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def polynomial_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
     """The forward of a conv that is a polynomial; ``None`` where PyG's has to run (collective).
 
     That is where a graph's features, and so its hops, are no whole rows; where linear maps are changed or seen, and
@@ -107,7 +107,7 @@ def polynomial_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor
 class _Run:
     """A polynomial over a graph."""
 
-    conv: Any
+    conv: MessagePassing
     graph: Any
     operator: Any
     polynomial: _Polynomial

@@ -30,7 +30,7 @@ from pyg_dist.tensor.row_tensor import version_of
 
 
 @fast_path(FAConv, step="propagate", code=("message", "update", "aggregate"))
-def gated_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
+def gated_sum(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
     """``FAConv``'s sums: each edge's gate and the norm are one weight (collective)."""
     if given["edge_weight"] is None:
         return None
@@ -45,7 +45,7 @@ _BY_COLUMN = (*NORMS, MaxAggregation, MinAggregation, MulAggregation, VarAggrega
 
 
 @fast_path(ARMAConv, sums=_BY_COLUMN, needs_edges=True)
-def stacked_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor:
+def stacked_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor:
     """``ARMAConv``'s forward with its stacks beside one another, ``[N, K F]``: PyG has rows in dimension 1."""
     x, weight = given["x"], given.get("edge_weight")
     edges, weight = gcn_norm(edges, weight, x.size(0), add_self_loops=False, dtype=x.dtype)
@@ -67,7 +67,7 @@ def stacked_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor:
 
 
 @fast_path(ClusterGCNConv, when=lambda conv: conv.add_self_loops)
-def averaging_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def averaging_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
     """``ClusterGCNConv``'s forward, whose norm is kept: ``D^-1 A + lambda diag(D^-1 A)`` (collective)."""
     x, dtype = given["x"], torch.get_default_dtype()
     if edges.weight is not None:
@@ -85,7 +85,7 @@ def averaging_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor 
 
 
 @fast_path(GINConv, sums=(SumAggregation,), when=lambda conv: not conv.eps.requires_grad)
-def isomorphism_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def isomorphism_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
     """``GINConv``'s forward with one product, ``(A + (1 + eps) I) x``; of a constant x it is made once (collective).
 
     ``None`` where eps was changed, and in a mini-batch, whose patterns serve one step.
@@ -103,13 +103,13 @@ def isomorphism_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tenso
     return None if out is None else conv.nn(out)
 
 
-def _has_initial_residual(conv: Any) -> bool:
+def _has_initial_residual(conv: MessagePassing) -> bool:
     is_factor = isinstance(conv.alpha, (int, float)) and conv.alpha != 1
     return is_factor and not (conv.normalize and conv.cached)  # PyG keeps a cached norm, whatever the edges are
 
 
 @fast_path(GCN2Conv, when=_has_initial_residual)
-def initial_residual_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def initial_residual_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
     """``GCN2Conv``'s forward with its factors in the matrix (GCNII, eq. 5; collective).
 
     The formula::
@@ -135,7 +135,7 @@ def initial_residual_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> 
     return h @ _with_identity(conv.weight1, conv.beta, scale) + own  # type: ignore[no-any-return]
 
 
-def _is_personalized(conv: Any) -> bool:
+def _is_personalized(conv: MessagePassing) -> bool:
     """Whether alpha is a number, and no edges are dropped; without norm ``A^k`` alone may be too large."""
     is_plain = isinstance(conv.alpha, (int, float)) and not (conv.dropout > 0 and conv.training)
     return (
@@ -144,7 +144,7 @@ def _is_personalized(conv: Any) -> bool:
 
 
 @fast_path(APPNP, when=_is_personalized)
-def personalized_forward(conv: Any, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def personalized_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
     """``APPNP``'s forward with no pass that scales its hops (Gasteiger et al., 2019, eq. 5; collective).
 
     The formula::
@@ -194,7 +194,7 @@ def _side_by_side(weight: Tensor) -> Tensor:
 
 
 def kept_laplacian(
-    conv: Any,
+    conv: MessagePassing,
     edge_index: Any,
     num_nodes: int | None,
     edge_weight: Tensor | None,

@@ -23,7 +23,7 @@ from pyg_dist.tensor import NodeTensor
 
 
 @fast_path(HGTConv, sums=(SumAggregation,), when=lambda conv: conv.heads <= MAX_HEADS)
-def typed_attention(conv: Any, edges: dict[Any, Edges], given: dict[str, Any]) -> dict[str, Tensor] | None:
+def typed_attention(conv: HGTConv, edges: dict[Any, Edges], given: dict[str, Any]) -> dict[str, Tensor] | None:
     """``HGTConv``'s forward (Hu et al., "Heterogeneous graph transformer", 2020; collective).
 
     A source has a key and a value for each relation, ``k W_r p_r`` and ``v V_r``. PyG puts the rows of all types into

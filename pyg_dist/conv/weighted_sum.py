@@ -176,7 +176,7 @@ def _message(stock: Any, given: dict[str, Any]) -> Any:
 
 @fast_path(MessagePassing, step="propagate", code=("edge_update",), of_class=sum_form, takes_batches=True)
 @fast_path(MessagePassing, step="propagate", code=(), of_class=sum_form, needs_edges=True, takes_batches=True)
-def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
+def native_sum(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Any:
     """The sum or mean of weighted rows (collective).
 
     Exact, but for a training ``conv`` with ``bits``.
@@ -193,7 +193,7 @@ def native_sum(conv: Any, edges: Edges, given: dict[str, Any]) -> Any:
     return sum_by(conv, edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
 
 
-def sum_by(conv: Any, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False) -> Any:
+def sum_by(conv: MessagePassing, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False) -> Any:
     """Sum or mean of weighted rows; ``None`` where there is no operator for it (collective).
 
     ``weight`` is an edge tensor, or the norm's, or ``None`` for ones; ``flattens``: whether it may be ``[E, 1]``.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks, reduce_from_ranks
 from pyg_dist.backend.comm.transport import Pending, Transport
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.settings import GRID_EARLY_SUMS
 from pyg_dist.errors import DataError, MixedRowsError
@@ -216,13 +216,13 @@ class _ReplicatedLinear(LocalFunction[Tensor]):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, transport: Transport) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, transport: Transport) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.transport = transport
         return F.linear(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         transport: Transport = ctx.transport
         if torch.is_grad_enabled():  # gradients of gradients

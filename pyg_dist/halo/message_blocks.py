@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.generators import generator_states, set_generator_states
 from pyg_dist.backend.sparse.csr import CSR, Block, Place, Run
@@ -92,7 +91,7 @@ class _ReduceByBlocks(LocalFunction[Tensor]):
     """Inputs and halos are kept; the generators' states are, too: each block draws in them, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, a: MessageBlocks, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Context, a: MessageBlocks, *inputs: Tensor) -> Tensor:
         states, out = generator_states(), None
 
         def reduce(targets: tuple[int, int], rows: Sequence[Tensor]) -> None:
@@ -118,7 +117,7 @@ class _ReduceByBlocks(LocalFunction[Tensor]):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         a: MessageBlocks = ctx.a
         saved = ctx.saved_tensors  # once: a checkpoint recomputes them at each reading, and refuses a second one
         inputs, halos = saved[: len(a.places)], saved[len(a.places) :]

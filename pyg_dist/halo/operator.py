@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import LinearMap, append, apply
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops.library import as_rows
 from pyg_dist.backend.sparse.csr import CSR
@@ -183,14 +183,14 @@ class _AddToLastRows(LocalFunction[Tensor]):
     """In place; the gradient is that of the sum, and its last rows."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, addend: Tensor) -> Tensor:
+    def forward(ctx: Context, out: Tensor, addend: Tensor) -> Tensor:
         ctx.mark_dirty(out)
         ctx.num_inner = out.shape[0] - addend.shape[0]
         out[ctx.num_inner :].add_(addend)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, grad[ctx.num_inner :]
 
 

@@ -17,14 +17,14 @@ map                                   forward                                   
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.gradient_bucket import LeafGradient
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 
 
 class LinearMap(Protocol):
@@ -43,7 +43,7 @@ class LinearMap(Protocol):
 class _Apply(LocalFunction[Tensor]):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, a: LinearMap, transposed: LinearMap | None, pending: Pending[Tensor] | None,
+        ctx: Context, x: Tensor, a: LinearMap, transposed: LinearMap | None, pending: Pending[Tensor] | None,
         leaf: LeafGradient | None,
     ) -> Tensor:  # fmt: skip
         if ctx.needs_input_grad[0]:
@@ -55,7 +55,7 @@ class _Apply(LocalFunction[Tensor]):
         return (a.start(x) if pending is None else pending).wait()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Context, grad: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         if grad is None or (ctx.leaf is not None and ctx.leaf.defer(grad, ctx.next_functions[0][0])):
             return None, None, None, None, None
         return _Apply.apply(grad, ctx.transposed, ctx.map, None, None), None, None, None, None
@@ -80,26 +80,26 @@ class _Way:
 
 class _Begin(LocalFunction[Tensor]):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, way: _Way) -> Tensor:
+    def forward(ctx: Context, x: Tensor, way: _Way) -> Tensor:
         ctx.way = way
         ctx.set_materialize_grads(False)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Context, grad: Tensor | None) -> tuple[Tensor | None, None]:
         returning, ctx.way.returning = ctx.way.returning, None
         return grad if returning is None else returning.wait(), None
 
 
 class _End(LocalFunction[Tensor]):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, way: _Way, pending: Pending[Tensor]) -> Tensor:
+    def forward(ctx: Context, x: Tensor, way: _Way, pending: Pending[Tensor]) -> Tensor:
         ctx.way = way
         ctx.set_materialize_grads(False)
         return pending.wait()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Context, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
         way = ctx.way
         if grad is None:
             return None, None, None

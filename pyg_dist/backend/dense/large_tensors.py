@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch_geometric.utils import scatter
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 
 LARGE = 2 << 20
 """Bytes from which on an output is worth a block; ``kWorthIt`` of ``csrc/ops/cpu/block_pool.h``."""
@@ -50,18 +50,18 @@ class _Linear(LocalFunction[Tensor]):
     """The formulas are torch's own, product by product, so that the bits are."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         out = ops.empty_rows(x, x.shape[0], weight.shape[0])
         return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return *_factor_grads(ctx, grad, of_x, of_weight), grad.sum(0) if of_bias else None
 
 
-def _factor_grads(ctx: Any, grad: Tensor, of_x: bool, of_weight: bool) -> tuple[Tensor | None, Tensor | None]:
+def _factor_grads(ctx: Context, grad: Tensor, of_x: bool, of_weight: bool) -> tuple[Tensor | None, Tensor | None]:
     """The derivatives of ``x weight^T``, which are all that ``ctx`` has saved, by both."""
     x, weight = ctx.saved_tensors
     product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
@@ -84,13 +84,13 @@ class _AddProduct(LocalFunction[Tensor]):
     """``out + x weight^T``, written into out."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Context, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.mark_dirty(out)
         return out.addmm_(x, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_out, *of_factors = ctx.needs_input_grad
         return grad if of_out else None, *_factor_grads(ctx, grad, *of_factors)
 
@@ -107,12 +107,12 @@ class _SplitColumns(LocalFunction[tuple[Tensor, ...]]):
     """Views; the gradients side by side."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
+    def forward(ctx: Context, x: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
         ctx.shape = x.shape
         return torch.split(x, [*widths, x.shape[1] - sum(widths)], 1)[: len(widths)]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor, None]:
         num_rows, num_columns = ctx.shape
         rest = grads[0].new_zeros(num_rows, num_columns - sum(grad.shape[1] for grad in grads))
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
@@ -134,7 +134,7 @@ class _LayerNorm(LocalFunction[Tensor]):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         out, moments = ops.empty_rows(x, *x.shape), []
         for x_block, out_block in zip(_blocks(x), _blocks(out), strict=True):
             y, *of_rows = torch.native_layer_norm(x_block, x.shape[1:], weight, bias, eps)
@@ -145,7 +145,7 @@ class _LayerNorm(LocalFunction[Tensor]):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, weight, bias = ctx.saved_tensors
         of_x, of_weight, of_bias, _ = ctx.needs_input_grad
         derivative = torch.ops.aten.native_layer_norm_backward
@@ -190,13 +190,13 @@ class _Relu(LocalFunction[Tensor]):
     """Where values pass is all that the derivative needs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor) -> Tensor:
         y, passed = ops.relu(x, ctx.needs_input_grad[0])
         ctx.save_for_backward(passed)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Context, grad: Tensor) -> Tensor:
         (passed,) = ctx.saved_tensors
         return _Passed.apply(grad, passed)
 
@@ -205,12 +205,12 @@ class _Passed(LocalFunction[Tensor]):
     """Zero where a mask says so: its own derivative."""
 
     @staticmethod
-    def forward(ctx: Any, grad: Tensor, passed: Tensor) -> Tensor:
+    def forward(ctx: Context, grad: Tensor, passed: Tensor) -> Tensor:
         ctx.save_for_backward(passed)
         return ops.relu_grad(grad, passed)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         (passed,) = ctx.saved_tensors
         return _Passed.apply(grad, passed), None
 
@@ -226,12 +226,12 @@ class _Sum(LocalFunction[Tensor]):
     """``a + alpha * b``, where b is a tensor of the same shape or a number."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Any, alpha: float) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Any, alpha: float) -> Tensor:
         ctx.alpha = alpha
         return torch.add(a, b, alpha=alpha, out=ops.empty_rows(a, *a.shape))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_a, of_b, _ = ctx.needs_input_grad
         by_b = grad if ctx.alpha == 1 or not of_b else multiply(grad, ctx.alpha)
         return grad if of_a else None, by_b if of_b else None, None
@@ -241,13 +241,13 @@ class _SumInto(LocalFunction[Tensor]):
     """``a + alpha * b``, written into a."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor, alpha: float) -> Tensor:
         ctx.alpha = alpha
         ctx.mark_dirty(a)
         return a.add_(b, alpha=alpha)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_a, of_b, _ = ctx.needs_input_grad
         return grad if of_a else None, multiply(grad, ctx.alpha) if of_b else None, None
 
@@ -256,7 +256,7 @@ class _Product(LocalFunction[Tensor]):
     """``a * b``, where b is a tensor of the same shape or a number."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Any) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Any) -> Tensor:
         of_a, of_b = ctx.needs_input_grad
         by_tensor = isinstance(b, Tensor)
         ctx.save_for_backward(a if of_b else None, b if of_a and by_tensor else None)
@@ -264,7 +264,7 @@ class _Product(LocalFunction[Tensor]):
         return torch.mul(a, b, out=ops.empty_rows(a, *a.shape))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_a, of_b = ctx.needs_input_grad
         a, b = ctx.saved_tensors
         factor = b if ctx.factor is None else ctx.factor
@@ -275,12 +275,12 @@ class _Quotient(LocalFunction[Tensor]):
     """``a / b`` by a number."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: float) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: float) -> Tensor:
         ctx.divisor = b
         return torch.div(a, b, out=ops.empty_rows(a, *a.shape))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         return divide(grad, ctx.divisor), None
 
 
@@ -348,13 +348,13 @@ class _LogSoftmax(LocalFunction[Tensor]):
     """Within rows, as torch has it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor) -> Tensor:
         y = torch.log_softmax(x, 1, out=ops.empty_rows(x, *x.shape))
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Context, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         derivative = torch.ops.aten._log_softmax_backward_data
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
@@ -373,13 +373,13 @@ class _Select(LocalFunction[Tensor]):
     """Rows, and their gradients brought back, added in the order of the index."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.num_rows = x.shape[0]
         return ops.gather_rows(x, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
             return grad.new_zeros(ctx.num_rows, grad.shape[1]).index_add(0, index, grad), None
@@ -400,13 +400,13 @@ class _SumRows(LocalFunction[Tensor]):
     """Rows added up, in their order, and the gradients of sums at each of these."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, index: Tensor, num_sums: int) -> Tensor:
+    def forward(ctx: Context, rows: Tensor, index: Tensor, num_sums: int) -> Tensor:
         ctx.save_for_backward(index)
         sums = ops.empty_rows(rows, num_sums, rows.shape[1]).zero_()
         return ops.scatter_add_rows(sums, index, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
         (index,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
             return grad.index_select(0, index), None, None

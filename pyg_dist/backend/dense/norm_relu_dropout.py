@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import copied_to
 from pyg_dist.backend.ops import Norm, NormReLUDropoutSpec
 
@@ -59,8 +58,8 @@ class _NormReLUDropout(LocalFunction[Tensor]):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, key: Tensor | None, spec: NormReLUDropoutSpec,
-        split: SplitRows | None,
+        ctx: Context, x: Tensor, weight: Tensor | None, bias: Tensor | None, key: Tensor | None,
+        spec: NormReLUDropoutSpec, split: SplitRows | None,
     ) -> Tensor:  # fmt: skip
         w, b = (None if factor is None else factor.to(ops.sum_dtype(x)) for factor in (weight, bias))
         ctx.spec, ctx.split = spec, None if spec.norm is None else split
@@ -72,7 +71,7 @@ class _NormReLUDropout(LocalFunction[Tensor]):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, key, *moments = ctx.saved_tensors
         spec: NormReLUDropoutSpec = ctx.spec
         w = None if weight is None else weight.to(ops.sum_dtype(x))

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import LinearMap, apply
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention_by_edge import (
     Gradients,
@@ -120,7 +120,7 @@ class _Attention(LocalFunction[Attended]):
     """
 
     @staticmethod
-    def forward(ctx: Any, a: PartedAttention, *given: Any) -> Attended:
+    def forward(ctx: Context, a: PartedAttention, *given: Any) -> Attended:
         inputs, held = AttentionInputs(*given), list[AttentionInputs]()
         for part, arrived in zip(a.parts, _arriving(a, inputs), strict=True):
             held.append(arrived)
@@ -142,7 +142,7 @@ class _Attention(LocalFunction[Attended]):
         return y, z, weights
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         y, z, weights, lse, *saved = ctx.saved_tensors
         a: PartedAttention = ctx.a
         inputs, *held = (AttentionInputs(*saved[k : k + 6]) for k in range(0, len(saved), 6))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.ops.library import as_rows
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.timing import phase
@@ -100,12 +100,12 @@ class _Product(LocalFunction[Tensor]):
     """The derivative is the product with the transpose."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: Matrix) -> Tensor:
+    def forward(ctx: Context, x: Tensor, matrix: Matrix) -> Tensor:
         ctx.matrix = matrix
         return matrix.multiply(as_rows(x), tries=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         return _Product.apply(grad, ctx.matrix.transposed), None
 
 
@@ -113,14 +113,14 @@ class _EdgeProduct(LocalFunction[Tensor]):
     """``y_i = sum_e w_e x_col(e)``, by rows, of one rank's pattern; linear in w and in x."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
+    def forward(ctx: Context, weight: Tensor, x: Tensor, csr: CSR) -> Tensor:
         ctx.csr = csr
         ctx.save_for_backward(weight, x)
         with phase("aggregate"):
             return csr.multiply(as_rows(x), csr.values(weight), tries=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         weight, x = ctx.saved_tensors
         by_weight = _EdgeDot.apply(grad, x, ctx.csr, weight.numel()) if ctx.needs_input_grad[0] else None
         by_x = _EdgeProduct.apply(weight, grad, ctx.csr.transposed) if ctx.needs_input_grad[1] else None
@@ -131,7 +131,7 @@ class _EdgeDot(LocalFunction[Tensor]):
     """``d_e = <a_row(e), b_col(e)>`` in edge storage order (zero for edges that the pattern lacks)."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, csr: CSR, num_edges: int) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Tensor, csr: CSR, num_edges: int) -> Tensor:
         ctx.csr = csr
         ctx.save_for_backward(a, b)
         dots = ops.sddmm_csr(csr.rowptr, csr.col, a, b)
@@ -144,7 +144,7 @@ class _EdgeDot(LocalFunction[Tensor]):
         return whole.index_copy_(0, csr.edge.long(), dots)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b = ctx.saved_tensors
         by_a = _EdgeProduct.apply(grad, b, ctx.csr)
         by_b = _EdgeProduct.apply(grad, a, ctx.csr.transposed)
@@ -167,14 +167,14 @@ class _Extreme(LocalFunction[Tensor]):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, csr: CSR, reduce: Literal["max", "min"]) -> Tensor:
+    def forward(ctx: Context, x: Tensor, csr: CSR, reduce: Literal["max", "min"]) -> Tensor:
         ctx.csr = csr
         y = ops.extreme_csr(csr.rowptr, csr.col, x, reduce)
         ctx.save_for_backward(x, y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
             return _by_edge(x.detach(), y.detach(), grad, ctx.csr), None, None

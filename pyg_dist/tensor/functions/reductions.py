@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_dist.backend.autograd import replicated
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor.functions.pointwise import pointwise
@@ -168,7 +168,7 @@ def extreme(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, op: str, na
 
 class _Extreme(LocalFunction[Tensor]):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dims: Dims, rows: RowSharding, op: str, nan_ties: bool) -> Tensor:
+    def forward(ctx: Context, x: Tensor, dims: Dims, rows: RowSharding, op: str, nan_ties: bool) -> Tensor:
         if x.shape[0]:
             local = x.amax(dims, keepdim=True) if op == "max" else x.amin(dims, keepdim=True)
         else:
@@ -182,7 +182,7 @@ class _Extreme(LocalFunction[Tensor]):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         ties, number = ctx.saved_tensors
         return replicated.copy_to_ranks(grad, ctx.group) * ties / number, None, None, None, None
 

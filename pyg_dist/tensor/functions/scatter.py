@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.errors import DataError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows, moved_in, named, refuse_moved, rows_first
@@ -133,7 +133,7 @@ class _Extremes(LocalFunction[Tensor]):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, index: Tensor, src: Tensor, rows: RowSharding, reduce: str, includes_self: bool
+        ctx: Context, x: Tensor, index: Tensor, src: Tensor, rows: RowSharding, reduce: str, includes_self: bool
     ) -> Tensor:
         op = reduce.removeprefix("a")
         local = torch.full_like(x, neutral(x.dtype, op)).scatter_reduce(0, index, src, reduce)
@@ -153,7 +153,7 @@ class _Extremes(LocalFunction[Tensor]):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         index, is_best, is_own, number = ctx.saved_tensors
         of_each = grad / number
         of_rows = copy_to_ranks(of_each, ctx.group).gather(0, index) * is_best
