@@ -32,13 +32,13 @@ class LocalFunction(torch.autograd.Function, Generic[Out]):
     tensors, on which torch's functions would speak of the global ones.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "backward" in vars(cls):
             cls.backward = staticmethod(_of_local_rows(cls.backward))  # type: ignore[method-assign]
 
     @classmethod
-    def apply(cls, *args: Any) -> Out:
+    def apply(cls, *args: object) -> Out:
         """As torch's, which first looks for other ways to write a function: a microsecond."""
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[no-untyped-call, no-any-return]
@@ -47,7 +47,7 @@ class LocalFunction(torch.autograd.Function, Generic[Out]):
 
 def _of_local_rows(backward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(backward)
-    def local_backward(ctx: Any, *gradients: Tensor | None) -> Any:
+    def local_backward(ctx: object, *gradients: Tensor | None) -> Any:
         return backward(ctx, *(_local(g) for g in gradients))
 
     return local_backward

@@ -13,7 +13,7 @@ from pyg_dist.errors import MixedRowsError, PygDistError
 class OfThisRun:
     """Base of what cannot be pickled, since it has connections to other ranks or rows on them."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         return refuse(
             MixedRowsError(
                 f"A {type(self).__name__} cannot be pickled or sent to another process: it belongs to this run; save "

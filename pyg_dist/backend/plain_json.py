@@ -17,7 +17,7 @@ import torch
 _SCALARS = (bool, int, float, str)
 
 
-def encode(value: Any, foreign: Callable[[str, Any], dict[str, Any]], name: str = "") -> Any:
+def encode(value: object, foreign: Callable[[str, Any], dict[str, Any]], name: str = "") -> Any:
     """The JSON of a value. Not collective.
 
     ``foreign`` is called with the name and the value of anything else; it returns its object, or raises. What is in a
@@ -43,7 +43,7 @@ def encode(value: Any, foreign: Callable[[str, Any], dict[str, Any]], name: str 
     return foreign(name, value)
 
 
-def decode(content: Any, foreign: Callable[[str, Any], Any]) -> Any:
+def decode(content: object, foreign: Callable[[str, Any], Any]) -> Any:
     """The value of which this is the JSON. Not collective.
 
     ``foreign`` is called with the key and the content of an object that ``encode``'s has made.
@@ -63,7 +63,7 @@ def decode(content: Any, foreign: Callable[[str, Any], Any]) -> Any:
     return foreign(kind, value)
 
 
-def to_bytes(value: Any) -> bytes:
+def to_bytes(value: object) -> bytes:
     """What a peer is sent of a value, which may hold arrays and dtypes; all else as its ``repr``. Not collective."""
     return json.dumps(encode(value, _array)).encode()
 
@@ -73,7 +73,7 @@ def from_bytes(content: bytes) -> Any:
     return decode(json.loads(content), _of_array)
 
 
-def _array(name: str, value: Any) -> dict[str, Any]:
+def _array(name: str, value: object) -> dict[str, Any]:
     if isinstance(value, torch.dtype):
         return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:

@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 def save(
     path: str | Path,
-    model: Any,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    loader: Any = None,
+    model: object,
+    optimizer: object = None,
+    scheduler: object = None,
+    loader: object = None,
     keep: int = 3,
-    **state: Any,
+    **state: object,
 ) -> None:
     """Save a training run in a folder that all ranks see, complete or not at all (collective).
 
@@ -67,11 +67,11 @@ def save(
 
 def load(
     path: str | Path,
-    model: Any,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    loader: Any = None,
-    **state: Any,
+    model: object,
+    optimizer: object = None,
+    scheduler: object = None,
+    loader: object = None,
+    **state: object,
 ) -> dict[str, Any]:
     """Load the newest checkpoint of a folder into what was saved, and return what is left (collective).
 
@@ -180,7 +180,7 @@ def parts(path: str | Path, otherwise: T) -> Tensor | T:
     return otherwise if found is None else found.to(torch.int64)
 
 
-def named(state: Mapping[str, Any], **given: Any) -> dict[str, Any]:
+def named(state: Mapping[str, Any], **given: object) -> dict[str, Any]:
     """All that is saved, by name."""
     return {name: thing for name, thing in given.items() if thing is not None} | dict(state)
 

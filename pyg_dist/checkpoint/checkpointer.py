@@ -72,11 +72,11 @@ class Checkpointer:
         keep: int = 3,
         memory: int | None = None,
         *,
-        model: Any,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        loader: Any = None,
-        **things: Any,
+        model: object,
+        optimizer: object = None,
+        scheduler: object = None,
+        loader: object = None,
+        **things: object,
     ) -> None:
         session.init()
         self.state: dict[str, Any] = {}

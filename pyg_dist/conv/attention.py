@@ -93,7 +93,7 @@ def _attention(conv: type, step: Step, when: Callable[[Any], bool] = _takes_op) 
 
 
 @_attention(GATConv, "forward")
-def _additive(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None, **others: Any) -> Any:
+def _additive(call: _Call, edges: Edges, x: object, edge_attr: Tensor | None = None, **others: object) -> Any:
     """GATConv's forward.
 
     The logits of nodes are products with a matrix that has the heads' vectors: PyG's ``(x * att).sum(-1)`` makes two
@@ -204,7 +204,7 @@ def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None)
 
 
 @_attention(GATv2Conv, "propagate")
-def _sums_of_dynamic(call: _Call, edges: Edges, x: Any, alpha: Any) -> NodeTensor | None:
+def _sums_of_dynamic(call: _Call, edges: Edges, x: object, alpha: object) -> NodeTensor | None:
     return call.sums if alpha is not None and alpha is call.alpha else None
 
 

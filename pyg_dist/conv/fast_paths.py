@@ -156,12 +156,12 @@ def changed_step(conv: MessagePassing) -> str | None:
     return None
 
 
-def _is_pygs(conv: MessagePassing, step: Any) -> bool:
+def _is_pygs(conv: MessagePassing, step: object) -> bool:
     """Whether PyG has put one of its class's two ``propagate`` there, for explainers and ``decomposed_layers``."""
     pygs = [getattr(type(conv), f"_{kind}_propagate", None) for kind in ("orig", "jinja")]
     return getattr(step, "__func__", step) in pygs
 
 
-def is_hooked(module: Any) -> bool:
+def is_hooked(module: object) -> bool:
     """Whether hooks see what a module does."""
     return any(_module_hooks(vars(module)))

@@ -48,7 +48,7 @@ def _inherited(names: set[str], mro: tuple[type, ...]) -> dict[str, Any]:
     return {name: member for name, member in found if member is not None}
 
 
-def _method(member: Any, substitutes: Functions, own_class: CellType) -> Any:
+def _method(member: object, substitutes: Functions, own_class: CellType) -> Any:
     """A copy of a class's method, static and class methods and properties included; ``None`` of anything else."""
     if isinstance(member, FunctionType):
         return patched(member, substitutes, own_class)
@@ -95,7 +95,9 @@ def _patched_copy(
     return _copy(function, changed, closure)
 
 
-def _other(value: Any, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[Any]) -> Any:
+def _other(
+    value: object, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[Any]
+) -> Any:
     """What replaces ``value`` in the copy of ``caller``, which reads it; ``None``: nothing does."""
     if isinstance(value, ModuleType) and value not in callers and _is_pygs(value.__name__):
         inner = {n: _other(vars(value).get(n), names, caller, substitutes, callers | {value}) for n in names}

@@ -36,7 +36,7 @@ def _stands_for(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
 
     def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(stock)
-        def either(*args: Any, **kwargs: Any) -> Any:
+        def either(*args: object, **kwargs: object) -> Any:
             is_ours = any(isinstance(a, (Edges, RowTensor, MovedRows)) for a in (*args, *kwargs.values()))
             return ours(*made(args), **made(kwargs)) if is_ours else stock(*args, **kwargs)
 
@@ -46,7 +46,7 @@ def _stands_for(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
     return decorate
 
 
-def _require_ids(name: str, index: Any) -> NodeIds:
+def _require_ids(name: str, index: object) -> NodeIds:
     if isinstance(index, NodeIds):
         return index
     raise UnsupportedError(
@@ -61,7 +61,9 @@ def _require_no_values(name: str, edges: Edges) -> None:
 
 
 @_stands_for(pyg.softmax)
-def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | None = None, dim: int = 0) -> EdgeTensor:
+def softmax(
+    src: Tensor, index: object = None, ptr: object = None, num_nodes: int | None = None, dim: int = 0
+) -> EdgeTensor:
     """Softmax over the edges of each target."""
     ids = _require_ids("softmax", index)
     if ptr is not None:
@@ -74,7 +76,7 @@ def softmax(src: Tensor, index: Any = None, ptr: Any = None, num_nodes: int | No
 
 
 @_stands_for(pyg.scatter)
-def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
+def scatter(src: Tensor, index: object, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
     """Reduce by the nodes at one end; or sum by another index, such as a type, into a plain tensor (collective)."""
     if isinstance(index, RowTensor) and not isinstance(index, NodeIds) and dim_size is not None and reduce == "sum":
         rows = index._sharding
@@ -86,7 +88,7 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
 
 
 @_stands_for(pyg.degree)
-def degree(index: Any, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> NodeTensor:
+def degree(index: object, num_nodes: int | None = None, dtype: torch.dtype | None = None) -> NodeTensor:
     """Number of edges at each node."""
     ids = _require_ids("degree", index)
     require_all_at("degree", ids.edges.graph, ids.end, num_nodes)
@@ -117,7 +119,7 @@ def contains_self_loops(edge_index: Edges) -> bool:
 
 @_stands_for(pyg.add_self_loops)
 def add_self_loops(
-    edge_index: Edges, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
+    edge_index: Edges, edge_attr: Tensor | None = None, fill_value: object = None, num_nodes: object = None
 ) -> tuple[Edges, EdgeTensor | None]:
     """A loop for each node, behind the edges; its value is given, or reduced from those of the node's in-edges."""
     _require_no_values("add_self_loops", edge_index)
@@ -142,7 +144,7 @@ def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
 
 @_stands_for(pyg.add_remaining_self_loops)
 def add_remaining_self_loops(
-    edge_index: Edges, edge_attr: Tensor | None = None, fill_value: Any = None, num_nodes: Any = None
+    edge_index: Edges, edge_attr: Tensor | None = None, fill_value: object = None, num_nodes: object = None
 ) -> tuple[Edges, EdgeTensor | None]:
     """One loop for each node, behind the other edges; a node that has one keeps its value."""
     _require_no_values("add_remaining_self_loops", edge_index)
@@ -150,7 +152,7 @@ def add_remaining_self_loops(
 
 
 def _one_loop_each(
-    edge_index: Edges, edge_attr: Tensor | None, fill_value: Any, num_nodes: Any, rule: LoopRule
+    edge_index: Edges, edge_attr: Tensor | None, fill_value: object, num_nodes: object, rule: LoopRule
 ) -> tuple[Edges, EdgeTensor | None]:
     """One loop for each node, behind the other edges; what it has of those that were there is up to ``rule``."""
     require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
@@ -251,7 +253,7 @@ def get_laplacian(
 
 
 def _refuse_samples(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*args: object, **kwargs: object) -> Any:
         raise UnsupportedError(
             f"{name} draws from all edges, and each rank has its own only: draw before DistributedData, or use .eval()"
         )

@@ -26,7 +26,9 @@ from pyg_dist.tensor.row_tensor import described, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 
-def edge_handle(conv: MessagePassing, edge_index: Any, x: Any, calls_message: bool) -> DistributedEdgeIndex | None:
+def edge_handle(
+    conv: MessagePassing, edge_index: object, x: object, calls_message: bool
+) -> DistributedEdgeIndex | None:
     """The edges that ``conv`` runs over; ``None`` where all that it got is plain, in one process: as the stock conv.
 
     A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
@@ -93,7 +95,7 @@ def require_all_at(name: str, graph: DistributedGraph | EdgeView, end: End, numb
         raise _other_size(name, graph, number)
 
 
-def _other_size(name: str, graph: DistributedGraph | EdgeView, size: Any) -> UnsupportedError:
+def _other_size(name: str, graph: DistributedGraph | EdgeView, size: object) -> UnsupportedError:
     all_nodes = f"{graph.sources.size} sources and all {graph.targets.size}"
     if graph.sources is graph.targets:
         all_nodes = f"{graph.sources.size} nodes as sources and as"
@@ -123,7 +125,7 @@ def has_batch(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dim() > 2
 
 
-def in_batch(conv: MessagePassing, value: Any, rows: RowSharding) -> Any:
+def in_batch(conv: MessagePassing, value: object, rows: RowSharding) -> Any:
     """A plain ``[B, N, F]`` as a tensor with these rows, where the conv has nodes behind B; else the value itself."""
     if not isinstance(value, Tensor) or isinstance(value, (RowTensor, MovedRows)) or value.dim() < 3:
         return value
@@ -145,7 +147,7 @@ def rows_along(name: str, what: str, x: Any, dim: int) -> tuple[Any, int]:
     return (x.of if place else x), place
 
 
-def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End | None = None) -> Any:
+def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: object, end: End | None = None) -> Any:
     """``x`` as a node tensor of ``graph``, or a batch of these, ``[B, N, F]``; a plain tensor is sliced along N.
 
     ``end``: of which end; ``None``: of either, first of the sources.
@@ -166,7 +168,7 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, 
     return _whole_rows(conv, graph, x, rows)
 
 
-def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, rows: NodeSharding) -> NodeTensor:
+def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: object, rows: NodeSharding) -> NodeTensor:
     """:func:`node_rows` of what has nodes first."""
     name = type(conv).__name__
     if isinstance(x, Tensor):
@@ -221,7 +223,7 @@ def _rows_like(conv: MessagePassing, x: Any, graph: DistributedGraph | EdgeView)
     return graph.targets if is_of_targets and not is_of_sources else graph.sources
 
 
-def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: Any, end: End) -> NodeTensor:
+def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: object, end: End) -> NodeTensor:
     """:func:`node_rows` of a matrix in a dtype that the kernels know."""
     rows: NodeTensor = node_rows(conv, graph, x, end)
     with local_tensors():

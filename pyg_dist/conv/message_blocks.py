@@ -49,7 +49,7 @@ _BLOCK_BYTES = 64 << 20
 graph `small`, one thread: 2.4 s, with 512 MiB 3.9 s, with 16 MiB 3.5 s (benchmarks/convs.py)."""
 
 
-def reduce_messages(conv: MessagePassing, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
+def reduce_messages(conv: MessagePassing, edges: Edges, size: object, given: dict[str, Any]) -> Any:
     """The result of ``propagate``, by blocks; ``None`` where the conv's own steps run on all edges (collective).
 
     They do where the messages fit into ``PYG_DIST_MESSAGE_MIB``, and in the cases that the module docstring lists.
@@ -135,7 +135,7 @@ class _Call:
     state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def of(conv: MessagePassing, edges: Edges, size: Any, given: dict[str, Any]) -> _Call | None:
+    def of(conv: MessagePassing, edges: Edges, size: object, given: dict[str, Any]) -> _Call | None:
         """``None`` where a step takes something that no block has its piece of."""
         names = _names(conv, "message", "aggregate")
         values: dict[str, Any] = {}

@@ -76,7 +76,7 @@ def stock_result(
     return None
 
 
-def _is_small(max_columns: float, x: Any, has_kernels: Callable[[], bool]) -> bool:
+def _is_small(max_columns: float, x: object, has_kernels: Callable[[], bool]) -> bool:
     """Whether messages of the rows that a conv is given would have few elements."""
     x = x[0] if type(x) is tuple else x
     if not isinstance(x, Tensor):
@@ -85,7 +85,7 @@ def _is_small(max_columns: float, x: Any, has_kernels: Callable[[], bool]) -> bo
     return columns <= max_columns and (_MANY * columns <= max_columns or not has_kernels())
 
 
-def _local(arg: Any, graph: DistributedGraph) -> Any:
+def _local(arg: object, graph: DistributedGraph) -> Any:
     if isinstance(arg, RowTensor):
         nodes = graph.targets if graph.sources is graph.targets else None  # one of two sets comes in a pair
         if arg._sharding is nodes or arg._sharding is graph.edge_sharding:
@@ -99,13 +99,13 @@ def _local(arg: Any, graph: DistributedGraph) -> Any:
     raise _OtherCallError
 
 
-def _local_end(rows: Any, nodes: RowSharding) -> Tensor | None:
+def _local_end(rows: object, nodes: RowSharding) -> Tensor | None:
     if rows is None or (isinstance(rows, RowTensor) and rows._sharding is nodes):
         return None if rows is None else rows.as_subclass(Tensor)
     raise _OtherCallError
 
 
-def _runs_plainly(conv: MessagePassing, stock: Any) -> bool:
+def _runs_plainly(conv: MessagePassing, stock: object) -> bool:
     """Whether the stock code does to plain rows what ours does to distributed ones, unseen by anyone."""
     state = conv.__dict__
     return (
@@ -135,12 +135,12 @@ def _is_unobserved(module: nn.Module | None) -> bool:
     return all(map(_is_unobserved, state["_modules"].values()))
 
 
-def _is_pygs_or_data(value: Any) -> bool:
+def _is_pygs_or_data(value: object) -> bool:
     """Whether an attribute runs no function of a script's, nor one of torch's, which may draw (``act=F.dropout``)."""
     return not callable(value) or str(value.__module__).startswith("torch_geometric.nn.")
 
 
-def _drops(rate: Any) -> bool:
+def _drops(rate: object) -> bool:
     return any(rate) if isinstance(rate, (list, tuple)) else bool(rate)
 
 

@@ -59,7 +59,7 @@ class _Hops:
     factors: tuple[float, ...] | None
 
     @staticmethod
-    def of(operator: Any, polynomial: _Polynomial) -> _Hops:
+    def of(operator: object, polynomial: _Polynomial) -> _Hops:
         """The one object of an operator and its powers."""
         own = _HOPS.setdefault(operator, {})
         key = polynomial.degree, polynomial.factors
@@ -170,7 +170,7 @@ class _Run:
                 out = add_into_(self.graph.aggregate(out, self.operator, self.conv), other)
         return out if bias is None else add_into_(out, bias)
 
-    def _hops(self, x: NodeTensor, layer: Any) -> Tensor:
+    def _hops(self, x: NodeTensor, layer: object) -> Tensor:
         """The local rows of the powers from 1 on times x, side by side, or of the weighed sum of all powers."""
         factors, hop = self.polynomial.factors, x
         hops: list[Tensor] = []

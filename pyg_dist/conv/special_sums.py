@@ -195,11 +195,11 @@ def _side_by_side(weight: Tensor) -> Tensor:
 
 def kept_laplacian(
     conv: MessagePassing,
-    edge_index: Any,
+    edge_index: object,
     num_nodes: int | None,
     edge_weight: Tensor | None,
     normalization: str | None,
-    lambda_max: Any = None,
+    lambda_max: object = None,
     dtype: torch.dtype | None = None,
     batch: Tensor | None = None,
 ) -> Any:

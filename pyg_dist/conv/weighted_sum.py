@@ -121,7 +121,7 @@ class _Column(NamedTuple):
 class _Weights:
     """Stands for weights of edges."""
 
-    def view(self, *shape: Any) -> _Column:
+    def view(self, *shape: object) -> _Column:
         if shape not in ((-1, 1), ((-1, 1),), ([-1, 1],)):
             raise NotImplementedError  # another form than the one that is looked for
         return _Column(True)
@@ -140,7 +140,7 @@ class _Rows:
 
     column: _Column | None = None
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> Any:
         return _Rows(other) if isinstance(other, _Column) and self.column is None else NotImplemented
 
     __rmul__ = __mul__
@@ -193,7 +193,7 @@ def native_sum(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Any
     return sum_by(conv, edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
 
 
-def sum_by(conv: MessagePassing, edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False) -> Any:
+def sum_by(conv: MessagePassing, edges: Edges, x: Any, weight: object, norm: Norm, flattens: bool = False) -> Any:
     """Sum or mean of weighted rows; ``None`` where there is no operator for it (collective).
 
     ``weight`` is an edge tensor, or the norm's, or ``None`` for ones; ``flattens``: whether it may be ``[E, 1]``.
@@ -211,7 +211,7 @@ def sum_by(conv: MessagePassing, edges: Edges, x: Any, weight: Any, norm: Norm, 
 
 
 def operator_of(
-    edges: Edges, x: Any, weight: Any, norm: Norm, flattens: bool = False
+    edges: Edges, x: object, weight: object, norm: Norm, flattens: bool = False
 ) -> tuple[Operator | None, torch.dtype]:
     """The matrix of :func:`sum_by` and the dtype of its products; ``None`` where there is none (collective)."""
     if not isinstance(x, NodeTensor) or not edges.graph.owns(x, 0) or x.dim() != 2 or x.dtype not in ops.FLOATS:

@@ -128,7 +128,7 @@ def plain_rows(value: Any, ids: Tensor) -> Any:
     return value[ids.to(value.device)] if isinstance(value, Tensor) else value
 
 
-def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
+def chosen_nodes(data: Data, subset: object, what: str = "subset") -> Tensor:
     """Ascending ids of nodes that are given as ids or as a mask (collective: ranks compare them)."""
     if isinstance(subset, RowTensor):
         if subset._sharding is not data.graph.node_sharding:
@@ -142,7 +142,7 @@ def chosen_nodes(data: Data, subset: Any, what: str = "subset") -> Tensor:
     return ids
 
 
-def listed_nodes(subset: Any, num_nodes: int, what: str) -> Tensor:
+def listed_nodes(subset: object, num_nodes: int, what: str) -> Tensor:
     """Ids of nodes that are given as ids, whose order stays, or as a mask; int64. Not collective.
 
     Raises:

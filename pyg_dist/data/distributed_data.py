@@ -122,7 +122,7 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
     is_distributed = True
     graph: DistributedGraph
 
-    def __new__(cls, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, data: object = None, *args: Any, **kwargs: Any) -> Any:
         """A :class:`~pyg_dist.data.hetero.DistributedHeteroData`, where ``data`` has types."""
         if isinstance(data, HeteroData):
             from pyg_dist.data.hetero import DistributedHeteroData  # only who has types loads what handles them
@@ -171,7 +171,7 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
     # What help() and editors show: they would look at __new__ first.
     __signature__ = Signature([*signature(__init__).parameters.values()][1:])
 
-    def _adopt(self, given: GraphInput, graph: DistributedGraph, plan: Any) -> None:
+    def _adopt(self, given: GraphInput, graph: DistributedGraph, plan: object) -> None:
         """Fill this object with the local rows of every attribute."""
         edges, device = graph.edge_sharding, given.device
         weight = None if given.adj_values is None else local_rows(given.adj_values, edges, device)
@@ -190,13 +190,13 @@ class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
         for name, value in local.attributes.items():
             self[name] = value
 
-    def _adopt_rows(self, graph: DistributedGraph, plan: Any, attributes: dict[str, Any]) -> None:
+    def _adopt_rows(self, graph: DistributedGraph, plan: object, attributes: dict[str, Any]) -> None:
         """Fill this object with attributes that lie as the graph does. Sums of these are not remembered."""
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
         self._store._mapping.update(attributes)
 
-    def subgraph(self, subset: Any) -> DistributedData:
+    def subgraph(self, subset: object) -> DistributedData:
         """The subgraph that some nodes induce, as by ``Data.subgraph``, without moving rows (collective).
 
         Nodes are in ascending order. ``n_id`` and ``e_id`` are the numbers of its nodes and edges in this graph, and

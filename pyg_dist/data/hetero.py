@@ -88,7 +88,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
         seed: int = 0,
         allow_nan: bool = False,
         model: tuple[int, int] | None = None,
-        nodes_of: Any = None,
+        nodes_of: object = None,
         hierarchy: Hierarchy = "auto",
     ) -> None:
         session.init()
@@ -175,7 +175,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
         """Bytes, rows and messages of halos that this rank has sent so far, for all relations."""
         return next(iter(self.node_shardings.values())).traffic
 
-    def subgraph(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def subgraph(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: the nodes and edges are fixed, and types have their names."""
         raise MixedRowsError("This would change a distributed graph with types: apply it before DistributedData")
 

@@ -43,13 +43,13 @@ def local_rows(value: Tensor, rows: RowSharding, device: torch.device) -> Any:
 class RowStorage(BaseStorage):  # type: ignore[misc]
     """A storage with every assignment (attribute, item, transform) through :meth:`distributed`."""
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         stored = self.distributed(key, value)
         if isinstance(stored, RowTensor):
             stored._is_attribute, stored._sparse_form = True, SparseForm()
         super().__setitem__(key, stored)
 
-    def distributed(self, key: str, value: Any) -> Any:
+    def distributed(self, key: str, value: object) -> Any:
         """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows."""
         raise NotImplementedError  # by each kind of storage
 
@@ -57,7 +57,7 @@ class RowStorage(BaseStorage):  # type: ignore[misc]
 class DistributedStorage(RowStorage, GlobalStorage):  # type: ignore[misc]
     """That of a graph with one kind of nodes and edges."""
 
-    def distributed(self, key: str, value: Any) -> Any:
+    def distributed(self, key: str, value: object) -> Any:
         """See :class:`RowStorage`."""
         graph: DistributedGraph = self._parent().graph
         if key in GRAPH_KEYS:
@@ -113,7 +113,7 @@ class TypedNodes(RowStorage, NodeStorage):  # type: ignore[misc]
         """Whether this has a row per node."""
         return isinstance(self[key], NodeTensor)
 
-    def distributed(self, key: str, value: Any) -> Any:
+    def distributed(self, key: str, value: object) -> Any:
         """See :class:`RowStorage`."""
         rows = self.sharding
         if isinstance(value, RowTensor):
@@ -163,7 +163,7 @@ class TypedEdges(RowStorage, EdgeStorage):  # type: ignore[misc]
         """Whether some node has no edge of this relation (collective: gathers all edges)."""
         return bool(self._whole().has_isolated_nodes())
 
-    def distributed(self, key: str, value: Any) -> Any:
+    def distributed(self, key: str, value: object) -> Any:
         """See :class:`RowStorage`."""
         if key in GRAPH_KEYS:
             is_first = not any(key in self._mapping for key in GRAPH_KEYS)
@@ -181,7 +181,7 @@ class TypedEdges(RowStorage, EdgeStorage):  # type: ignore[misc]
         return value
 
 
-def _same_nodes(key: str, value: Any, graph: DistributedGraph) -> DistributedEdgeIndex | None:
+def _same_nodes(key: str, value: object, graph: DistributedGraph) -> DistributedEdgeIndex | None:
     """A handle that may take the place of a graph's: one over the same nodes.
 
     Raises:

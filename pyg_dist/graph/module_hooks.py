@@ -107,7 +107,7 @@ def _keyword_arguments() -> tuple[Any, ...]:
     return tuple(calling.values()) if isinstance(calling, dict) else ()
 
 
-def _is_distributed(arg: Any) -> bool:
+def _is_distributed(arg: object) -> bool:
     """Whether there is a distributed thing in ``arg``: a tensor, a handle, a whole graph."""
     if isinstance(arg, (tuple, list)):
         return any(_is_distributed(item) for item in arg)
@@ -126,7 +126,7 @@ def _is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod")  # asking for torch's class would import all of its compiler
 
 
-def _no_compile(module: Any) -> str:
+def _no_compile(module: object) -> str:
     name = type(module).__name__.removeprefix("Distributed")
     return f"torch.compile of {name} cannot trace tensors or edges of a DistributedData: run it eagerly"
 
@@ -151,7 +151,7 @@ def broadcast_parameters(module: nn.Module) -> None:
     broadcast_from_main([t for t in tensors if not isinstance(t, RowTensor)], world_group())
 
 
-def _run_backward(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+def _run_backward(outputs: Sequence[Any], *args: object, **options: object) -> Any:
     is_outermost = torch._C._current_graph_task_id() == -1  # else it is one of checkpointing's
     losses = [x for x in outputs if _is_of_all_ranks(x)] if is_outermost and noted().is_on else []
     try:
@@ -165,7 +165,7 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **options: Any) -> Any:
     return gradients
 
 
-def _is_of_all_ranks(output: Any) -> bool:
+def _is_of_all_ranks(output: object) -> bool:
     """Whether an output is a number that is made of sums over all ranks' rows, or of all rows, and of no other rows.
 
     One of this rank's rows, ``out.to_local().sum()``, may differ between ranks.
@@ -177,7 +177,7 @@ def _is_of_all_ranks(output: Any) -> bool:
     return bool(of_all) and all(of_all)
 
 
-def _has_own_function(outputs: Any) -> bool:
+def _has_own_function(outputs: object) -> bool:
     """Whether a function of this package is in the graph behind ``outputs``, tensors or edges of the graph."""
     return next(_first_own_functions(outputs), None) is not None
 

@@ -173,7 +173,7 @@ class ProductsAtSample(GridProducts):
         return TiledOperator(norm, learns(weight), made)
 
     def _kept(
-        self, key: Any, weight: RowTensor | None, build: Callable[[TileLayout], GridOperator]
+        self, key: object, weight: RowTensor | None, build: Callable[[TileLayout], GridOperator]
     ) -> Callable[[TileLayout], GridOperator]:
         """The operator by layout of x."""
 

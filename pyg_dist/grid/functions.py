@@ -39,7 +39,7 @@ from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 
-def _as_operand(operand: Any, tile: Tile) -> Any:
+def _as_operand(operand: object, tile: Tile) -> Any:
     """An operand as it meets the local tile; ``NotImplemented`` where only whole rows would do."""
     if isinstance(operand, RowTensor):
         if operand._sharding is tile:
@@ -170,7 +170,7 @@ def _require_width(tile: Tile, weight: Tensor) -> None:
         )
 
 
-def _is_linear_here(x: Any, weight: Any) -> bool:
+def _is_linear_here(x: object, weight: object) -> bool:
     plain = isinstance(weight, Tensor) and not isinstance(weight, RowTensor) and weight.dim() == 2
     return isinstance(x, TileTensor) and plain
 

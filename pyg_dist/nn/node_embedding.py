@@ -76,7 +76,7 @@ class NodeEmbedding(nn.Module):
         weight: Any = self.weight
         destination[prefix + "weight"] = weight if keep_vars else weight.detach().full_tensor()
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: object) -> None:
         key, rows = prefix + "weight", self.weight._sharding  # type: ignore[attr-defined]
         value = state_dict.get(key)
         if isinstance(value, Tensor) and not isinstance(value, RowTensor) and value.shape == self.weight.shape:

@@ -127,7 +127,7 @@ def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
     return HeteroInput(num_nodes, nodes, relations, data._global_store.to_dict(), device)
 
 
-def _named(what: str, read: Any, *args: Any) -> Any:
+def _named(what: str, read: Any, *args: object) -> Any:
     """``read(*args)``, whose errors say of which type it is."""
     try:
         return read(*args)

@@ -284,7 +284,7 @@ class _Quotient(LocalFunction[Tensor]):
         return divide(grad, ctx.divisor), None
 
 
-def _are_large(a: Any, b: Any) -> bool:
+def _are_large(a: object, b: object) -> bool:
     """Whether an elementwise function of these is one of rows, whose output is worth a block."""
     if not isinstance(a, Tensor) or a.dim() != 2 or not is_large(a, a.numel()) or not a.is_contiguous():
         return False
@@ -293,7 +293,7 @@ def _are_large(a: Any, b: Any) -> bool:
     return type(b) in (int, float)
 
 
-def _plain(operand: Any) -> Any:
+def _plain(operand: object) -> Any:
     return operand.as_subclass(Tensor) if isinstance(operand, Tensor) else operand
 
 

@@ -190,7 +190,7 @@ def _rebuilt(kind: str, args: list[Any], suffix: str) -> Exception:
     return error
 
 
-def _all_gather(value: Any) -> list[Any]:
+def _all_gather(value: object) -> list[Any]:
     session = current()
     if session.store is None:
         return [value]

@@ -106,7 +106,7 @@ class MpiStore(dist.Store):
         self._send(0, _REQUEST, [tag, what, list(keys), list(values)])
         return self._receive(0, tag, keys, seconds)[1]
 
-    def _send(self, peer: int, tag: int, content: Any) -> None:
+    def _send(self, peer: int, tag: int, content: object) -> None:
         encoded = json.dumps(content).encode()
         with self._sending:
             self._leaving = [(request, memory) for request, memory in self._leaving if not request.Test()]

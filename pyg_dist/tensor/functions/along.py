@@ -6,8 +6,6 @@ orders rows, or picks them by an index for each element, gathers them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -137,7 +135,7 @@ def pad(function: Function, args: Args, kwargs: Kwargs) -> object:
     return on_rows(lambda x, *rest, **named: _of_some_rows(function, x, *rest, **named), *args, **kwargs)
 
 
-def _of_some_rows(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _of_some_rows(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """``function`` of local rows, of which it wants one at least; in the graph on every rank."""
     if x.shape[0]:
         return function(x, *args, **kwargs)  # type: ignore[no-any-return]

@@ -27,7 +27,7 @@ _OF_LAYER = (
 )
 
 
-def _place(x: Any) -> int | None:
+def _place(x: object) -> int | None:
     """The dimension that rows are in; ``None`` for a plain tensor."""
     return x.place if type(x) is MovedRows else 0 if isinstance(x, RowTensor) else None
 
@@ -52,7 +52,7 @@ def _whole(x: Any, rows: RowSharding) -> Any:
     return replicated.copy_to_ranks(x.full_tensor(), rows.group)
 
 
-def _rows_of(mask: Any, dim: int, rows: RowSharding) -> Any:
+def _rows_of(mask: object, dim: int, rows: RowSharding) -> Any:
     """The local queries' part of a mask of scores, which has queries in dimension ``dim``."""
     if not isinstance(mask, Tensor) or mask.shape[dim] == 1:
         return mask
@@ -75,7 +75,7 @@ def _require_no_dropout(function: Function, p: float) -> None:
 
 
 def _with_dropout(
-    query: Tensor, key: Tensor, value: Tensor, mask: Any, p: float, rows: RowSharding, scale: float | None = None
+    query: Tensor, key: Tensor, value: Tensor, mask: object, p: float, rows: RowSharding, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of local queries to all keys, and its weights, of which some are dropped, keyed by query and key.
 

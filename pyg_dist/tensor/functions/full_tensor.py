@@ -36,7 +36,7 @@ def on_full_tensor(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-def _full(value: Any) -> Any:
+def _full(value: object) -> Any:
     if isinstance(value, RowTensor):
         return value.full_tensor()
     return tuple(map(_full, value)) if type(value) is tuple else value  # x[rows, 0] has a tuple for an index
@@ -76,7 +76,7 @@ def _of_all_rows(stock: Constructor) -> Constructor:
     """``stock``, with all rows of a row tensor that it would copy."""
 
     @functools.wraps(stock)
-    def wrapper(*args: Any, **options: Any) -> Any:
+    def wrapper(*args: object, **options: Any) -> Any:
         if args and isinstance(args[0], RowTensor):
             args = (_copied(stock, args[0], options), *args[1:])
         elif options:

@@ -33,7 +33,7 @@ from pyg_dist.tensor.sharding import RowSharding
 _ALL = slice(None)
 
 
-def select_rows(rows: RowSharding, index: Any) -> Selection:
+def select_rows(rows: RowSharding, index: object) -> Selection:
     """The selection that ``index`` (mask, ids, slice, list, array or range) makes (may be collective)."""
     if isinstance(index, slice):
         return rows_by_index(rows, torch.arange(rows.size)[index])
@@ -62,7 +62,7 @@ def select_rows(rows: RowSharding, index: Any) -> Selection:
     return rows_by_whole_mask(rows, index)
 
 
-def _split(x: RowTensor, index: Any) -> tuple[Any, tuple[Any, ...]]:
+def _split(x: RowTensor, index: object) -> tuple[Any, tuple[Any, ...]]:
     """``x[index]`` as (index of rows, index within rows); the former is ``_ALL``, an int, or for `select_rows`."""
     index = index if isinstance(index, tuple) else (index,)
     if not index or index[0] is Ellipsis:
@@ -110,7 +110,7 @@ def _note_columns(x: RowTensor, index: Sequence[Any]) -> None:
         dim += _num_dims_used(item)
 
 
-def _is_flag(index: Any) -> bool:
+def _is_flag(index: object) -> bool:
     """Whether ``index`` is one bool, which is no position."""
     if isinstance(index, RowTensor):
         return False
@@ -119,7 +119,7 @@ def _is_flag(index: Any) -> bool:
     return isinstance(index, (bool, np.bool_))
 
 
-def _is_position(index: Any) -> bool:
+def _is_position(index: object) -> bool:
     """Whether ``index`` is one integer."""
     if isinstance(index, RowTensor):
         return False
@@ -133,7 +133,7 @@ def _lists(index: Sequence[Any]) -> list[int]:
     return [k for k, item in enumerate(index) if isinstance(item, (Tensor, list, np.ndarray))]
 
 
-def _num_dims_used(index: Any) -> int:
+def _num_dims_used(index: object) -> int:
     """How many dimensions one item of an index stands for."""
     if index is None or index is Ellipsis:
         return 0
@@ -185,12 +185,12 @@ def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
     return as_row_tensor_(large_tensors.select(x, local_index), chosen.rows)
 
 
-def _is_list_of_one(item: Any) -> bool:
+def _is_list_of_one(item: object) -> bool:
     """Whether ``item`` lists positions in one dimension, or masks it."""
     return isinstance(item, (list, range)) or (isinstance(item, (Tensor, np.ndarray)) and item.ndim == 1)
 
 
-def _pairs(x: RowTensor, index: Any, columns: Any) -> Any:
+def _pairs(x: RowTensor, index: Any, columns: object) -> Any:
     """An element of each selected row: ``p[torch.arange(N), y]``, ``p[mask, y[mask]]`` (collective as ``p[index]``)."""
     picked = x[index]
     columns = columns if isinstance(columns, RowTensor) else torch.as_tensor(np.asarray(columns), device=x.device)
@@ -203,7 +203,7 @@ def _pairs(x: RowTensor, index: Any, columns: Any) -> Any:
     return picked.gather(1, columns.view(-1, 1)).view(-1)
 
 
-def _look_up(table: Tensor, index: Any) -> Any:
+def _look_up(table: Tensor, index: object) -> Any:
     """Rows of a plain table: one for each integer, distributed as these are; by a mask plain ones (collective)."""
     if isinstance(index, RowTensor) and index.dtype != torch.bool:
         return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], (index, table), {})
@@ -219,7 +219,7 @@ def _elements(x: RowTensor, mask: Tensor) -> Any:
         return as_row_tensor_(large_tensors.select(elements, local_index), rows)
 
 
-def _assign_elements(x: RowTensor, mask: Tensor, value: Any) -> None:
+def _assign_elements(x: RowTensor, mask: Tensor, value: object) -> None:
     """A number for all elements where a mask of several dimensions holds, or as many as there are (collective)."""
     with local_tensors():
         mask = _mask_of(x, mask)
@@ -242,7 +242,7 @@ def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
     return like_rows(Tensor.__getitem__, x, mask)[0][1]  # type: ignore[no-any-return]
 
 
-def _beside(rows: RowSharding, value: Any) -> Any:
+def _beside(rows: RowSharding, value: object) -> Any:
     """What is assigned to ``rows``, with its own moved there by position; to be called under :data:`local_tensors`."""
     if not isinstance(value, RowTensor) or rows.is_equivalent(value._sharding):
         return value

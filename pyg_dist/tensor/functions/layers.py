@@ -113,7 +113,7 @@ def group_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
     if isinstance(x, RowTensor) and x.numel() == bound["num_groups"]:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
 
-    def run(x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Tensor:
+    def run(x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: object) -> Tensor:
         return torch.group_norm(x, num_groups, weight, bias, eps)
 
     return with_parameters(function, args, kwargs, run=run)

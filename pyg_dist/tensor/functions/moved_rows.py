@@ -81,14 +81,14 @@ def refuse_moved(function: Function, x: MovedRows) -> MixedRowsError:
     )
 
 
-def moved_in(values: Any) -> list[MovedRows]:
+def moved_in(values: object) -> list[MovedRows]:
     """Those among the arguments of a call, and in lists of them."""
     if isinstance(values, (tuple, list)):
         return [x for value in values for x in moved_in(value)]
     return [values] if type(values) is MovedRows else []
 
 
-def permuted(x: Any, order: Sequence[int]) -> Any:
+def permuted(x: object, order: Sequence[int]) -> Any:
     """``x.permute(order)`` of a row tensor, or of one with its rows moved."""
     of, place = (x.of, x.place) if type(x) is MovedRows else (x, 0)
     # Dimension d of what is seen is this one of the tensor with rows first.
@@ -125,7 +125,7 @@ def _dim(x: MovedRows, dim: int) -> int:
     return 0 if dim == x.place else dim + 1 if dim < x.place else dim
 
 
-def rows_first(operand: Any, like: MovedRows, function: Function) -> Any:
+def rows_first(operand: object, like: MovedRows, function: Function) -> Any:
     """An operand that aligns at the right with ``like``, as it meets ``like.of``."""
     if not isinstance(operand, Tensor) or operand.dim() == 0:
         return operand
@@ -267,7 +267,7 @@ def _index(function: Function, args: Args, kwargs: Kwargs) -> object:
     return MovedRows.make(rows[picked], x.place - sum(dropped[: x.place]))
 
 
-def _at(dim: int, position: Any) -> tuple[Any, ...]:
+def _at(dim: int, position: object) -> tuple[Any, ...]:
     return (*([slice(None)] * dim), position)
 
 

@@ -121,7 +121,7 @@ class _Term(NamedTuple):
     rows: str  # the letter of its rows; ``""`` for a plain tensor
 
     @staticmethod
-    def of(operand: Any, letters: str) -> _Term:
+    def of(operand: object, letters: str) -> _Term:
         """See the class."""
         place = operand.place if type(operand) is MovedRows else 0
         has_rows = isinstance(operand, (RowTensor, MovedRows))

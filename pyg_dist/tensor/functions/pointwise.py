@@ -24,7 +24,7 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, loc
 from pyg_dist.tensor.sharding import RowSharding
 
 
-def as_operand(function: Function, operand: Any, rows: RowSharding, num_dims: int, broadcasts: bool = True) -> Any:
+def as_operand(function: Function, operand: object, rows: RowSharding, num_dims: int, broadcasts: bool = True) -> Any:
     """An operand as it meets local rows: sliced if it has rows, entered if it has none; sequences item by item.
 
     Operands align at the right with row tensors of ``num_dims`` dimensions. ``broadcasts``: whether the function takes
