@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any, cast
 
 from torch import Tensor
-from torch_geometric.nn import HeteroConv
+from torch_geometric.nn import HeteroConv, SAGEConv
 from torch_geometric.nn.conv.hetero_conv import group
 
 from pyg_dist.backend.comm.transport import Pending
@@ -32,19 +32,11 @@ from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors
 
 @dataclass(frozen=True)
 class LinearTerms:
-    """What a relation adds to its targets, not computed yet: ``lin_l(A source) + lin_r(root)`` of a SAGE conv.
+    """What a relation adds to its targets, not computed yet: ``lin_l(A source) + lin_r(root)`` of a SAGE conv."""
 
-    Attributes:
-        conv: the conv.
-        graph: the relation.
-        operator: A.
-        source: rows of the sources.
-        root: rows of the targets, or ``None``.
-    """
-
-    conv: Any
+    conv: SAGEConv
     graph: DistributedGraph
-    operator: Operator
+    operator: Operator  # A
     source: NodeTensor
     root: NodeTensor | None
 
