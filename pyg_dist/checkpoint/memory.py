@@ -46,21 +46,13 @@ logger = logging.getLogger("pyg_dist")
 
 
 class Part(NamedTuple):
-    """A part of a state that a machine has in its memory.
+    """A part of a state that a machine has in its memory."""
 
-    Attributes:
-        number: steps of the run until then.
-        attempt: of the run, which may have gone that far more than once.
-        kind: ``"state"``, or such as ``"rows-00003"``.
-        holders: of the state: the ranks whose rows belong to it.
-        slot: of the two files, which one.
-    """
-
-    number: int
-    attempt: str
-    kind: str
-    holders: list[int]
-    slot: int
+    number: int  # steps of the run until then
+    attempt: str  # of the run, which may have gone that far more than once
+    kind: str  # ``"state"``, or such as ``"rows-00003"``
+    holders: list[int]  # of the state: the ranks whose rows belong to it
+    slot: int  # of the two files, which one
 
 
 def newest_complete(found: Sequence[Sequence[Part]]) -> dict[str, Part]:

@@ -28,27 +28,18 @@ from pyg_dist.tensor.sharding import RowSharding
 
 @dataclass
 class Snapshot:
-    """A state, as this rank holds it. The tensors are the script's own until :meth:`copy`.
+    """A state, as this rank holds it. The tensors are the script's own until :meth:`copy`."""
 
-    Attributes:
-        state: JSON of the states by name.
-        generators: likewise, of the generators' states.
-        tensors: those that are the same on all ranks; on ranks that write them.
-        rows: the tensors whose rows are spread over ranks.
-        pieces: this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones.
-        holders: the ranks that have pieces.
-        texts: the entries of ``state`` as they are written.
-        names: of all tensors.
-    """
-
-    state: dict[str, Any] = field(default_factory=dict)
-    texts: list[str] = field(default_factory=list)
-    generators: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)  # JSON of the states by name
+    texts: list[str] = field(default_factory=list)  # the entries of ``state`` as they are written
+    generators: dict[str, Any] = field(default_factory=dict)  # JSON of the generators' states
+    # those that are the same on all ranks; on ranks that write them
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    rows: dict[str, Rows] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)  # the tensors whose rows are spread over ranks
+    # this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones
     pieces: dict[str, Tensor] = field(default_factory=dict)
-    holders: set[int] = field(default_factory=set)
-    names: set[str] = field(default_factory=set)
+    holders: set[int] = field(default_factory=set)  # the ranks that have pieces
+    names: set[str] = field(default_factory=set)  # of all tensors
 
     def copy(self) -> None:
         """Copy the tensors into memory of their own: the script may go on."""
@@ -58,19 +49,12 @@ class Snapshot:
 
 @dataclass
 class Description:
-    """What is said of a state: it holds while the state has the same tensors, numbers and strings.
+    """What is said of a state: it holds while the state has the same tensors, numbers and strings."""
 
-    Attributes:
-        content: JSON.
-        text: as it is written, with the name.
-        replicas: the tensors that are the same on all ranks, by name.
-        spread: those whose rows are spread over ranks.
-    """
-
-    content: Any
-    text: str
-    replicas: dict[str, Tensor]
-    spread: dict[str, RowTensor]
+    content: Any  # JSON
+    text: str  # as it is written, with the name
+    replicas: dict[str, Tensor]  # the tensors that are the same on all ranks, by name
+    spread: dict[str, RowTensor]  # those whose rows are spread over ranks
     _state: Any  # its dicts and lists are copies
 
     @staticmethod

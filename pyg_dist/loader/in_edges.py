@@ -20,28 +20,17 @@ class InEdges:
     """The in-edges of a rank's nodes, those of one node in the graph's order.
 
     *Columns* stand for the nodes that a rank knows: first its own, which are the rows, then the other sources.
-
-    Attributes:
-        rowptr: int64 ``[n + 1]``.
-        col: the column of each edge's source, int32 ``[e]``.
-        place: where each edge is stored, int32 or int64 ``[e]``; ``None``: in this order.
-        position: of each stored edge in the graph's order, int64; ``None``: as they are stored.
-        node_id: global ids of the columns, int64 ``[s]``; ``None``: they are the columns' numbers.
-        owner: the rank of each column's node, int64 ``[s]``; ``None``: this one.
-        num_columns: s.
-        num_edges: of the graph.
-        weight: of each edge in draws, not negative, float64 ``[e]``; ``None``: draws are uniform.
     """
 
-    rowptr: Tensor
-    col: Tensor
-    place: Tensor | None
-    position: Tensor | None
-    node_id: Tensor | None
-    owner: Tensor | None
-    num_columns: int
-    num_edges: int
-    weight: Tensor | None = None
+    rowptr: Tensor  # int64 ``[n + 1]``
+    col: Tensor  # the column of each edge's source, int32 ``[e]``
+    place: Tensor | None  # where each edge is stored, int32 or int64 ``[e]``; ``None``: in this order
+    position: Tensor | None  # of each stored edge in the graph's order, int64; ``None``: as they are stored
+    node_id: Tensor | None  # global ids of the columns, int64 ``[s]``; ``None``: they are the columns' numbers
+    owner: Tensor | None  # the rank of each column's node, int64 ``[s]``; ``None``: this one
+    num_columns: int  # s
+    num_edges: int  # of the graph
+    weight: Tensor | None = None  # of each edge in draws, not negative, float64 ``[e]``; ``None``: draws are uniform
     _tables: list[Tensor] = field(default_factory=list)
 
     @staticmethod

@@ -21,21 +21,13 @@ from pyg_dist.loader.columns import Columns
 
 @dataclass(frozen=True, eq=False)
 class SamplingRanks:
-    """The ranks that sample together, over messages that a thread of its own may send.
+    """The ranks that sample together, over messages that a thread of its own may send."""
 
-    Attributes:
-        part: those of a data group, which have its nodes.
-        everyone: those of all data groups.
-        index: the number of this data group.
-        count: data groups.
-        gathers: whether each rank has to know the whole subset of its data group.
-    """
-
-    part: IdLists
-    everyone: IdLists
-    index: int = 0
-    count: int = 1
-    gathers: bool = False
+    part: IdLists  # those of a data group, which have its nodes
+    everyone: IdLists  # those of all data groups
+    index: int = 0  # the number of this data group
+    count: int = 1  # data groups
+    gathers: bool = False  # whether each rank has to know the whole subset of its data group
 
     @staticmethod
     def of(graph: DistributedGraph) -> SamplingRanks:

@@ -34,28 +34,17 @@ class NeighborSampling:
     Nodes are numbered by hop, seeds first as they are given, then ascending; in each hop data group after data group.
     Edges are ordered by the hop that draws them, and in it as in the graph.
     In a disjoint batch a node is one for each tree, and stands by its *code* ``tree * N + node``; else by its id.
-
-    Attributes:
-        in_edges: of this rank's nodes.
-        num_nodes: N.
-        ranks: those that sample.
-        seeds: what batches begin with.
-        num_neighbors: in-edges of a node by hop; -1: all.
-        seed: of the draws.
-        subgraph_type: which edges a batch has.
-        replace: whether an edge may be drawn several times.
-        disjoint: whether each seed has nodes of its own.
     """
 
-    in_edges: InEdges
-    num_nodes: int
-    ranks: SamplingRanks
-    seeds: Seeds
-    num_neighbors: tuple[int, ...]
-    seed: int
-    subgraph_type: SubgraphType = "directional"
-    replace: bool = False
-    disjoint: bool = False
+    in_edges: InEdges  # of this rank's nodes
+    num_nodes: int  # N
+    ranks: SamplingRanks  # those that sample
+    seeds: Seeds  # what batches begin with
+    num_neighbors: tuple[int, ...]  # in-edges of a node by hop; -1: all
+    seed: int  # of the draws
+    subgraph_type: SubgraphType = "directional"  # which edges a batch has
+    replace: bool = False  # whether an edge may be drawn several times
+    disjoint: bool = False  # whether each seed has nodes of its own
 
     @property
     def sends(self) -> bool:

@@ -16,38 +16,24 @@ from pyg_dist.errors import OptionError
 
 
 class Start(NamedTuple):
-    """The begin of a step's batch, which every rank knows.
+    """The begin of a step's batch, which every rank knows."""
 
-    Attributes:
-        seeds: ids of nodes by data group, int64; those of a group are distinct, unless the batch is disjoint.
-        tree: which input each seed belongs to, group after group, int64; for disjoint batches.
-        attributes: of the batch.
-    """
-
+    # ids of nodes by data group, int64; those of a group are distinct, unless the batch is disjoint
     seeds: list[Tensor]
-    tree: Tensor
-    attributes: dict[str, Any]
+    tree: Tensor  # which input each seed belongs to, group after group, int64; for disjoint batches
+    attributes: dict[str, Any]  # of the batch
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Which of ``size`` inputs each step has, and each data group of it: as even a part as can be.
+    """Which of ``size`` inputs each step has, and each data group of it: as even a part as can be."""
 
-    Attributes:
-        size: inputs of an epoch.
-        batch_size: of a step and a data group.
-        shuffle: whether each epoch has a permutation of its own.
-        drop_last: whether an epoch leaves out what fills no batch.
-        seed: of the permutations.
-        num_groups: data groups.
-    """
-
-    size: int
-    batch_size: int
-    shuffle: bool
-    drop_last: bool
-    seed: int
-    num_groups: int = 1
+    size: int  # inputs of an epoch
+    batch_size: int  # of a step and a data group
+    shuffle: bool  # whether each epoch has a permutation of its own
+    drop_last: bool  # whether an epoch leaves out what fills no batch
+    seed: int  # of the permutations
+    num_groups: int = 1  # data groups
 
     @property
     def size_of_step(self) -> int:

@@ -17,23 +17,15 @@ _FORMS = ("additive", "dynamic", "dot")
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How logits are made; the formulas are :func:`attention_csr`'s.
+    """How logits are made; the formulas are :func:`attention_csr`'s."""
 
-    Attributes:
-        form: ``"additive"`` (GAT), ``"dynamic"`` (GATv2) or ``"dot"`` (scaled dot product).
-        heads: number of heads H.
-        slope: of the leaky ReLU, zero or more; not for ``"dot"``.
-        scale: of the logits; for ``"dot"`` alone.
-        p: the probability that dropout drops an edge from a head, in ``[0, 1)``.
-        seed: of the dropout, any integer modulo 2^64.
-    """
-
+    # ``"additive"`` (GAT), ``"dynamic"`` (GATv2) or ``"dot"`` (scaled dot product)
     form: Literal["additive", "dynamic", "dot"]
-    heads: int
-    slope: float = 0.0
-    scale: float = 1.0
-    p: float = 0.0
-    seed: int = 0
+    heads: int  # number of heads H
+    slope: float = 0.0  # of the leaky ReLU, zero or more; not for ``"dot"``
+    scale: float = 1.0  # of the logits; for ``"dot"`` alone
+    p: float = 0.0  # the probability that dropout drops an edge from a head, in ``[0, 1)``
+    seed: int = 0  # of the dropout, any integer modulo 2^64
 
 
 class AttentionInputs(NamedTuple):

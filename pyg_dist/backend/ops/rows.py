@@ -96,23 +96,14 @@ Moments = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class NormReLUDropoutSpec:
-    """What :func:`norm_relu_dropout` does to rows.
+    """What :func:`norm_relu_dropout` does to rows."""
 
-    Attributes:
-        norm: ``"layer"``, ``"rms"`` or ``None``.
-        eps: added to the variance, or to the mean square.
-        relu: whether negative values become zero.
-        p: the probability of zero, in ``[0, 1)``.
-        seed: of the dropout, any integer modulo 2^64.
-        first_column: the number of the first column for the mask.
-    """
-
-    norm: Norm | None
-    eps: float
-    relu: bool
-    p: float
-    seed: int
-    first_column: int = 0
+    norm: Norm | None  # ``"layer"``, ``"rms"`` or ``None``
+    eps: float  # added to the variance, or to the mean square
+    relu: bool  # whether negative values become zero
+    p: float  # the probability of zero, in ``[0, 1)``
+    seed: int  # of the dropout, any integer modulo 2^64
+    first_column: int = 0  # the number of the first column for the mask
 
 
 _Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
