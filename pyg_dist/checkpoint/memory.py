@@ -58,8 +58,7 @@ class Part(NamedTuple):
 def newest_complete(found: Sequence[Sequence[Part]]) -> dict[str, Part]:
     """The parts of the newest state of which all are there, by kind; none if there is no such state.
 
-    Args:
-        found: the parts that each rank has found, the same on all ranks.
+    ``found`` has the parts that each rank has found, the same on all ranks.
     """
     states: dict[tuple[int, str], dict[str, Part]] = {}
     for part in (part for parts in found for part in parts):

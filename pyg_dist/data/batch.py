@@ -68,12 +68,8 @@ def cut(
 ) -> dict[str, Any]:
     """The attributes of a graph, or of one of its types, at a sample, by name: those that learn, or the others.
 
-    Args:
-        attributes: by name.
-        graph: the sampled edges; ``None``: these are of nodes alone.
-        nodes: the sample's; ``None``: no attribute has a row for each.
-        edges: likewise.
-        learns: which attributes.
+    ``graph`` has the sampled edges (``None``: these are attributes of nodes alone); ``nodes`` and ``edges`` are the
+    sample's (``None``: no attribute has a row for each).
     """
     found: dict[str, Any] = {}
     for name, value in attributes.items():

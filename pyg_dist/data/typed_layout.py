@@ -95,14 +95,9 @@ class TypedGraph:
     ) -> TypedGraph:  # fmt: skip
         """Lay out shares (collective).
 
-        Args:
-            rows: this rank's nodes of each type, in the order of their rows.
-            sizes: the number of nodes of each type.
-            options: of the exchange.
-            group: the ranks.
-            relations: of each, in turn, the share of this rank, the rule of self loops, and the hash of its plan.
-            partition: how the parts were found.
-            parts: the owner of each node, types one after another, on rank 0.
+        ``rows`` are this rank's nodes of each type, in the order of their rows, ``sizes`` all nodes of each.
+        ``relations`` gives of each, in turn, the share of this rank, the rule of self loops, and the hash of its plan;
+        ``parts``, on rank 0, the owner of each node, types one after another.
         """
         traffic, nodes, graphs, plans = Traffic(), dict[str, HaloNodes](), {}, {}
         for kind, node_id in rows.items():

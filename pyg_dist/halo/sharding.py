@@ -71,11 +71,6 @@ class SampledNodes(HaloNodes):
     """Sampled nodes. They are numbered by their places in the sample, and keyed as in the graph.
 
     Where data groups have samples of their own, the rows are those of the union of all.
-
-    Args:
-        parent: the graph's nodes.
-        rows: the local ones among them.
-        sample: the sample.
     """
 
     counts_selections = False  # each batch has masks of its own, and a step would wait for their numbers

@@ -232,11 +232,8 @@ NO_EDGES = torch.empty(0, 3, dtype=torch.int64)
 def leaving_edges(ranks: IdLists, source: Tensor, target: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
     """Tell the owners of sources of the edges from them (collective).
 
-    Args:
-        ranks: those that have the nodes.
-        source: numbers of the sources of this rank's edges, int64 ``[m]``.
-        target: those of their targets, which mostly ascend, as hops are drawn.
-        owner: of their sources, int64 ``[m]``.
+    ``source`` and ``target``, int64 ``[m]``, number the ends of this rank's edges; targets mostly ascend, as hops are
+    drawn. ``owner`` has the ranks of the sources.
 
     Returns:
         Which of this rank's edges begin on other ranks, by rank; and the edges that begin here and end on other ranks,

@@ -27,8 +27,7 @@ _NUMBERS = ("edge_label_index", *_OF_SOURCES, *_OF_TARGETS)  # attributes of the
 class NodeTypes:
     """Ids of nodes, counted through all types in their order.
 
-    Args:
-        sizes: the number of nodes of each type.
+    ``sizes``: the number of nodes of each type.
     """
 
     def __init__(self, sizes: Mapping[str, int]) -> None:

@@ -93,10 +93,7 @@ class HeteroInput:
 def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
     """Check ``data`` and sort its attributes. Not collective.
 
-    Args:
-        data: a PyG graph with types of nodes and relations.
-        allow_nan: do not look for NaN features.
-        warn: whether this rank speaks for all.
+    ``allow_nan``: do not look for NaN features; ``warn``: whether this rank speaks for all.
     """
     if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
