@@ -13,6 +13,11 @@ The first two are the *reduce-scatter* form of the grid's sums, the other two th
 all-reduce is a reduce-scatter and an all-gather. Each sum is made on one rank in rank order (the same bits everywhere)
 and in full precision, whatever the dtype of the messages.
 
+Where a group has several ranks on each of several machines
+(:class:`~pyg_dist.backend.comm.transport.Levels`), a piece crosses machines once for all ranks of one: a gather goes
+between machines, then within each; a scattered sum within, then between. It is rounded to the messages' dtype where it
+leaves its machine.
+
 Legend: a tensor's *pieces* are ranges of its rows (dim 0) or columns (dim 1), one for each rank of the axis.
 """
 
@@ -30,7 +35,8 @@ from torch import Tensor
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.autograd.replicated import CopyToRanks, SumOverRanks
 from pyg_dist.backend.comm.group import Group, group_within, world_group
-from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
+from pyg_dist.backend.comm.topology import machines
+from pyg_dist.backend.comm.transport import Levels, Pending, Traffic, Transport
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape
 
 
@@ -47,6 +53,7 @@ class Mesh:
         self.rank = self.grid_shape.rank(self.coordinates | {"data": 0})
         self.traffic: dict[tuple[str, ...], Traffic] = {}
         self._groups: dict[frozenset[str], Group] = {}
+        self._levels: dict[frozenset[str], tuple[Group, Group] | None] = {}
 
     def __deepcopy__(self, memo: object) -> Mesh:
         return self  # it holds connections
@@ -58,8 +65,22 @@ class Mesh:
         """
         key = frozenset(name for name in names if self.shape[name] > 1)
         if key not in self._groups:
-            self._groups[key] = group_within(self.rank_lists(*key)) if key else Group()
+            lists = self.rank_lists(*key)
+            self._groups[key] = group_within(lists) if key else Group()
+            self._levels[key] = _groups_by_machine(lists) if key else None
         return self._groups[key]
+
+    def transport(self, *names: str, dtype: torch.dtype | None = None) -> Transport:
+        """The messages along a product of axes (collective as :meth:`group`); in ``dtype`` where that is narrower.
+
+        What stays within a machine goes as it is, where its ranks share what crosses to others.
+        """
+        group, traffic = self.group(*names), self.traffic_of(*names)
+        groups = self._levels.get(frozenset(name for name in names if self.shape[name] > 1))
+        if groups is None:
+            return Transport(group, traffic, dtype)
+        inner, outer = groups
+        return Transport(group, traffic, dtype, Levels(Transport(inner, traffic), Transport(outer, traffic, dtype)))
 
     def connect_data_groups(self) -> None:
         """Make the groups of products of axes with ``data``, where there are several (collective over all ranks)."""
@@ -81,6 +102,23 @@ class Mesh:
         return list(groups.values())
 
 
+def _groups_by_machine(lists: list[list[int]]) -> tuple[Group, Group] | None:
+    """Within machines and between them, where each of the lists has as many ranks on each of several machines.
+
+    Collective; else ``None``.
+    """
+    of_rank, inner, outer = machines(), list[list[int]](), list[list[int]]()
+    for ranks in lists:
+        found = [of_rank[rank] for rank in ranks]
+        count = found.count(found[0])
+        if not 1 < count < len(ranks) or found != [m for m in dict.fromkeys(found) for _ in range(count)]:
+            return None
+        by_machine = [ranks[k : k + count] for k in range(0, len(ranks), count)]
+        inner += by_machine
+        outer += [list(numbered) for numbered in zip(*by_machine, strict=True)]
+    return group_within(inner), group_within(outer)
+
+
 @dataclass(frozen=True)
 class AllGather:
     """Every rank's piece, of ``sizes`` by rank along ``dim`` (0 or 1), concatenated."""
@@ -96,9 +134,18 @@ class AllGather:
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Send this rank's piece (collective, no autograd)."""
-        size = self.transport.group.size
+        size, levels = self.transport.group.size, self.transport.levels
         if size == 1:
             return Pending(lambda: x)
+        if levels is not None:
+            of_inner, of_outer = _sizes_of_levels(levels, self.sizes)
+            crossing = AllGather(levels.outer, of_outer, self.dim).start(x)
+
+            def spread() -> Tensor:
+                whole = AllGather(levels.inner, of_inner, self.dim).start(crossing.wait()).wait()
+                return _by_machine(whole, levels, self.sizes, self.dim)
+
+            return Pending(spread)
         dtype, flat = x.dtype, x.to(self.transport.narrow(x.dtype)).contiguous().view(-1)
         shape = x.shape
         shapes = [(n, *shape[1:]) if self.dim == 0 else (shape[0], n, *shape[2:]) for n in self.sizes]
@@ -130,9 +177,13 @@ class ReduceScatter:
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Send each rank its piece; what arrives is added up when it is waited for (collective, no autograd)."""
-        group, dtype = self.transport.group, x.dtype
+        group, levels, dtype = self.transport.group, self.transport.levels, x.dtype
         if group.size == 1:
             return Pending(lambda: x)
+        if levels is not None:
+            of_inner, of_outer = _sizes_of_levels(levels, self.sizes)
+            summed = ReduceScatter(levels.inner, of_inner, self.dim).start(_by_number(x, levels, self.sizes, self.dim))
+            return Pending(lambda: ReduceScatter(levels.outer, of_outer, self.dim).start(summed.wait()).wait())
         x = x.to(self.transport.narrow(dtype))
         pieces = torch.split(x, list(self.sizes), self.dim)
         shape, sent = pieces[group.rank].shape, [piece.numel() for piece in pieces]
@@ -140,6 +191,25 @@ class ReduceScatter:
         messages = self.transport.all_to_all(flat, sent, [sent[group.rank]] * group.size)
         # Wide enough that messages in bfloat16 lose nothing here that they did not lose on the way.
         return Pending(lambda: messages.wait().view(group.size, *shape).sum(0, dtype=dtype))
+
+
+def _sizes_of_levels(levels: Levels, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of the pieces of this machine's ranks, all machines together, and of those with this rank's number there."""
+    count, own = levels.inner.group.size, levels.inner.group.rank
+    return [sum(sizes[k::count]) for k in range(count)], list(sizes[own::count])
+
+
+def _by_number(whole: Tensor, levels: Levels, sizes: Sequence[int], dim: int) -> Tensor:
+    """From pieces machine by machine to pieces by their ranks' numbers there."""
+    count, pieces = levels.inner.group.size, torch.split(whole, list(sizes), dim)
+    return torch.cat([piece for k in range(count) for piece in pieces[k::count]], dim)
+
+
+def _by_machine(whole: Tensor, levels: Levels, sizes: Sequence[int], dim: int) -> Tensor:
+    """The way back."""
+    count, num_machines = levels.inner.group.size, levels.outer.group.size
+    pieces = torch.split(whole, [size for k in range(count) for size in sizes[k::count]], dim)
+    return torch.cat([piece for m in range(num_machines) for piece in pieces[m::num_machines]], dim)
 
 
 def sum_all(tensor: Tensor, transport: Transport) -> Tensor:

@@ -310,7 +310,7 @@ class Grid:
 
     def transport(self, *axes: str, exact: bool = False) -> Transport:
         """The messages along a product of axes; in the narrow dtype unless ``exact``."""
-        return Transport(self.mesh.group(*axes), self.mesh.traffic_of(*axes), None if exact else self.comm_dtype)
+        return self.mesh.transport(*axes, dtype=None if exact else self.comm_dtype)
 
     def redistribution(self, before: Tile, after: Tile) -> Redistribution:
         """The change between two distributions of equal width."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -106,6 +106,7 @@ class Transport:
     group: Group  # the ranks
     traffic: Traffic = field(default_factory=Traffic)  # where to count what this rank sends to others
     dtype: torch.dtype | None = None  # of the messages of sums and gathers, or ``None`` for the tensor's own
+    levels: Levels | None = None  # where several of the ranks share each machine: what sums and gathers go by
 
     def narrow(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype of messages for tensors of ``dtype``: the transport's where it is narrower."""
@@ -164,3 +165,15 @@ class Transport:
         self.traffic.num_bytes_between += num_between * row_bytes
         self.traffic.num_messages += num_messages
         count_sent(num_rows * row_bytes)
+
+
+class Levels(NamedTuple):
+    """The messages within a machine and between machines of a group with as many ranks on each.
+
+    Attributes:
+        inner: the ranks of this machine.
+        outer: those that have this one's number on their machines.
+    """
+
+    inner: Transport
+    outer: Transport
