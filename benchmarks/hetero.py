@@ -4,9 +4,9 @@
     python benchmarks/hetero.py --edges 500000 --models sage --rounds 3
 
 R-SAGE and R-GAT are two layers of ``HeteroConv``. Edges are R-MAT's (``pyg_dist/store/sources/rmat.py``), ends taken
-modulo the number of nodes. Stock PyG runs in one process with two threads, pyg_dist on one rank with two threads and on
-two ranks with one each. The rows that a layer sends are counted for 2 to 8 ranks, beside those of the homogeneous form
-``to_homogeneous()``, with a product for each relation over the whole halo.
+modulo the number of nodes. Stock PyG runs in one process with two threads, pyg_dist on one rank with two threads and
+with one, and on two ranks with one each. The rows that a layer sends are counted for 2 to 8 ranks, beside those of the
+homogeneous form ``to_homogeneous()``, with a product for each relation over the whole halo.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def main() -> None:
         variants = [
             Variant("stock PyG", training_epoch, (args.edges, kind, True), 1, 2),
             Variant("pyg_dist, 1 rank", training_epoch, (args.edges, kind, False), 1, 2),
+            Variant("pyg_dist, 1 rank, 1 thread", training_epoch, (args.edges, kind, False), 1, 1),
             Variant("pyg_dist, 2 ranks", training_epoch, (args.edges, kind, False), 2, 1),
         ]
         results[kind] = interleaved(variants, schedule, lambda turns, name=kind: tqdm(turns, desc=name, disable=None))
