@@ -41,20 +41,10 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
     All types are partitioned together, by the edges of all relations, such that each type is balanced. Edges between
     two types have no self loops: GAT and its kin need ``add_self_loops=False``, as PyG's ``HeteroConv`` asks for.
 
-    Args:
-        data: nodes, of each type with features or a number, and relations with an ``edge_index`` or a sparse ``adj_t``.
-        layout: ``"halo"``, or ``"auto"``, which is the same here: tiles are of square matrices.
-        partition: see :class:`~pyg_dist.DistributedData`; owners are given for each type, ``{type: LongTensor [N]}``.
-        epsilon: how much heavier than the mean a part may be, of each type.
-        exchange: see :class:`~pyg_dist.DistributedData`.
-        bits: see there.
-        mesh: None: there are no data groups.
-        comm_dtype: None.
-        seed: of the partitioner.
-        allow_nan: accept NaN features without a warning.
-        model: None.
-        nodes_of: None.
-        hierarchy: ``"auto"`` or ``"off"``: ranks send to one another wherever they are.
+    Options are those of :class:`~pyg_dist.DistributedData`, but that ``layout="auto"`` is ``"halo"``, as tiles are of
+    square matrices; owners are given for each type, ``partition={type: LongTensor [N]}``; ``epsilon`` holds for each
+    type; ``hierarchy="auto"`` is one level, ``"on"`` two; and ``mesh``, ``comm_dtype``, ``model`` and ``nodes_of`` stay
+    out.
 
     Raises:
         DataError: The graph is not valid.
@@ -130,6 +120,10 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[mi
             with raised_on_all_ranks():
                 options = Options("halo", "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
                 _require_known(options, {"mesh": mesh, "comm_dtype": comm_dtype})
+                if hierarchy == "on":
+                    raise UnsupportedError(
+                        "Expected hierarchy='auto' or 'off' with a store of several types (got 'on'): leave it out"
+                    )
             local = open_types(Path(path), options, allow_nan)
             release_free_memory()
         data: DistributedHeteroData = cls.__new__(cls)
@@ -194,10 +188,6 @@ def _require_known(options: Options, of_one_type: dict[str, Any]) -> None:
     if options.layout == "grid":
         raise UnsupportedError(
             "Expected layout='halo' with a HeteroData (got 'grid', whose tiles are of square matrices): leave it out"
-        )
-    if options.hierarchy == "on":
-        raise UnsupportedError(
-            "Expected hierarchy='auto' or 'off' with a HeteroData (got 'on', for one relation): leave it out"
         )
     given = [name for name, value in of_one_type.items() if value is not None]
     if given or isinstance(options.partition, Plan):

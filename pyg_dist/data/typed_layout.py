@@ -13,7 +13,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.agreement import on_main
-from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node
+from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node, machines_to_share
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph, local_rows
 from pyg_dist.errors import DataError
@@ -147,6 +147,7 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
     """The runtime form and the plan (collective)."""
     group, number = DataGroups.of(None).part, {kind: k for k, kind in enumerate(parts)}
     ends = [(number[s], number[t], given.edge_index) for (s, _, t), given in hetero.relations.items()]
+    shared_by = machines_to_share(options, group) if options.hierarchy == "on" else None
     rows = dict(zip(parts, rows_in_order(list(parts.values()), ends, group.rank), strict=True))
 
     def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
@@ -154,7 +155,7 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
             is_square, edges = source == target, given.edge_index
             owners: Any = parts[target] if is_square else (parts[source], parts[target])
             ids: Any = rows[target] if is_square else (rows[source], rows[target])
-            share = halo_share(edges, owners, group.rank, group.size, options.exchange, ids)
+            share = halo_share(edges, owners, group.rank, group.size, options.exchange, ids, shared_by)
             identity = relation_hash(edges, parts[source], parts[target], group.size, options.exchange)
             yield (source, name, target), share, given.loop_rule, identity
 

@@ -133,7 +133,7 @@ class Subset:
     group: DataGroup | None = None
     number: Tensor | None = None
     num_nodes: int | None = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     node_attributes: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property

@@ -19,7 +19,7 @@ from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.inputs import Inputs, Nodes, input_nodes_of, labelled_edges, negatives_of
 from pyg_dist.loader.known_nodes import SamplingRanks
 from pyg_dist.loader.seeds import LinkSeeds, NodeSeeds, Steps
-from pyg_dist.loader.typed_neighbors import NodeTypes, TypedNeighborSampling
+from pyg_dist.loader.typed_neighbors import TypedNeighborSampling
 
 
 def nodes_of_types(data: HeteroData) -> dict[str, Nodes]:
@@ -112,9 +112,8 @@ def typed_sampling(
     name, nodes = options["weight_attr"], nodes_of_types(data)
     weights = {relation: None if name is None else store.get(name) for relation, store in data.edge_items()}
     counts = {relation: tuple(found) for relation, found in neighbors_of_relations(data, num_neighbors).items()}
-    types = NodeTypes({kind: found.size for kind, found in nodes.items()})
+    types = {kind: found.ids for kind, found in nodes.items()}
     in_edges: dict[EdgeType, InEdges] = {}
-    rows: dict[str, LocalRows] = {}
     if isinstance(data, DistributedHeteroData):
         ready(data)
         rows = {kind: found.rows_by_id for kind, found in data.node_shardings.items()}

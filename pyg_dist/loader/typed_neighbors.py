@@ -20,28 +20,11 @@ from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
 from pyg_dist.loader.neighbors import NO_EDGES, at, copies_of, edge_keys, leaving_edges
 from pyg_dist.loader.seeds import Seeds
 
-_OF_SOURCES, _OF_TARGETS = ("src_index",), ("dst_pos_index", "dst_neg_index")
-_NUMBERS = ("edge_label_index", *_OF_SOURCES, *_OF_TARGETS)  # attributes of the seeds that number nodes
+_ENDS = {"src_index": 0, "dst_pos_index": -1, "dst_neg_index": -1}
+"""Attributes of the seeds that belong to the type at an end of their relation."""
 
-
-class NodeTypes:
-    """Ids of nodes, counted through all types in their order.
-
-    ``sizes``: the number of nodes of each type.
-    """
-
-    def __init__(self, sizes: Mapping[str, int]) -> None:
-        self.sizes, self.names = dict(sizes), list(sizes)
-        self.first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-
-    def ids(self, kind: str) -> range:
-        """Those of a type."""
-        return range(self.first[kind], self.first[kind] + self.sizes[kind])
-
-    def number_of(self, ids: Tensor) -> Tensor:
-        """The place of the type of each among all types, int64."""
-        ends = torch.tensor([self.first[kind] + size for kind, size in self.sizes.items()])
-        return torch.searchsorted(ends, ids, right=True)
+_NUMBERS = ("edge_label_index", *_ENDS)
+"""Those that number nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +33,19 @@ class TypedNeighborSampling:
 
     A :class:`~pyg_dist.loader.sampler.Sampler`, as :class:`~pyg_dist.loader.neighbors.NeighborSampling` is for one
     type: a hop draws, for each relation, in-edges of the nodes of its targets' type that the hop before has reached.
-    All relations of a hop share one message between two ranks.
-
-    Nodes of a type are numbered by hop, seeds first, then ascending. A node stands by its *code*: types one after
-    another, in a disjoint batch tree after tree in a type.
+    All relations of a hop share one message between two ranks. Nodes stand by their ids, counted through all types; in
+    the batch those of a type are numbered by hop, seeds first, then ascending.
     """
 
     in_edges: Mapping[EdgeType, InEdges]  # of this rank's nodes, ids counted within types
     rows: Mapping[str, LocalRows]  # this rank's nodes
-    types: NodeTypes
+    types: Mapping[str, range]  # ids of each type's nodes, counted through all types
     ranks: SamplingRanks
     seeds: Seeds  # ids counted through all types
     input_type: str | EdgeType  # of the seeds: a type, or a relation whose ends they are
     num_neighbors: Mapping[EdgeType, tuple[int, ...]]  # in-edges of a node by hop; -1: all
     seed: int  # of the draws
-    replace: bool = False
-    disjoint: bool = False
+    replace: bool = False  # whether an edge may be drawn several times
 
     @property
     def sends(self) -> bool:
@@ -80,29 +60,12 @@ class TypedNeighborSampling:
     @cached_property
     def options(self) -> dict[str, Any]:
         """See :class:`~pyg_dist.loader.sampler.Sampler`."""
-        relations = ["__".join(relation) for relation in self.num_neighbors]
-        counts = dict(zip(relations, map(list, self.num_neighbors.values()), strict=True))
         return {
-            **self.seeds.options, "num_nodes": self.types.sizes, "num_neighbors": counts,
-            "input_type": self.input_type, "replace": self.replace, "disjoint": self.disjoint,
-            "is_weighted": [name for name, edges in zip(relations, self.in_edges.values(), strict=True)
-                            if edges.weight is not None],
+            **self.seeds.options, "input_type": str(self.input_type), "replace": self.replace,
+            "num_nodes": {kind: len(ids) for kind, ids in self.types.items()},
+            "num_neighbors": {"__".join(key): list(counts) for key, counts in self.num_neighbors.items()},
+            "is_weighted": ["__".join(key) for key, edges in self.in_edges.items() if edges.weight is not None],
         }  # fmt: skip
-
-    @property
-    def num_hops(self) -> int:
-        """Alike for all relations."""
-        return max((len(counts) for counts in self.num_neighbors.values()), default=0)
-
-    @property
-    def num_trees(self) -> int:
-        """An upper bound of the trees of a step."""
-        return self.seeds.max_seeds if self.disjoint else 1
-
-    @property
-    def repeats(self) -> bool:
-        """Whether nodes or edges of the graph may be in a batch several times."""
-        return self.disjoint or self.replace
 
     def sample(self, step: int) -> TypedSubset:
         """See :class:`~pyg_dist.loader.sampler.Sampler`."""
@@ -121,97 +84,73 @@ class _TypedBatch:
     """This rank's part of a step's batch, while it is drawn (collective)."""
 
     def __init__(self, sampling: TypedNeighborSampling, step: int) -> None:
-        self.sampling, self.step = sampling, step
-        self.types, self.relations = sampling.types, list(sampling.in_edges)
-        self.start = sampling.seeds.at(step, sampling.disjoint)
+        self.sampling, self.step, self.types = sampling, step, sampling.types
+        self.start = sampling.seeds.at(step, is_disjoint=False)
         (seeds,) = self.start.seeds
-        kinds, trees = self.types.number_of(seeds), torch.arange(seeds.numel()) if sampling.disjoint else None
-        self.num_seeds = torch.bincount(kinds, minlength=len(self.types.names)).tolist()
+        kinds = self._type_of(seeds)
+        self.num_seeds = torch.bincount(kinds, minlength=len(self.types)).tolist()
         order = kinds.argsort(stable=True)
         begin = torch.tensor([0, *accumulate(self.num_seeds)])[kinds]
         self.seed_number = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel())) - begin
-        code, is_here = torch.empty_like(seeds), torch.zeros_like(seeds, dtype=torch.bool)
-        for number, kind in enumerate(self.types.names):
-            some = (kinds == number).nonzero().view(-1)
-            ids = at(seeds, some) - self.types.first[kind]
-            code[some] = self._code(kind, ids, None if trees is None else at(trees, some))
-            is_here[some] = sampling.rows[kind].find(ids) >= 0
-        span = sampling.num_trees * sum(self.types.sizes.values())
-        first = [sampling.num_trees * first for first in self.types.first.values()]
-        self.nodes = KnownNodes(sampling.ranks, span, code[is_here], self.seed_number[is_here], first)
+        is_here = torch.zeros_like(seeds, dtype=torch.bool)
+        for kind, some in self._by_type(seeds).items():
+            is_here[some] = sampling.rows[kind].find(at(seeds, some) - self.types[kind].start) >= 0
+        first, size = [ids.start for ids in self.types.values()], sum(map(len, self.types.values()))
+        self.nodes = KnownNodes(sampling.ranks, size, seeds[is_here], self.seed_number[is_here], first)
 
-    def _code(self, kind: str, ids: Tensor, tree: Tensor | None) -> Tensor:
-        types, first = self.types, self.sampling.num_trees * self.types.first[kind]
-        return ids + first if tree is None else tree * types.sizes[kind] + ids + first
+    def _type_of(self, ids: Tensor) -> Tensor:
+        """The place of the type of each among all types, int64."""
+        return torch.searchsorted(torch.tensor([known.stop for known in self.types.values()]), ids, right=True)
 
-    def _decoded(self, kind: str, code: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Ids within the type, and the trees of a disjoint batch."""
-        code = code - self.sampling.num_trees * self.types.first[kind]
-        size = max(self.types.sizes[kind], 1)
-        return (code % size, code // size) if self.sampling.disjoint else (code, None)
+    def _by_type(self, ids: Tensor) -> dict[str, Tensor]:
+        """Which of some ids are of each type."""
+        kinds = self._type_of(ids)
+        return {kind: (kinds == number).nonzero().view(-1) for number, kind in enumerate(self.types)}
 
-    def _of_types(self, place: Tensor) -> dict[str, Tensor]:
-        """Known nodes by type, in their order."""
-        trees, code = self.sampling.num_trees, at(self.nodes.code, place)
+    def _known(self, place: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Known nodes by type: their places, and their ids within the type."""
+        ids = at(self.nodes.code, place)
         return {
-            kind: at(place, ((code >= trees * ids.start) & (code < trees * ids.stop)).nonzero().view(-1))
-            for kind, ids in ((kind, self.types.ids(kind)) for kind in self.types.names)
+            kind: (at(place, some), at(ids, some) - self.types[kind].start) for kind, some in self._by_type(ids).items()
         }
 
     def subset(self) -> TypedSubset:
         """The batch, as far as this rank has to know it."""
         sampling, nodes = self.sampling, self.nodes
-        hops = [self._hop(hop) for hop in range(sampling.num_hops)]
+        hops = [self._hop(hop) for hop in range(max(map(len, sampling.num_neighbors.values()), default=0))]
         sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
         counts, totals = nodes.assign_numbers(self.num_seeds, [size for hop in sizes for size in hop])
-        of_nodes: dict[str, dict[str, Any]] = {
-            kind: {"num_sampled_nodes": count} for kind, count in zip(self.types.names, counts, strict=True)
-        }
-        of_edges: dict[EdgeType, dict[str, Any]] = {
-            relation: {"num_sampled_edges": totals[k :: len(self.relations)]}
-            for k, relation in enumerate(self.relations)
-        }
-        self._add_inputs(of_nodes, of_edges)
-        found, every = {}, self._of_types(torch.cat(nodes.hops))
-        for (kind, own), count in zip(every.items(), counts, strict=True):
-            ids, tree = self._decoded(kind, at(nodes.code, own))
-            of_trees = {} if tree is None else {"batch": at(self.start.tree, tree)}
-            found[kind] = Subset(
-                ids, number=at(nodes.number, own), num_nodes=sum(count), attributes=of_nodes[kind],
-                node_attributes=of_trees,
-            )  # fmt: skip
+        found = {}
+        for (kind, (place, ids)), count in zip(self._known(torch.cat(nodes.hops)).items(), counts, strict=True):
+            known = {"num_sampled_nodes": count}
+            found[kind] = Subset(ids, number=at(nodes.number, place), num_nodes=sum(count), attributes=known)
         drawn = [_Drawn(*map(torch.cat, zip(*pieces, strict=True))) for pieces in zip(*hops, strict=True)]
         kept = self._kept(drawn, sizes, max((subset.size for subset in found.values()), default=0))
-        return TypedSubset(found, dict(zip(self.relations, kept, strict=True)), of_edges)
-
-    def _add_inputs(self, of_nodes: dict[str, dict[str, Any]], of_edges: dict[EdgeType, dict[str, Any]]) -> None:
-        """The attributes of the seeds go to their type, or relation, and number nodes within their types."""
-        given = self.sampling.input_type
+        of_edges: dict[EdgeType, dict[str, Any]] = {
+            relation: {"num_sampled_edges": totals[k :: len(kept)]} for k, relation in enumerate(sampling.in_edges)
+        }
         for name, value in self.start.attributes.items():
-            value = self.seed_number[value] if name in _NUMBERS else value
-            if isinstance(given, str):
-                of_nodes[given][name] = value
-            elif name in (*_OF_SOURCES, *_OF_TARGETS):
-                of_nodes[given[0] if name in _OF_SOURCES else given[-1]][name] = value
-            else:
-                of_edges[given][name] = value
+            self._store_of(name, found, of_edges)[name] = self.seed_number[value] if name in _NUMBERS else value
+        return TypedSubset(found, dict(zip(sampling.in_edges, kept, strict=True)), of_edges)
+
+    def _store_of(self, name: str, nodes: dict[str, Subset], edges: dict[EdgeType, dict[str, Any]]) -> Any:
+        """The attributes that one of the seeds' belongs to."""
+        given = self.sampling.input_type
+        if not isinstance(given, str) and name not in _ENDS:
+            return edges[given]
+        return nodes[given if isinstance(given, str) else given[_ENDS[name]]].attributes
 
     def _hop(self, hop: int) -> list[_Drawn]:
         """In-edges of the nodes that the hop before has reached, by relation (collective)."""
         sampling, nodes = self.sampling, self.nodes
-        reached, pieces = self._of_types(nodes.hops[-1]), []
-        sources, owners = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-        for number, relation in enumerate(self.relations):
-            source, target = relation[0], relation[-1]
-            in_edges, place = sampling.in_edges[relation], reached[target]
-            code = at(nodes.code, place)
-            ids, tree = self._decoded(target, code)
-            row = sampling.rows[target].local_id(ids).long()
-            seed = ops.mixed_seed(sampling.seed, self.step, hop, 7, number)
+        reached, pieces = self._known(nodes.hops[-1]), []
+        sources, owners = [nodes.code[:0]], [nodes.owner[:0]]
+        for number, (relation, in_edges) in enumerate(sampling.in_edges.items()):
+            place, ids = reached[relation[-1]]
+            row, seed = sampling.rows[relation[-1]].local_id(ids).long(), (sampling.seed, self.step, hop, 7, number)
             count = sampling.num_neighbors[relation][hop]
-            degree, column, stored = in_edges.draw(row, tree, code, count, seed, sampling.replace)
-            of_edges = None if tree is None else tree.repeat_interleave(degree)
-            sources.append(self._code(source, in_edges.node_of(column), of_edges))
+            degree, column, stored = in_edges.draw(row, None, ids, count, ops.mixed_seed(*seed), sampling.replace)
+            sources.append(in_edges.node_of(column) + self.types[relation[0]].start)
             owners.append(in_edges.owner_of(column))
             pieces.append((place.repeat_interleave(degree), stored))
         owner = torch.cat(owners)
@@ -223,22 +162,17 @@ class _TypedBatch:
         """The edges of each relation, by hop (collective)."""
         sampling, nodes, group = self.sampling, self.nodes, self.sampling.ranks.part.group
         alone, ends = [], []
-        for number, (relation, edges) in enumerate(zip(self.relations, drawn, strict=True)):
-            in_edges = sampling.in_edges[relation]
-            place, edge_id, tree, copy = edges.stored, in_edges.id_of(edges.stored), None, None
-            if sampling.disjoint:
-                _, tree = self._decoded(relation[-1], at(nodes.code, edges.target))
-            if sampling.replace:
-                copy = copies_of(edges.stored, edges.target)
+        for number, ((relation, in_edges), edges) in enumerate(zip(sampling.in_edges.items(), drawn, strict=True)):
+            edge_id = in_edges.id_of(edges.stored)
+            copy = copies_of(edges.stored, edges.target) if sampling.replace else None
             key, num_keys = edge_keys(
-                edge_id, in_edges.num_edges, [hop[number] for hop in sizes], tree, sampling.num_trees, copy,
+                edge_id, in_edges.num_edges, [hop[number] for hop in sizes], None, 1, copy,
                 max(1, *sampling.num_neighbors[relation]),
             )  # fmt: skip
             source, target = at(nodes.number, edges.source), at(nodes.number, edges.target)
             ends.append((source + number * num_nodes, target, at(nodes.owner, edges.source)))
-            alone.append(
-                KeptEdges(edge_id, place, key, source, target, NO_EDGES[:, 0], NO_EDGES, num_keys, sampling.repeats)
-            )
+            none = NO_EDGES[:, 0], NO_EDGES
+            alone.append(KeptEdges(edge_id, edges.stored, key, source, target, *none, num_keys, sampling.replace))
         if group.size == 1 or not alone:
             return alone
         # One message for all relations, which are told by the sources' numbers.
@@ -247,9 +181,9 @@ class _TypedBatch:
         first, found = 0, []
         of_relation = leaving[:, 0] // max(num_nodes, 1)
         for number, kept in enumerate(alone):
-            size = kept.key.numel()
-            some = away[(away >= first) & (away < first + size)] - first
+            end = first + kept.key.numel()
+            some = away[(away >= first) & (away < end)] - first
             told = leaving[of_relation == number] - torch.tensor([number * num_nodes, 0, 0])
-            found.append(kept.by_sender(owner[first : first + size], group.rank, some, told))
-            first += size
+            found.append(kept.by_sender(owner[first:end], group.rank, some, told))
+            first = end
         return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_geometric.data import HeteroData
 
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raise_together, require_equal
@@ -149,10 +150,8 @@ class UniformVertexLoader(BatchLoader):
 def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, input_nodes: Any) -> None:
     """Check each option by itself."""
     if not isinstance(data, DistributedData):
-        raise DataError(
-            f"Expected a DistributedData with one type of nodes (got {type(data).__name__}): wrap the graph, "
-            f"DistributedData(data)"
-        )
+        remedy = "use NeighborLoader" if isinstance(data, HeteroData) else "wrap the graph, DistributedData(data)"
+        raise DataError(f"Expected a DistributedData with one type of nodes (got {type(data).__name__}): {remedy}")
     if not _is_integer(batch_size) or not 2 <= batch_size <= data.num_nodes:
         raise OptionError(f"Expected batch_size between 2 and the {data.num_nodes} nodes (got {batch_size!r})")
     if num_steps is not None and (not _is_integer(num_steps) or num_steps < 1):

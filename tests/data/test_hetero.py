@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from inspect import signature
@@ -33,6 +34,7 @@ from torch_geometric.nn import (
 )
 from workers import Workers
 
+from pyg_dist.backend.session import session
 from pyg_dist.errors import PygDistError
 from pyg_dist.halo.plan.relations import HeteroPlan
 
@@ -251,7 +253,7 @@ def test_options() -> None:
     assert options[0] == options[1]
     graph = hetero_graph()
     one_type: list[dict[str, Any]] = [
-        {"layout": "grid"}, {"mesh": {"data": 1}}, {"hierarchy": "on"}, {"model": (2, 8)},
+        {"layout": "grid"}, {"mesh": {"data": 1}}, {"model": (2, 8)},
         {"nodes_of": DistributedData(graph)},
     ]  # fmt: skip
     for option in one_type:
@@ -455,6 +457,32 @@ def mapping(num_ranks: int) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_mapping(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(mapping, num_ranks)
+
+
+def two_levels() -> None:
+    """Ranks of a machine share what crosses, relation by relation."""
+    from pyg_dist import distribute, rank
+
+    os.environ["PYG_DIST_MACHINES"] = "0,0,1,1"
+    session.shutdown()
+    session.init()
+    try:
+        torch.manual_seed(1)
+        stock_data, data = both(4, hierarchy="on")
+        assert all(plan.two_levels for plan in data.plan.relations.values())
+        stock = MODELS["HeteroConv, mixed"](None).double()
+        with torch.no_grad():
+            stock(stock_data.x_dict, stock_data.edge_index_dict)
+        assert_same(run_model(distribute(copy.deepcopy(stock)), data, 1), run_model(stock, stock_data, 1))
+        assert rank() > 0 or 0 < data.traffic.num_bytes_between < data.traffic.num_bytes
+    finally:
+        del os.environ["PYG_DIST_MACHINES"]
+        session.shutdown()
+        session.init()
+
+
+def test_two_levels(workers: Pools) -> None:
+    workers(4).run(two_levels)
 
 
 def coarse(num_ranks: int) -> None:

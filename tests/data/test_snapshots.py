@@ -225,7 +225,7 @@ def as_edge_sets(layout: str, name: str, expected: Results) -> None:
 
 
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize(("world_size", "layout"), LAYOUTS)
+@pytest.mark.parametrize(("world_size", "layout"), [*LAYOUTS, pytest.param(4, "halo", marks=pytest.mark.slow)])
 def test_graphs_over_the_same_nodes(workers: Pools, world_size: int, layout: str, name: str) -> None:
     workers(world_size).run(as_graphs, layout, name, stock_results(name))
 

@@ -212,6 +212,17 @@ class LightGCN(nn.Module):
         return self.model.recommendation_loss(ranks[:10], ranks[10:], node_id=self.pairs.unique())  # type: ignore[no-any-return]
 
 
+class Rgcn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = gnn.RGCNConv(CHANNELS, 8, 3), gnn.RGCNConv(8, CLASSES, 3, num_bases=2)
+
+    def forward(self, data: Any) -> Tensor:
+        kind = (data.edge_attr[:, 0] > 0).long() + (data.edge_attr[:, 1] > 0).long()
+        x = self.first(data.x, data.edge_index, kind).relu()
+        return F.cross_entropy(self.second(x, data.edge_index, kind)[data.train_mask], data.y[data.train_mask])
+
+
 class Stgcn(nn.Module):
     """Time before nodes, ``[B, T, N, F]``, and a batch norm whose channels are nodes (Yu et al.)."""
 
@@ -254,6 +265,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a batch by hand, sums": lambda: ByHand("sum"),
     "a batch by hand, extremes": lambda: ByHand("max"),
     "LightGCN": LightGCN,
+    "RGCN": Rgcn,
     "STGCN": Stgcn,
     "pool of quantiles": lambda: Pooled(lambda: gnn.QuantileAggregation([0.2, 0.5]), 16),
     "pool of extremes": lambda: Pooled(gnn.MaxAggregation),

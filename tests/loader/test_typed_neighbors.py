@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GATConv, HeteroConv, Linear, SAGEConv
+from torch_geometric.nn import GATConv, HeteroConv, HGTConv, Linear, SAGEConv
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from workers import Workers
 
@@ -87,10 +88,11 @@ def facts(batch: Any) -> Batch:
 
 
 class Net(nn.Module):
-    """SAGE between types and attention, with attributes of edges, within one."""
+    """HGT, then SAGE between types and attention, with attributes of edges, within one."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.hgt = HGTConv(4, 4, (list(SIZES), list(RELATIONS)), heads=2)
         self.convs = nn.ModuleList(
             HeteroConv(
                 {
@@ -103,7 +105,7 @@ class Net(nn.Module):
         self.lin = Linear(4, 3)
 
     def forward(self, batch: Any) -> Any:
-        x = batch.x_dict
+        x = {**batch.x_dict, **self.hgt(batch.x_dict, batch.edge_index_dict)}
         for conv in self.convs:
             out = conv(x, batch.edge_index_dict, edge_attr_dict={CITES: batch[CITES].edge_attr})
             x = {kind: out[kind].relu() if kind in out else rows for kind, rows in x.items()}
@@ -135,9 +137,8 @@ def trained(form: str, name: str, path: str | None = None) -> list[tuple[Batch, 
             optimizer.step()
             assert batch.name == "made up"
             found.append((facts(batch), loss.item()))
-    states = [loader.state_dict()]
     again = NeighborLoader(data, input_nodes=(PAPER, data[PAPER].train_mask), batch_size=6, **OPTIONS[name])
-    again.load_state_dict({**states[0], "step": 1})
+    again.load_state_dict(json.loads(json.dumps({**loader.state_dict(), "step": 1})))  # as a checkpoint keeps it
     assert facts(next(iter(again))) == found[1][0]
     return found
 
@@ -285,7 +286,7 @@ def learning(form: str) -> dict[str, Tensor]:
         batch[VENUE].x = venues[batch[VENUE].n_id]
         loss = net(batch).square().sum() + batch[WRITES].edge_attr.square().sum()
         loss.backward()
-    grads = {f"{name}.grad": p.grad for name, p in net.named_parameters()}
+    grads = {f"{name}.grad": p.grad for name, p in net.named_parameters() if p.grad is not None}
     rows = {"author": data[AUTHOR].x.grad, "attr": data[WRITES].edge_attr.grad, "venue": venues.grad}
     return {**grads, **{name: whole(value) for name, value in rows.items()}}
 
@@ -295,7 +296,8 @@ def test_what_learns(workers: Pools) -> None:
     for size in (1, 3):
         for found in workers(size).run(learning, "memory"):
             for name, value in stock.items():
-                torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=name)
+                mine = found.get(name, torch.zeros_like(value))  # of HGT's maps of a type without relations
+                torch.testing.assert_close(mine, value, rtol=0, atol=1e-10, msg=name)
 
 
 def test_what_is_refused() -> None:
@@ -313,7 +315,7 @@ def test_what_is_refused() -> None:
         (lambda: NeighborLoader(data, [2], input_nodes=PAPER, subgraph_type="induced"), "subgraph_type='directional'"),
         (lambda: NeighborLoader(data, [2], input_nodes=PAPER, weight_attr="none"), "attribute of a relation"),
         (lambda: LinkNeighborLoader(data, [2], (PAPER, "to", AUTHOR)), "to be a relation of the graph"),
-        (lambda: UniformVertexLoader(data, 4), "one type of nodes"),
+        (lambda: UniformVertexLoader(data, 4), "one type of nodes .* use NeighborLoader"),
     ]
     for call, message in wrong:
         with pytest.raises(PygDistError, match=message):

@@ -199,6 +199,9 @@ def gps(layout: str) -> None:
         assert found[0]["out"].shape == (NUM_NODES, 3)
 
 
-@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "halo"), (3, "halo"), (3, "grid")])
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [(1, "halo"), (2, "halo"), (3, "halo"), (3, "grid"), pytest.param(4, "halo", marks=pytest.mark.slow)],
+)
 def test_gps(workers: Pools, world_size: int, layout: str) -> None:
     workers(world_size).run(gps, layout)
