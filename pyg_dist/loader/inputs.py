@@ -13,10 +13,13 @@ from torch_geometric.sampler import NegativeSampling
 from torch_geometric.typing import EdgeType
 
 from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import listed_nodes
+from pyg_dist.data.batch import listed_nodes, ready
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import NodeSharding
+from pyg_dist.loader.in_edges import InEdges
+from pyg_dist.loader.known_nodes import SamplingRanks
+from pyg_dist.loader.neighbors import NeighborSampling
 from pyg_dist.loader.seeds import LinkSeeds, Negatives, NodeSeeds, Seeds, Steps
 from pyg_dist.tensor import RowTensor
 
@@ -153,3 +156,36 @@ def labelled_edges(ends: Ends, edges: Any, label: Any, negatives: Negatives) -> 
     if negatives.mode == "binary" and not label.is_complex() and int(label.min()) == 0:
         label = label + 1  # zero is the label of negative edges
     return edges, label
+
+
+def check(loader: str, data: Data, options: dict[str, Any]) -> None:
+    """Check what is asked of a graph with one type alone."""
+    if not isinstance(data, DistributedData) and not isinstance(data.edge_index, Tensor):
+        raise DataError("Expected a graph with edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
+
+
+def fan_outs(data: Data, num_neighbors: Any) -> list[Any]:
+    """Lists of in-edges of a node by hop, unchecked: there is one."""
+    return [None if isinstance(num_neighbors, dict | str) else num_neighbors]
+
+
+def sampling(data: Data, num_neighbors: Any, inputs: Inputs, steps: Steps, options: dict[str, Any]) -> NeighborSampling:
+    """The sampler of a graph with one type (collective)."""
+    weight = None if options["weight_attr"] is None else data[options["weight_attr"]]
+    if isinstance(data, DistributedData):
+        ready(data)
+        in_edges, ranks = InEdges.of(data.graph, weight), SamplingRanks.of(data.graph)
+    else:
+        in_edges = InEdges.of_edge_index(data.edge_index, (data.num_nodes, data.num_nodes), weight)
+        ranks = SamplingRanks.alone()
+    return NeighborSampling(
+        in_edges,
+        data.num_nodes,
+        ranks,
+        inputs.seeds_of(steps),
+        tuple(int(count) for count in num_neighbors),
+        steps.seed,
+        options["subgraph_type"] if options["directed"] else "induced",
+        bool(options["replace"]),
+        bool(options["disjoint"]),
+    )

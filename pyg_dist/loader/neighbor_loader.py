@@ -15,12 +15,10 @@ from torch_geometric.data import Data, HeteroData
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raise_together, require_equal
 from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import ready
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
+from pyg_dist.loader import inputs
 from pyg_dist.loader.batches import BatchLoader, batch_of, is_distributed
-from pyg_dist.loader.in_edges import InEdges
-from pyg_dist.loader.inputs import Inputs, link_seeds, node_seeds
-from pyg_dist.loader.known_nodes import SamplingRanks
+from pyg_dist.loader.inputs import Inputs
 from pyg_dist.loader.neighbors import NeighborSampling
 from pyg_dist.loader.seeds import Listed, Steps
 from pyg_dist.tensor import EdgeTensor, RowTensor
@@ -59,7 +57,7 @@ class _Neighbors(BatchLoader):
         self,
         data: Data | HeteroData,
         num_neighbors: Any,
-        inputs: Callable[[], Inputs],
+        read: Callable[[], Inputs],
         options: dict[str, Any],
     ) -> None:
         options = {
@@ -74,7 +72,7 @@ class _Neighbors(BatchLoader):
         found: Inputs | None = None
         try:
             _check(type(self).__name__, data, num_neighbors, options)
-            found = inputs()
+            found = read()
             if found.size < options["batch_size"] * num_groups and options["drop_last"]:
                 raise OptionError(
                     f"Expected at least one batch of {options['batch_size'] * num_groups} inputs (got {found.size} "
@@ -95,12 +93,7 @@ class _Neighbors(BatchLoader):
             found.size, int(options["batch_size"]), bool(options["shuffle"]), bool(options["drop_last"]),
             int(options["seed"]), num_groups,
         )  # fmt: skip
-        if isinstance(data, HeteroData):
-            from pyg_dist.loader.typed_inputs import typed_sampling  # only who has types loads what handles them
-
-            sampler: Any = typed_sampling(data, num_neighbors, found, steps, options)
-        else:
-            sampler = _sampling(data, num_neighbors, found, steps, options)
+        sampler = _reader_of(data).sampling(data, num_neighbors, found, steps, options)
         self._num_neighbors = num_neighbors
         super().__init__(data, sampler, options["prefetch"])
         self.transform = options["transform"]
@@ -182,10 +175,7 @@ class NeighborLoader(_Neighbors):
         self, data: Data | HeteroData, num_neighbors: Any, input_nodes: Any = None, *more: Any, **options: Any
     ) -> None:
         options = _named(torch_geometric.loader.NeighborLoader, 3, more) | options
-        seeds: Any = node_seeds
-        if isinstance(data, HeteroData):
-            from pyg_dist.loader.typed_inputs import typed_node_seeds as seeds
-        super().__init__(data, num_neighbors, lambda: seeds(data, input_nodes), options)
+        super().__init__(data, num_neighbors, lambda: _reader_of(data).node_seeds(data, input_nodes), options)
 
 
 class LinkNeighborLoader(_Neighbors):
@@ -223,35 +213,17 @@ class LinkNeighborLoader(_Neighbors):
         **options: Any,
     ) -> None:
         options = _named(torch_geometric.loader.LinkNeighborLoader, 4, more) | options
-        negatives = options.pop("neg_sampling", None), options.pop("neg_sampling_ratio", None)
-        seeds: Any = link_seeds
-        if isinstance(data, HeteroData):
-            from pyg_dist.loader.typed_inputs import typed_link_seeds as seeds
-        super().__init__(data, num_neighbors, lambda: seeds(data, edge_label_index, edge_label, *negatives), options)
+        edges = edge_label_index, edge_label, options.pop("neg_sampling", None), options.pop("neg_sampling_ratio", None)
+        super().__init__(data, num_neighbors, lambda: _reader_of(data).link_seeds(data, *edges), options)
 
 
-def _sampling(
-    data: Data, num_neighbors: Any, inputs: Inputs, steps: Steps, options: dict[str, Any]
-) -> NeighborSampling:
-    """The sampler of a graph with one type (collective)."""
-    weight = None if options["weight_attr"] is None else data[options["weight_attr"]]
-    if isinstance(data, DistributedData):
-        ready(data)
-        in_edges, ranks = InEdges.of(data.graph, weight), SamplingRanks.of(data.graph)
-    else:
-        in_edges = InEdges.of_edge_index(data.edge_index, (data.num_nodes, data.num_nodes), weight)
-        ranks = SamplingRanks.alone()
-    return NeighborSampling(
-        in_edges,
-        data.num_nodes,
-        ranks,
-        inputs.seeds_of(steps),
-        tuple(int(count) for count in num_neighbors),
-        steps.seed,
-        options["subgraph_type"] if options["directed"] else "induced",
-        bool(options["replace"]),
-        bool(options["disjoint"]),
-    )
+def _reader_of(data: Data | HeteroData) -> Any:
+    """What reads the arguments of a loader over a graph of one type, or of several."""
+    if not isinstance(data, HeteroData):
+        return inputs
+    from pyg_dist.loader import typed_inputs  # only who has types loads what handles them
+
+    return typed_inputs
 
 
 def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any]:
@@ -270,24 +242,16 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
         raise DataError(
             f"Expected a Data or DistributedData (got {type(data).__name__}): wrap a graph, or a HeteroData"
         )
-    if not is_distributed(data):
-        if session.world_size() > 1:
-            raise DataError(f"Expected a DistributedData on several ranks (got {type(data).__name__}): wrap the graph")
-        if isinstance(data, Data) and not isinstance(data.edge_index, Tensor):
-            raise DataError("Expected a graph with edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
+    if not is_distributed(data) and session.world_size() > 1:
+        raise DataError(f"Expected a DistributedData on several ranks (got {type(data).__name__}): wrap the graph")
     for name, value in options.items():
         if name in _REFUSED and value is not None:
             got = repr(value) if isinstance(value, str) else type(value).__name__
             raise UnsupportedError(f"Expected {loader} without {name} (got {got}): {_REFUSED[name]}")
         if name not in _KNOWN and name not in _REFUSED:
             raise OptionError(f"Expected an option of {loader} (got {name}={value!r}): leave it out")
-    if isinstance(data, HeteroData):
-        from pyg_dist.loader.typed_inputs import check_types, neighbors_of_relations
-
-        check_types(loader, data, options)
-        lists: Any = neighbors_of_relations(data, num_neighbors).values()
-    else:
-        lists = [None if isinstance(num_neighbors, dict | str) else num_neighbors]
+    _reader_of(data).check(loader, data, options)
+    lists = _reader_of(data).fan_outs(data, num_neighbors)
     try:
         counts = [[int(count) for count in of_hops] for of_hops in lists]
     except (TypeError, ValueError):

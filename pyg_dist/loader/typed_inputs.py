@@ -33,7 +33,7 @@ def nodes_of_types(data: HeteroData) -> dict[str, Nodes]:
     }
 
 
-def typed_node_seeds(data: HeteroData, input_nodes: Any) -> Inputs:
+def node_seeds(data: HeteroData, input_nodes: Any) -> Inputs:
     """Those of a type, ``"paper"`` or ``("paper", ids or mask)`` (collective for a mask that is a node tensor)."""
     kind, given = (
         input_nodes if isinstance(input_nodes, tuple | list) and len(input_nodes) == 2 else (input_nodes, None)
@@ -49,7 +49,7 @@ def typed_node_seeds(data: HeteroData, input_nodes: Any) -> Inputs:
     return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids), kind)
 
 
-def typed_link_seeds(data: HeteroData, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
+def link_seeds(data: HeteroData, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
     """The ends of edges of a relation, which is given alone or with them (collective for those of the graph)."""
     given: Any = edges if isinstance(edges, tuple | list) and edges else (None,)
     relation, chosen = (edges, None) if isinstance(given[0], str) else (given[0], given[-1])
@@ -74,12 +74,16 @@ def typed_link_seeds(data: HeteroData, edges: Any, label: Any, neg_sampling: Any
     return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, ranges, ids, label, negatives), relation)
 
 
-def neighbors_of_relations(data: HeteroData, num_neighbors: Any) -> dict[EdgeType, list[int]]:
-    """In-edges of a node by hop, of each relation.
+def fan_outs(data: HeteroData, num_neighbors: Any) -> list[list[int]]:
+    """Lists of in-edges of a node by hop, of each relation.
 
     Raises:
         OptionError: A relation is missing, or is none of the graph, or they differ in hops.
     """
+    return list(_by_relation(data, num_neighbors).values())
+
+
+def _by_relation(data: HeteroData, num_neighbors: Any) -> dict[EdgeType, list[int]]:
     try:
         given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         found = given.get_values(data.edge_types)
@@ -91,7 +95,7 @@ def neighbors_of_relations(data: HeteroData, num_neighbors: Any) -> dict[EdgeTyp
         ) from None
 
 
-def check_types(loader: str, data: HeteroData, options: dict[str, Any]) -> None:
+def check(loader: str, data: HeteroData, options: dict[str, Any]) -> None:
     """Check what only a graph with types may not have, or has to."""
     if not isinstance(data, DistributedHeteroData) and not all("edge_index" in store for store in data.edge_stores):
         raise DataError("Expected relations with an edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
@@ -105,13 +109,13 @@ def check_types(loader: str, data: HeteroData, options: dict[str, Any]) -> None:
         raise DataError(f"Expected weight_attr to be an attribute of a relation (got {weight!r}): add it to data")
 
 
-def typed_sampling(
+def sampling(
     data: HeteroData, num_neighbors: Any, inputs: Inputs, steps: Steps, options: dict[str, Any]
 ) -> TypedNeighborSampling:
     """The sampler (collective)."""
     name, nodes = options["weight_attr"], nodes_of_types(data)
     weights = {relation: None if name is None else store.get(name) for relation, store in data.edge_items()}
-    counts = {relation: tuple(found) for relation, found in neighbors_of_relations(data, num_neighbors).items()}
+    counts = {relation: tuple(found) for relation, found in _by_relation(data, num_neighbors).items()}
     types = {kind: found.ids for kind, found in nodes.items()}
     in_edges: dict[EdgeType, InEdges] = {}
     if isinstance(data, DistributedHeteroData):
