@@ -23,7 +23,7 @@ class Wire:
 
     Attributes:
         num_bytes: of the messages.
-        num_collectives: all-to-alls.
+        num_collectives: all-to-alls, gathers and scattered sums.
         num_others: messages of groups.
     """
 
@@ -32,8 +32,6 @@ class Wire:
         self._is_inside = False
 
     def __enter__(self) -> Wire:
-        to_all, to_neighbours = Transport.all_to_all, Transport.to_neighbours
-
         def counted(send: Any, num_bytes: Any) -> Any:
             def call(wire: Any, x: Any, *args: Any) -> Any:
                 if self._is_inside:
@@ -58,8 +56,9 @@ class Wire:
         with ExitStack() as stack:
             for kind, name, num_bytes in _SENDS:
                 stack.enter_context(mock.patch.object(kind, name, counted(getattr(kind, name), num_bytes)))
-            stack.enter_context(mock.patch.object(Transport, "all_to_all", inside(to_all, 1)))
-            stack.enter_context(mock.patch.object(Transport, "to_neighbours", inside(to_neighbours, 0)))
+            for name in ("all_to_all", "all_gather", "reduce_scatter", "to_neighbours"):
+                counted_call = inside(getattr(Transport, name), int(name != "to_neighbours"))
+                stack.enter_context(mock.patch.object(Transport, name, counted_call))
             self._stack = stack.pop_all()
         return self
 

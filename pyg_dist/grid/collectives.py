@@ -10,8 +10,8 @@ function                   forward                     backward
 =========================  ==========================  ==========================
 
 The first two are the *reduce-scatter* form of the grid's sums, the other two the *all-reduce* form (Plexus, Alg. 1); an
-all-reduce is a reduce-scatter and an all-gather. Each sum is made on one rank in rank order (the same bits everywhere)
-and in full precision, whatever the dtype of the messages.
+all-reduce is a reduce-scatter and an all-gather. Each sum is made on one rank (the same bits everywhere) and in full
+precision, whatever the dtype of the messages; in the order of the ranks, unless nccl makes it.
 
 Where a group has several ranks on each of several machines
 (:class:`~pyg_dist.backend.comm.transport.Levels`), a piece crosses machines once for all ranks of one: a gather goes
@@ -134,8 +134,8 @@ class AllGather:
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Send this rank's piece (collective, no autograd)."""
-        size, levels = self.transport.group.size, self.transport.levels
-        if size == 1:
+        levels = self.transport.levels
+        if self.transport.group.size == 1:
             return Pending(lambda: x)
         if levels is not None:
             of_inner, of_outer = _sizes_of_levels(levels, self.sizes)
@@ -150,7 +150,7 @@ class AllGather:
         shape = x.shape
         shapes = [(n, *shape[1:]) if self.dim == 0 else (shape[0], n, *shape[2:]) for n in self.sizes]
         received = [math.prod(s) for s in shapes]
-        messages = self.transport.all_to_all(flat.repeat(size), [flat.numel()] * size, received)
+        messages = self.transport.all_gather(flat, received)
 
         def finish() -> Tensor:
             arrived = messages.wait().to(dtype)
@@ -188,9 +188,9 @@ class ReduceScatter:
         pieces = torch.split(x, list(self.sizes), self.dim)
         shape, sent = pieces[group.rank].shape, [piece.numel() for piece in pieces]
         flat = x.contiguous().view(-1) if self.dim == 0 else torch.cat([piece.reshape(-1) for piece in pieces])
-        messages = self.transport.all_to_all(flat, sent, [sent[group.rank]] * group.size)
         # Wide enough that messages in bfloat16 lose nothing here that they did not lose on the way.
-        return Pending(lambda: messages.wait().view(group.size, *shape).sum(0, dtype=dtype))
+        messages = self.transport.reduce_scatter(flat, sent, dtype)
+        return Pending(lambda: messages.wait().view(shape))
 
 
 def _sizes_of_levels(levels: Levels, sizes: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -119,6 +119,13 @@ def exchange(device: torch.device, folder: Path) -> None:
                 rows = to_wire(drawn(dtype, device, *shape))
                 messages = transport.all_to_all(rows, [shape[0]], [shape[0]])
                 assert_same_bits(messages.wait().cpu(), rows.cpu(), f"{dtype} {shape}")
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            for shape in ((5, 3), (0, 3), (6,)):
+                rows = drawn(dtype, device, *shape)
+                assert_same_bits(transport.all_gather(rows, [shape[0]]).wait().cpu(), rows.cpu(), f"{dtype} {shape}")
+                for wide in (dtype, torch.promote_types(dtype, torch.float32)):
+                    got = transport.reduce_scatter(rows, [shape[0]], wide).wait()
+                    assert_same_bits(got.cpu(), rows.to(wide).cpu(), f"sum of {dtype} in {wide}, {shape}")
         room, rows = torch.zeros(9, 3, device=device), torch.randn(5, 3, device=device)
         transport.all_to_all(rows, [5], [5], out=room[2:7]).wait()
         assert_same_bits(room[2:7].cpu(), rows.cpu())

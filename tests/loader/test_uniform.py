@@ -136,8 +136,8 @@ def messages_of_a_step(mesh: dict[str, int] | None) -> list[Counter[str]]:
         (4, {"data": 2, "part": 2}, {"exchange": 3}),
         (2, {"data": 2}, {}),
         # A sum and a root's way a layer, whole rows for the loss; and back, but for what the features need.
-        (4, {"data": 2, "x": 2}, {"all-to-all": 8}),
-        (4, {"data": 2, "z": 2}, {"all-to-all": 8}),
+        (4, {"data": 2, "x": 2}, {"all-to-all": 5, "gather": 1, "scattered sum": 2}),
+        (4, {"data": 2, "z": 2}, {"all-to-all": 5, "gather": 2, "scattered sum": 1}),
     ],
 )
 def test_a_step_sends_its_exchanges_one_loss_sum_and_one_bucket(

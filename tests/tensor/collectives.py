@@ -23,7 +23,10 @@ _OF_GROUP = {
     "all_reduce_": "sum", "gather_counts": "count", "all_true": "agree", "gather_rows": "gather",
     "broadcast_": "broadcast",
 }  # fmt: skip
-_OF_TRANSPORT = {"all_to_all": "all-to-all", "to_neighbours": "messages", "barrier": "barrier"}
+_OF_TRANSPORT = {
+    "all_to_all": "all-to-all", "all_gather": "pieces", "reduce_scatter": "scattered-sum",
+    "to_neighbours": "messages", "barrier": "barrier",
+}  # fmt: skip
 MESH = {"x": 2, "y": 2}
 
 

@@ -267,8 +267,8 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
 # backward pass for each that learns. What is written in place goes back: once more each. These have a form for tiles,
 # and this is what it adds.
 TILES_ADD: list[tuple[str, str, str]] = [
-    ("all-to-all", "all-to-all", "linear matmul __matmul__ mm"),  # the scattered sum over columns
-    ("all-to-all", "none", "batch_norm"),  # every rank has the running statistics of all columns
+    ("scattered-sum", "pieces", "linear matmul __matmul__ mm"),  # over columns
+    ("pieces", "none", "batch_norm"),  # every rank has the running statistics of all columns
     ("2 sum", "2 sum", "layer_norm"),  # over columns, which lie on several ranks
     ("sum", "sum", "rms_norm"),
     ("all-to-all", "all-to-all", "__getitem__ index_select"),  # the form is a batch's rows; all else takes whole rows

@@ -20,7 +20,7 @@ from torch import Tensor
 from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks import replicas
 from pyg_dist.backend.comm.checks.calls import Calls, Standing
-from pyg_dist.backend.comm.connection import InCall
+from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.wires import Wire
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session.state import current, is_group_open
@@ -169,8 +169,11 @@ class Group(OfThisRun):
             return rows
         x = to_wire(rows.detach())
         wire, tag, call = self.begin("gather", x, x.shape[1:].numel())
+        out = x.new_empty(sum(counts), *x.shape[1:])
         with call:
-            return from_wire(wire.gather(x, counts, tag), rows.dtype)
+            for message in wire.all_gather(out, x, counts, tag).others:
+                wait(message)
+        return from_wire(out, rows.dtype)
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Every rank's bytes, by rank."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.topology import Machines
-from pyg_dist.backend.comm.wires import Flight, Piece
+from pyg_dist.backend.comm.wires import Flight, Piece, Wire
 from pyg_dist.backend.on_device import use_here
 from pyg_dist.backend.session.state import current
 from pyg_dist.backend.timing import count_sent, phase
@@ -120,10 +120,32 @@ class Transport:
         ``rows``, ``[sum(sent), ...]``, are contiguous; ``out``, ``[sum(received), ...]``, is a new tensor by default.
         """
         out = rows.new_empty(sum(received), *rows.shape[1:]) if out is None else out
+        return self._started("all-to-all", out, rows, sent, lambda w, tag: w.all_to_all(out, rows, sent, received, tag))
+
+    def all_gather(self, rows: Tensor, counts: Sequence[int]) -> Messages:
+        """Every rank's rows, by rank. Shapes: ``[counts[rank], ...] -> [sum(counts), ...]``."""
+        out = rows.new_empty(sum(counts), *rows.shape[1:])
+        sent = rows.shape[:1] * self.group.size
+        return self._started("gather", out, rows, sent, lambda wire, tag: wire.all_gather(out, rows, counts, tag))
+
+    def reduce_scatter(self, rows: Tensor, counts: Sequence[int], dtype: torch.dtype) -> Messages:
+        """This rank's part of the sum of every rank's rows, added up in ``dtype`` when it is waited for.
+
+        Shapes: ``[sum(counts), ...] -> [counts[rank], ...]``.
+        """
+        out = rows.new_empty(counts[self.group.rank], *rows.shape[1:], dtype=dtype)
+        return self._started(
+            "scattered sum", out, rows, counts, lambda wire, tag: wire.reduce_scatter(out, rows, counts, tag)
+        )
+
+    def _started(
+        self, kind: str, out: Tensor, rows: Tensor, sent: Sequence[int], start: Callable[[Wire, int], Flight]
+    ) -> Messages:
+        """The messages of a collective that sends each rank so many of the rows."""
         self._count(rows, ((rank, count) for rank, count in enumerate(sent) if rank != self.group.rank))
-        wire, tag, call = self.group.begin("all-to-all", rows, rows.shape[1:].numel())
+        wire, tag, call = self.group.begin(kind, rows, rows.shape[1:].numel())
         with phase("exchange"), call:
-            return Messages(out, rows, wire.all_to_all(out, rows, sent, received, tag), call)
+            return Messages(out, rows, start(wire, tag), call)
 
     def to_neighbours(
         self, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], out: Tensor

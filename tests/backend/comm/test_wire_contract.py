@@ -96,13 +96,36 @@ def broadcasts(wire: Wire) -> None:
 def gathers(wire: Wire) -> None:
     for dtype in DTYPES:
         for columns in ((), (3,), (0,)):
-            counts = [(2 * rank + 1) % 4 for rank in range(wire.size)]
-            parts = [to_wire(drawn(dtype, rank, count, *columns)) for rank, count in enumerate(counts)]
-            counts_of_one = [0] * wire.size
-            counts_of_one[-1] = counts[-1]
-            assert_same_bits(wire.gather(parts[wire.rank], counts, 1), torch.cat(parts), str(dtype))
-            mine = parts[wire.rank][: counts_of_one[wire.rank]]
-            assert_same_bits(wire.gather(mine, counts_of_one, 2), parts[-1], f"{dtype} of one rank")
+            for tag, counts in enumerate(counts_by_rank(wire.size)):
+                parts = [to_wire(drawn(dtype, rank, count, *columns)) for rank, count in enumerate(counts)]
+                whole, out = guarded(sum(counts), parts[0])
+                finish(wire.all_gather(out, parts[wire.rank], counts, tag))
+                assert_same_bits(out, torch.cat(parts), f"{dtype} {counts}")
+                assert (whole[0] == 9).all()
+                assert (whole[-1] == 9).all()
+
+
+def counts_by_rank(size: int) -> list[list[int]]:
+    """As many rows on each rank, rows on one alone, nowhere, and numbers that differ."""
+    return [[3] * size, [0] * (size - 1) + [2], [0] * size, [(2 * rank + 1) % 4 for rank in range(size)]]
+
+
+def reduces_to_parts(wire: Wire) -> list[Tensor]:
+    """Returned, since wires with tags add in one order."""
+    found = []
+    for dtype, sum_dtype in ((torch.float32,) * 2, (torch.float64,) * 2, (torch.bfloat16, torch.float32)):
+        for columns in ((), (3,), (0,)):
+            for tag, counts in enumerate(counts_by_rank(wire.size)):
+                rows = [drawn(dtype, rank, sum(counts), *columns) for rank in range(wire.size)]
+                low = sum(counts[: wire.rank])
+                whole, out = guarded(counts[wire.rank], rows[0].to(sum_dtype))
+                finish(wire.reduce_scatter(out, rows[wire.rank], counts, tag))
+                expected = sum(x[low : low + counts[wire.rank]].to(sum_dtype) for x in rows)
+                torch.testing.assert_close(out, expected)
+                assert (whole[0] == 9).all()
+                assert (whole[-1] == 9).all()
+                found.append(out.clone())
+    return found
 
 
 def count(sender: int, receiver: int) -> int:
@@ -257,8 +280,8 @@ def compares_replicas(wire: Wire) -> None:
 
 
 BODIES: list[Body] = [
-    reduces, compares_numbers, broadcasts, gathers, sends_rows, has_many_under_way, sends_to_itself_alone,
-    keeps_calls_apart, carries_groups, tells_of_divergence, compares_replicas,
+    reduces, reduces_to_parts, compares_numbers, broadcasts, gathers, sends_rows, has_many_under_way,
+    sends_to_itself_alone, keeps_calls_apart, carries_groups, tells_of_divergence, compares_replicas,
 ]  # fmt: skip
 
 
@@ -274,10 +297,10 @@ def run(wire: str, body: Body) -> Any:
 @pytest.mark.parametrize("wire", WIRES)
 def test_contract(workers: Pools, wire: str, body: Body, world_size: int) -> None:
     found = workers(world_size).run(run, wire, body)
-    if body is reduces:
-        expected = found[0] if wire == "c10d" else workers(world_size).run(run, "gloo", body)[0]
-        for of_rank in found:
-            for total, want in zip(of_rank, expected, strict=True):
+    if body is reduces or (body is reduces_to_parts and wire != "c10d"):
+        by_gloo = workers(world_size).run(run, "gloo", body)
+        for of_rank, of_gloo in zip(found, by_gloo, strict=True):
+            for total, want in zip(of_rank, found[0] if wire == "c10d" else of_gloo, strict=True):
                 assert_same_bits(total, want)
 
 
@@ -286,7 +309,7 @@ def num_bytes() -> int:
 
     pyg_dist.init()
     wire = CountingWire(GlooWire(dist.group.WORLD))
-    wire.gather(torch.zeros(2, 3), [2] * wire.size, 1)
+    finish(wire.all_gather(torch.zeros(2 * wire.size, 3), torch.zeros(2, 3), [2] * wire.size, 1))
     return wire.num_bytes
 
 

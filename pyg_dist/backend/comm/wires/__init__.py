@@ -78,8 +78,14 @@ class Wire(Protocol):
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
         """Overwrite ``x`` with the one of rank ``source``."""
 
-    def gather(self, rows: Tensor, counts: Sequence[int], tag: int) -> Tensor:
-        """Every rank's rows, by rank. Shapes: ``[counts[rank], ...] -> [sum(counts), ...]``."""
+    def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
+        """Start to send every rank these rows, ``[counts[rank], ...]``; into all ranks', ``[sum(counts), ...]``."""
+
+    def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
+        """Start the sum of every rank's rows, ``[sum(counts), ...]``, of which a rank gets ``[counts[rank], ...]``.
+
+        Sums are made in the dtype of ``out``, which may be wider than that of the rows.
+        """
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
         """Start to send each rank its rows, ``[sum(sent), ...]`` by receiver, into ``[sum(received), ...]``."""

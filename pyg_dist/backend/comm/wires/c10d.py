@@ -8,15 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend.comm.wires import Flight, Message, Piece
+from pyg_dist.backend.comm.wires import Flight, Message, Piece, Work
+from pyg_dist.backend.comm.wires.point_to_point import summed
 from pyg_dist.errors import UnsupportedError
 
 LOST = ("closed by remote peer", "remote process exited", "ncclRemoteError", "NCCL communicator was aborted")
 """What nccl's errors about a closed connection have in them, as torch words them. It also quotes its sockets' last."""
 
 _REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-# torch 2.13 has a new name for the collective, and warns of the old one.
+# torch 2.13 has new names for these, and warns of the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class C10dWire:
@@ -47,14 +49,29 @@ class C10dWire:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         dist.broadcast(x, src=self.ranks[source], group=self._group)
 
-    def gather(self, rows: Tensor, counts: Sequence[int], tag: int) -> Tensor:
+    def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; parts are padded to the longest."""
-        longest = max(counts)
-        padded = rows.new_zeros((longest, *rows.shape[1:]))
-        padded[: rows.shape[0]] = rows
-        gathered = rows.new_empty((self.size * longest, *rows.shape[1:]))
-        _all_gather(gathered, padded, group=self._group)
-        return torch.cat([gathered[r * longest : r * longest + count] for r, count in enumerate(counts)])
+        if not (longest := max(counts)) or not rows.shape[1:].numel():
+            return Flight()
+        arriving = _room(out, counts, longest)
+        sent = _padded(rows, rows.shape[:1], longest)
+        work = _all_gather(arriving, sent, group=self._group, async_op=True)
+        return Flight(others=[Message(_Unpadded(work, arriving, out, counts, sent), None)])
+
+    def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`; parts are padded to the longest.
+
+        The backend adds in the dtype of the messages, in an order of its own. Where sums are to be wider, this rank
+        adds what arrives.
+        """
+        if out.dtype != rows.dtype:
+            return summed(self, out, rows, counts, tag)
+        if not (longest := max(counts)) or not rows.shape[1:].numel():
+            return Flight()
+        total = _room(out, out.shape[:1], longest)
+        sent = _padded(rows, counts, longest)
+        work = _reduce_scatter(total, sent, group=self._group, async_op=True)
+        return Flight(others=[Message(_Unpadded(work, total, out, out.shape[:1], sent), None)])
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
@@ -74,3 +91,32 @@ class C10dWire:
         messages += [dist.P2POp(dist.isend, rows[low:high], self.ranks[r], self._group) for r, low, high in receivers]
         works = dist.batch_isend_irecv(messages) if messages else ()
         return Flight(others=[Message(work, None) for work in works])
+
+
+def _room(out: Tensor, counts: Sequence[int], longest: int) -> Tensor:
+    """Where parts arrive that are padded to the longest: ``out`` where none is."""
+    if all(count == longest for count in counts):
+        return out
+    return out.new_empty(len(counts) * longest, *out.shape[1:])
+
+
+def _padded(rows: Tensor, counts: Sequence[int], longest: int) -> Tensor:
+    """Parts of so many rows, each with zeros behind it."""
+    padded = _room(rows, counts, longest)
+    if padded is not rows:
+        for part, to in zip(torch.split(rows, list(counts)), torch.split(padded.zero_(), longest), strict=True):
+            to[: part.shape[0]] = part
+    return padded
+
+
+class _Unpadded:
+    """Padded parts under way, which are copied to where they belong; keeps alive what is sent."""
+
+    def __init__(self, work: Work, arriving: Tensor, out: Tensor, counts: Sequence[int], sent: Tensor) -> None:
+        self._work, self._arriving, self._out, self._counts, self._sent = work, arriving, out, counts, sent
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._arriving is not self._out:
+            parts = torch.split(self._arriving, self._arriving.shape[0] // len(self._counts))
+            torch.cat([part[:count] for part, count in zip(parts, self._counts, strict=True)], out=self._out)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.connection import wait
-from pyg_dist.backend.comm.wires import Flight, Message, Piece
+from pyg_dist.backend.comm.wires import Flight, Message, Piece, Wire
 
 _REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
@@ -151,19 +151,21 @@ class PointToPoint(ABC):
                 _wait([self.receive(x, (self.rank - distance) % self.size, tag)])
             distance *= 2
 
-    def gather(self, rows: Tensor, counts: Sequence[int], tag: int) -> Tensor:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
-        out = rows.new_empty(sum(counts), *rows.shape[1:])
+    def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
         pieces = torch.split(out, list(counts))
-        messages = []
+        messages: list[Message] = []
         for peer in self._others():
             if rows.numel():
                 messages.append(self.send(rows, peer, tag))
             if pieces[peer].numel():
                 messages.append(self.receive(pieces[peer], peer, tag))
         pieces[self.rank].copy_(rows)
-        _wait(messages)
-        return out
+        return Flight(others=messages)
+
+    def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`; added in the order of the ranks."""
+        return summed(self, out, rows, counts, tag)
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
@@ -192,6 +194,25 @@ class PointToPoint(ABC):
     def _others(self) -> list[int]:
         """Each rank starts with its successor, so no rank is everyone's first."""
         return [(self.rank + offset) % self.size for offset in range(1, self.size)]
+
+
+def summed(wire: Wire, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
+    """:meth:`~pyg_dist.backend.comm.wires.Wire.reduce_scatter` by an all-to-all: the same bits on every such wire."""
+    own = counts[wire.rank]
+    addends = rows.new_empty(wire.size * own, *rows.shape[1:])
+    flight = wire.all_to_all(addends, rows, counts, [own] * wire.size, tag)
+    return Flight(others=[Message(_Sum(flight.others, addends.view(wire.size, *out.shape), out), None)])
+
+
+class _Sum:
+    """Messages with addends, which are added up when all have arrived."""
+
+    def __init__(self, messages: Sequence[Message], addends: Tensor, out: Tensor) -> None:
+        self._messages, self._addends, self._out = messages, addends, out
+
+    def wait(self) -> None:
+        _wait(self._messages)
+        torch.sum(self._addends, 0, dtype=self._out.dtype, out=self._out)
 
 
 def _wait(messages: Iterable[Message]) -> None:

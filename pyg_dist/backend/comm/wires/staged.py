@@ -8,7 +8,8 @@ sends all this way.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,14 +59,21 @@ class StagedWire:
         self._wire.broadcast(staged, source, tag)
         x.copy_(staged)
 
-    def gather(self, rows: Tensor, counts: Sequence[int], tag: int) -> Tensor:
+    def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
-        return self._land(self._wire.gather(self._lift(rows), counts, tag), rows.device)
+        return self._staged(self._wire.all_gather, out, rows, counts, tag)
+
+    def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
+        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        return self._staged(self._wire.reduce_scatter, out, rows, counts, tag)
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
+        return self._staged(self._wire.all_to_all, out, rows, sent, received, tag)
+
+    def _staged(self, start: Callable[..., Flight], out: Tensor, rows: Tensor, *args: Any) -> Flight:
         staged_rows, staged_out = self._lift(rows), self._like(out)
-        flight = self._wire.all_to_all(staged_out, staged_rows, sent, received, tag)
+        flight = start(staged_out, staged_rows, *args)
         messages = [*flight.arriving.values(), *flight.others]
         return Flight(others=[Message(_Landing(messages, [(staged_out, out)], staged_rows), None)])
 
