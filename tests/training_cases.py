@@ -50,6 +50,10 @@ CASES = [
 ]
 
 
+BATCHES = [Case(layout, model) for layout in (HALO, GRID) for model in ("sage", "gcn", "gcn weights")]
+"""Trained on uniform batches."""
+
+
 def _gin(a: int, b: int) -> nn.Module:
     return gnn.GINConv(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Linear(b, b)))
 
@@ -122,12 +126,19 @@ class Training:
         self.uses_weight = case.picks == "class weights"
         self.picked = torch.arange(0, graph.num_nodes, 3, device=device) if case.picks == "list" else None
 
-    def step(self, spoil: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
-        """A training step; ``spoil`` may change the output."""
+    def loader(self) -> Any:
+        """Batches of half of the nodes."""
+        from pyg_dist.loader import UniformVertexLoader
+
+        return UniformVertexLoader(self.data, self.data.num_nodes // 2, num_steps=NUM_STEPS, seed=1)
+
+    def step(self, spoil: Callable[[Tensor], Tensor] = lambda x: x, batch: Any = None) -> Tensor:
+        """A training step, on all data or a batch; ``spoil`` may change the output."""
+        data = self.data if batch is None else batch
         self.optimizer.zero_grad()
-        out, mask = self.model(self.data)
+        out, mask = self.model(data)
         index = mask if self.picked is None else self.picked
-        loss = F.cross_entropy(spoil(out)[index], self.data.y[index], self.class_weight if self.uses_weight else None)
+        loss = F.cross_entropy(spoil(out)[index], data.y[index], self.class_weight if self.uses_weight else None)
         loss.backward()
         self.optimizer.step()
         return loss.detach()

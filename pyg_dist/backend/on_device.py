@@ -36,6 +36,15 @@ def on_device(plan: Tensor, device: torch.device) -> Tensor:
     return copies[device]
 
 
+def to_host(made: Tensor) -> Tensor:
+    """What was made on a device as a constant tensor on the host, whose copy there :func:`on_device` knows (waits)."""
+    if made.is_cpu:
+        return made
+    plan = made.cpu()
+    _copies[plan] = {made.device: made}
+    return plan
+
+
 def is_capturing() -> bool:
     """Whether what is queued on the current stream becomes part of a CUDA graph: the host may then not wait for it."""
     is_started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import SampledGraph
 from pyg_dist.graph.sample import Subset
-from pyg_dist.tensor import NodeTensor, RowTensor
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
+from pyg_dist.tensor.row_tensor import by_row_mask
 from pyg_dist.tensor.sharding import require_same
 
 
@@ -42,8 +44,23 @@ def induced(data: Data, sample: Subset) -> Data:
         of: Any = type(data)
         batch = of.__new__(of)
         known = {"n_id": nodes, "e_id": edges, **sample.attributes, **drawn_rows(sample, nodes)}
-        batch._adopt_rows(graph, data.plan, cut(data._store, graph, nodes, edges, learns=False) | known)
+        attributes = cut(data._store, graph, nodes, edges, learns=False) | known
+        if graph.device.type != "cpu":
+            _make_ahead(graph, attributes.values())
+        batch._adopt_rows(graph, data.plan, attributes)
     return batch
+
+
+def _make_ahead(graph: SampledGraph, attributes: Iterable[Any]) -> None:
+    """What a step would wait for the device for: operators, selections by masks, keys of random numbers."""
+    values = [value.weight if isinstance(value, DistributedEdgeIndex) else value for value in attributes]
+    graph.make_ahead(value for value in values if isinstance(value, EdgeTensor))
+    rows = graph.node_sharding
+    on_device(rows.rng_key, graph.device)
+    if not rows.counts_selections:
+        for value in values:
+            if isinstance(value, NodeTensor) and value.dtype == torch.bool and value.dim() == 1:
+                by_row_mask(rows, value)
 
 
 def add_learning(data: Data, batch: Data) -> None:

@@ -13,15 +13,16 @@ Every rank decides alike, by the object and its version.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import REMEMBER_MIB
+from pyg_dist.tensor.row_index import origin_of
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding, lasting
 from pyg_dist.tensor.sparse_form import SparseForm
@@ -82,6 +83,31 @@ class OperatorCache(Generic[T]):
             new = _Entry(None if weight is None else weakref.ref(weight), version, operator)
             self._kept[key] = [*(kept for kept in places if not kept.is_of(weight)), new][-_MOST_WEIGHTS:]
         return operator
+
+
+class UsedOperators(Generic[T]):
+    """A graph's operators that batches have used: the loader's thread makes those of the next batch from them.
+
+    On a device making them waits for it. Nothing here is collective: a graph's operator is known, or left out.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[T, weakref.ref[RowTensor] | None, int | None]] = {}
+
+    def note(self, key: Hashable, operator: T, weight: RowTensor | None) -> None:
+        """The graph's operator of a key, and the graph's weights that it was made of."""
+        origin = None if weight is None else weakref.ref(weight)
+        self._known[key] = operator, origin, None if weight is None else version_of(weight)
+
+    def for_batch(self, weights: Iterable[RowTensor]) -> Iterator[tuple[Any, T, RowTensor | None]]:
+        """Keys, the graph's operators that still hold, and which of a batch's ``weights`` each is for."""
+        picked = {id(known[0]): weight for weight in weights if (known := origin_of(weight)) is not None}
+        for key, (operator, origin, version) in [*self._known.items()]:
+            of_graph = None if origin is None else origin()
+            if origin is None:
+                yield key, operator, None
+            elif of_graph is not None and id(of_graph) in picked and version == version_of(of_graph):
+                yield key, operator, picked[id(of_graph)]
 
 
 # Over one graph, a tensor meets one operator per kind of conv; more of them at once are edge weights that change.

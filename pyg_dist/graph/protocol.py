@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
@@ -383,6 +383,9 @@ class SampledGraph(DistributedGraph, Protocol):
 
     def pick_edges(self) -> PickedEdges:
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
+
+    def make_ahead(self, weights: Iterable[RowTensor]) -> None:
+        """Make the operators that earlier batches had, of these weights or none, before a step asks; not collective."""
 
 
 C = TypeVar("C", bound="CopiedToDevices")

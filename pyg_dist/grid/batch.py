@@ -7,7 +7,7 @@ off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24, and IV-B).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -134,10 +134,9 @@ class ProductsAtSample(GridProducts):
     def _entries_at_sample(self, whole: AdjacencyTile) -> Entries:
         kept = self._sample.kept
         if kept is None:
-            csr = whole.csr.on_host
-            pattern, entry = csr.restricted(*self._tile_places(whole))
-            order = torch.argsort(csr.places(entry))  # as ids ascend, so that values of edges arrive
-            return pattern.row()[order].int(), pattern.col[order]
+            pattern, entry = whole.csr.restricted(*self._tile_places(whole))
+            order = torch.argsort(whole.csr.places(entry))  # as ids ascend, so that values of edges arrive
+            return pattern.on_host.row()[order].int(), pattern.on_host.col[order]
         ends = list(zip((kept.target, kept.source), whole.layouts, strict=True))
         row, column = (self.grid.orders[layout.order].positions(node) for node, layout in ends)
         (row_low, row_high), (low, high) = (self.grid.held(layout) for _, layout in ends)
@@ -161,7 +160,13 @@ class ProductsAtSample(GridProducts):
         origin: Any = None if known is None else known[0]
         if weight is None or (origin is not None and not learns(weight)):
             whole = self.parent.operator(norm, origin, dtype)
-            build = partial(self._rescaled, whole, dtype)
+
+            def build(layout: TileLayout) -> GridOperator:
+                tile = whole.tile(layout)
+                made = self._rescaled(tile, dtype, layout)
+                self.parent.used_by_batches.note((norm, dtype, layout), tile, origin)
+                return made
+
             return TiledOperator(norm, False, self._kept((norm, dtype), weight, build))
         if norm.kind == "gcn":
             raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
@@ -182,16 +187,25 @@ class ProductsAtSample(GridProducts):
 
         return of
 
-    def _rescaled(self, operator: TiledOperator, dtype: torch.dtype, layout: TileLayout) -> GridOperator:
-        """The graph's tile at the sample (collective where the graph has not used it before)."""
-        whole, tile = operator.tile(layout), self.parent.adjacency(layout)
+    def make_ahead(self, weights: Iterable[RowTensor]) -> None:
+        """See :meth:`~pyg_dist.graph.protocol.SampledGraph.make_ahead`."""
+        if self._sample.scale is None:
+            return
+        for (norm, dtype, layout), whole, weight in self.parent.used_by_batches.for_batch(weights):
+            operator = self._kept((norm, dtype), weight, partial(self._rescaled, whole, dtype))(layout)
+            operator.matrix.value, operator.transposed.matrix.value  # noqa: B018
+
+    def _rescaled(self, whole: GridOperator, dtype: torch.dtype, layout: TileLayout) -> GridOperator:
+        """A tile of the graph's operator at the sample."""
+        tile = self.parent.adjacency(layout)
         row, column = self._tile_places(tile)
         pattern, entry = whole.matrix.pattern.restricted(row, column)
         row_id, column_id = (ids[at] for ids, at in zip(tile.ids, (row, column), strict=True))
         source, target = column_id[pattern.on_host.col.long()], row_id[pattern.on_host.row()]
         factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
         stored = whole.matrix.storage
-        values = factor if stored is None else stored[whole.matrix.pattern.places(entry)] * factor
+        places = on_device(whole.matrix.pattern.places(entry), self.device)
+        values = factor if stored is None else stored[places] * factor
         row_scale = None if whole.row_scale is None else whole.row_scale[on_device(row, self.device)]
         col_scale = None if whole.col_scale is None else whole.col_scale[on_device(column, self.device)]
         return GridOperator(Matrix(pattern, values), row_scale, col_scale, whole.divides)

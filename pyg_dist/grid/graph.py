@@ -14,7 +14,7 @@ from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import Part, attention_in_parts
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.caches import OperatorCache, UsedOperators
 from pyg_dist.graph.edge_sets import ListedEdges, SampledEdges, in_layout_of
 from pyg_dist.graph.edges import Edges, EdgesAndLoops
 from pyg_dist.graph.protocol import EdgeView, NodeSharding, Norm, the_one
@@ -68,6 +68,7 @@ class GridGraph(GridProducts):
         self.device = device
         self._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
         self._operators, self._elsewhere = OperatorCache(self.edge_sharding.num_local), {}
+        self.used_by_batches = UsedOperators()
         kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources ends loops"
         for name in kept.split():
             self.__dict__.pop(name, None)
@@ -247,8 +248,9 @@ class GridBatch(ProductsAtSample, GridGraph):
         kept_key, kept = None, sample.kept
         if kept is None:
             node_id, stored = sample.node_id, parent.stored_by_source
-            pattern, entry = stored.restricted(node_id, node_id)
+            pattern, entry = stored.to(parent.device).restricted(node_id, node_id)
             place, order = stored.places(entry).long().sort()
+            pattern = pattern.on_host
             edge_index = torch.stack([pattern.row(), pattern.col.long()])[:, order] + grid.first
         else:
             ids, places = parent.edge_sharding.ordered_position

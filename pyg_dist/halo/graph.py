@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -212,7 +213,7 @@ class HaloBatch(HaloGraph):
     def of(parent: HaloGraph, sample: Subset) -> HaloBatch:
         """The one that a sample of the nodes of a square graph induces, or whose edges it names."""
         links = parent.links
-        cut = restricted(parent.share, links.links, sample, links.of_machine)
+        cut = restricted(parent.share, links.links, sample, links.of_machine, parent.local)
         nodes = SampledNodes(parent.node_sharding, cut.rows, sample)
         return HaloBatch(parent, cut, nodes, nodes, sample)
 
@@ -258,6 +259,24 @@ class HaloBatch(HaloGraph):
             return self._own_weights(norm, weight, dtype)
         of_graph: Any = None if origin is None else origin[0]
         whole = self._operator_of_graph(norm, of_graph, dtype)
+        made = self._restricted(whole, norm, weight, dtype)
+        self.parent.used_by_batches.note((norm, dtype), whole, of_graph)
+        return made
+
+    def make_ahead(self, weights: Iterable[RowTensor]) -> None:
+        """See :meth:`~pyg_dist.graph.protocol.SampledGraph.make_ahead`."""
+        if self._sample.scale is None:
+            return
+        for (norm, dtype), whole, weight in self.parent.used_by_batches.for_batch(weights):
+            make = partial(self._restricted, whole, norm, weight, dtype)
+            operator = self._operators.get((norm, dtype), weight, make)
+            for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
+                matrix.value, matrix.transposed.value  # noqa: B018
+
+    def _restricted(
+        self, whole: LinearOperator, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
+    ) -> LinearOperator:
+        """The graph's operator at the sample (collective where an earlier batch had no such one)."""
         p = self._pairs.uniform_p
         if p is not None and weight is None and not norm.add_self_loops and not self.parent.loops_exist:
             return self._divided_by(p, whole, dtype)
@@ -324,7 +343,7 @@ class HaloBatch(HaloGraph):
         ids = self.parent.node_sharding.global_id[row]
         ends = pattern.on_host.col.long(), pattern.on_host.row()
         factor = self._pairs.factor(*ends, dtype, ids).to(self.device)
-        return Matrix(pattern, factor if whole.value is None else whole.value[entry] * factor)
+        return Matrix(pattern, factor if whole.value is None else whole.value[on_device(entry, self.device)] * factor)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
         """Sum or mean with weights that learn, rescaled."""

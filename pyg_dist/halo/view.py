@@ -18,7 +18,7 @@ from pyg_dist.backend.session.settings import LOCAL_BITS, Bits
 from pyg_dist.backend.sparse.attention import Part, PartedAttention, attention, attention_in_parts
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.caches import OperatorCache, UsedOperators
 from pyg_dist.graph.edges import Edges, is_wide
 from pyg_dist.graph.gcn_norm import SelfLoops
 from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, the_one
@@ -84,6 +84,7 @@ class HaloView(CopiedToDevices):
             self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
         )
         self._operators: OperatorCache[LinearOperator] = OperatorCache(num_edges)
+        self.used_by_batches: UsedOperators[LinearOperator] = UsedOperators()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
         for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):

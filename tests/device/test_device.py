@@ -20,7 +20,7 @@ import pytest
 import torch
 from against_stock import Results, assert_same
 from torch import Tensor
-from training_cases import CASES, GRID, HALO, NUM_CLASSES, NUM_STEPS, Case, Training, graph
+from training_cases import BATCHES, CASES, GRID, HALO, NUM_CLASSES, NUM_STEPS, Case, Training, graph
 from workers import Workers
 
 
@@ -87,6 +87,53 @@ def train_there(case: Case, library: Path) -> None:
         for _ in range(2):
             training.step()
     assert not made, made
+
+
+@contextlib.contextmanager
+def plans_of_the_grid_may_wait() -> Iterator[None]:
+    """A batch's redistributions and keys of tiles are copied to the device where a step first asks for them."""
+    from pyg_dist.backend.comm import redistribution
+    from pyg_dist.backend.on_device import on_device
+    from pyg_dist.tensor.functions import random
+
+    def exempted(*args: Any) -> Any:
+        with fake_device.exempt():
+            return on_device(*args)
+
+    with patch.object(redistribution, "on_device", exempted), patch.object(random, "on_device", exempted):
+        yield
+
+
+def train_on_batches(case: Case, library: Path) -> None:
+    """A thread cuts them on the device, and waits for it; what trains does not."""
+    from pyg_dist.loader import prefetch
+
+    device = fake_device.load(library)
+    made = prefetch._timed
+
+    def exempted(*args: Any) -> Any:
+        with fake_device.exempt():
+            return made(*args)
+
+    trained: list[Results] = []
+    for place in ("cpu", device):
+        training = Training(case, graph(), place)
+        loader = training.loader()
+        with patch.object(prefetch, "_timed", exempted):
+            losses = {f"loss {k}": training.step(batch=batch).cpu() for k, batch in enumerate(loader)}
+            trained.append({**losses, **{name: p.cpu() for name, p in training.model.state_dict().items()}})
+            if place == device:
+                of_grid = plans_of_the_grid_may_wait() if case.layout == GRID else contextlib.nullcontext()
+                with fake_device.strict(), staging_may_wait(), of_grid:
+                    for batch in loader:
+                        training.step(batch=batch)
+    assert_same(trained[1], trained[0], str(case))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("case", BATCHES, ids=str)
+def test_training_on_batches(pools: Callable[[int], Workers], library: Path, world_size: int, case: Case) -> None:
+    pools(world_size).run(train_on_batches, case, library)
 
 
 SPLIT_COLUMNS = Case({**GRID, "mesh": {"y": 2}}, "epilogue")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from against_stock import Results, assert_same
 from gpu_trial import IS_TRIAL
-from training_cases import CASES, NUM_STEPS, Case, Training, graph
+from training_cases import BATCHES, CASES, NUM_STEPS, Case, Training, graph
 from workers import Workers
 
 pytestmark = pytest.mark.gpu
@@ -50,6 +50,20 @@ def train_there(case: Case, place: str, waits: bool) -> None:
 @pytest.mark.parametrize("case", CASES[::8] if IS_TRIAL else CASES, ids=str)
 def test_one_rank(pools: Callable[[int], Workers], device: torch.device, case: Case) -> None:
     pools(1).run(train_there, case, device.type, waits=False)
+
+
+def train_on_batches(case: Case, place: str) -> None:
+    trained: list[Results] = []
+    for where in ("cpu", place):
+        training = Training(case, graph(), where)
+        losses = {f"loss {k}": training.step(batch=batch).cpu() for k, batch in enumerate(training.loader())}
+        trained.append({**losses, **{name: p.cpu() for name, p in training.model.state_dict().items()}})
+    assert_same(trained[1], trained[0], str(case))
+
+
+@pytest.mark.parametrize("case", BATCHES[::3] if IS_TRIAL else BATCHES, ids=str)
+def test_batches_that_are_cut_there(pools: Callable[[int], Workers], device: torch.device, case: Case) -> None:
+    pools(1).run(train_on_batches, case, device.type)
 
 
 @pytest.mark.parametrize("world_size", [2] if IS_TRIAL else [2, 4])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.on_device import on_device, to_host
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
 from pyg_dist.backend.session.state import current
@@ -41,7 +41,8 @@ Run = Callable[[Block, list[Tensor]], Tensor]
 class CSR:
     """Pattern of a ``[num_rows, num_cols]`` sparse matrix.
 
-    On another device than the host (:meth:`to`), patterns that are made of it are made on the host, and moved.
+    On another device than the host (:meth:`to`), patterns that are made of it are made on the host, and moved; but for
+    :meth:`restricted`.
     """
 
     rowptr: Tensor  # int64 ``[num_rows + 1]``
@@ -288,26 +289,26 @@ class CSR:
         return CSR(before[self.rowptr], self.col[chosen] - low, self.edge[chosen], high - low)
 
     def restricted(self, row: Tensor, column: Tensor) -> tuple[CSR, Tensor]:
-        """Some rows (in any order) and columns (ascending), with the transpose, and which entries these are, int64.
+        """Some rows (in any order) and columns (ascending), with the transpose, and which entries these are.
 
-        Values lie in the order of the entries. O(entries of the rows + num_cols / 64) time.
+        It is cut on the pattern's device, which is waited for: how many entries there are is known there alone. Values
+        lie in the order of the entries, whose numbers, int64, are on the host. O(entries of the rows + num_cols / 64)
+        time.
         """
-        if self.host is not None:
-            host, entry = self.host.restricted(row.cpu(), column.cpu())
-            return host.to(self.device), entry.to(self.device)
-        rowptr, col, entry, turned_rowptr, turned_col, turned_entry = ops.restrict_csr(
-            self.rowptr, self.col, row, column, self.num_cols
-        )
+        row, column = (on_device(x, self.device) for x in (row, column))
+        cut = ops.restrict_csr(self.rowptr, self.col, row, column, self.num_cols)
+        rowptr, col, entry, turned_rowptr, turned_col, turned_entry = map(to_host, cut)
         restricted = CSR(rowptr, col, None, column.numel())
         restricted.__dict__["transposed"] = CSR(turned_rowptr, turned_col, turned_entry, row.numel())
-        return restricted, entry
+        return restricted.to(self.device), entry
 
     def to(self, device: torch.device | str) -> CSR:
         """The same pattern on ``device``."""
         host = self.on_host
         if torch.device(device).type == "cpu":
             return host
-        return replace(host, rowptr=host.rowptr.to(device), col=host.col.to(device), host=host)
+        there = torch.device(device)
+        return replace(host, rowptr=on_device(host.rowptr, there), col=on_device(host.col, there), host=host)
 
 
 _WORTH_A_TRIAL = 8 << 20

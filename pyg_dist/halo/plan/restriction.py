@@ -223,7 +223,11 @@ class _Edges(NamedTuple):
 
 
 def restricted(
-    share: HaloShare, links: RemoteLinks, subset: Subset, of_machine: MachineLinks | None = None
+    share: HaloShare,
+    links: RemoteLinks,
+    subset: Subset,
+    of_machine: MachineLinks | None = None,
+    there: CSR | None = None,
 ) -> Restriction:
     """The share of the batch that a subset's nodes induce, or whose edges it names.
 
@@ -231,7 +235,8 @@ def restricted(
     edges of the rank) time; where the subset names its edges, in these.
 
     The ``subset`` is the same on every rank, or with edges that are named, this rank's. ``of_machine``: the remote
-    edges of its machine, in two levels. Edges that are named go in one.
+    edges of its machine, in two levels. Edges that are named go in one. ``there``: the share's local edges on another
+    device, which cuts them then.
     """
     rows = SampledRows.of(links.nodes, subset)
     if subset.kept is not None:
@@ -240,7 +245,8 @@ def restricted(
     remote, at_row = None, None
     if share.num_ranks > 1 and (links.row.numel() or of_machine is not None):
         remote, at_row = links.between(node_id)
-    edges = _Edges(*share.local.restricted(rows.row, rows.row), remote, at_row)
+    local, entry = (share.local if there is None else there).restricted(rows.row, rows.row)
+    edges = _Edges(local.on_host, entry, remote, at_row)
     own = LocalRows(_at(node_id, rows.by_number.ascending), rows.by_number.row)
     return _restriction(share, rows, (own, own), edges, None, node_id, of_machine)
 
