@@ -25,6 +25,11 @@ def copied_to(drawn: Tensor, device: torch.device) -> Tensor:
     return drawn if device.type == "cpu" else drawn.pin_memory().to(device, non_blocking=True)
 
 
+def numbered(device: torch.device | str) -> torch.device:
+    """A device with its number, as its tensors have it: "cuda" is the current GPU, another one in another thread."""
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
+
+
 def on_device(plan: Tensor, device: torch.device) -> Tensor:
     """A constant tensor (indices, keys) on ``device``: itself, or a copy that lives as long. Not collective."""
     if plan.device == device:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
+from pyg_dist.backend.on_device import numbered
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.errors import UnsupportedError
@@ -408,7 +409,7 @@ class CopiedToDevices:
 
     def to(self: C, device: torch.device | str) -> C:
         """The same edges over the same nodes on another device."""
-        device = torch.device(device)
+        device = numbered(device)
         if device == self.device:
             return self
         if device not in self._elsewhere:

@@ -66,6 +66,21 @@ def test_data_moves_there_and_back(pools: Pools, library: Path, world_size: int,
     pools(world_size).run(move_there_and_back, library, layout)
 
 
+@pytest.mark.parametrize(("given", "expected"), [("cuda", "cuda:3"), ("cuda:1", "cuda:1"), ("cpu", "cpu")])
+def test_a_graph_knows_the_number_of_its_gpu(given: str, expected: str) -> None:
+    """The loader's thread has another current one."""
+    from pyg_dist.graph.protocol import CopiedToDevices
+
+    class Moved(CopiedToDevices):
+        device, _elsewhere = torch.device("meta"), {}
+
+        def _build_on(self, device: torch.device) -> None:
+            self.device = device
+
+    with patch.object(torch.cuda, "current_device", return_value=3):
+        assert str(Moved().to(given).device) == expected
+
+
 def give_there(library: Path, layout: str, is_sparse: bool) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedGCNConv
