@@ -187,13 +187,18 @@ def restart(graph: Path, num_agents: int) -> dict[str, float]:
             where.append(f"--rdzv-conf=last_call_timeout={LAST_CALL_SECONDS}")
         args = [str(killer), "--data", str(graph), "--epochs", "60", "--resume", f"{folder}/run"]
         probe.close()
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}  # as users have it
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "NUM_AGENTS": str(num_agents)}
+        environ["PYTHONDONTWRITEBYTECODE"] = ""  # as users have it
         agents = []
         for number in range(num_agents):
             victim = {"VICTIM": "rank" if num_agents == 1 else "agent"} if number == num_agents - 1 else {}
             agents.append(
                 subprocess.Popen(
-                    [*torchrun, *where, *args], env={**environ, **victim}, stderr=subprocess.PIPE, text=True
+                    [*torchrun, *where, *args],
+                    env={**environ, **victim},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
                 )
             )
             time.sleep(5.0 if number + 1 < num_agents else 0.0)  # the first one is to hold the rendezvous
@@ -216,6 +221,8 @@ def mark(name):
     file = Path("{marks}") / f"at {{name}}"
     if again == (name != "kill") and os.environ["RANK"] == "0" and not file.exists():
         file.write_text(str(time.time()))
+if os.environ.get("NUM_AGENTS") == "2" and os.environ["WORLD_SIZE"] == "1" and not again:
+    time.sleep(600)  # the other agent joins, and all are started again
 mark("start")
 sys.path.insert(0, "{examples}")
 import pyg_dist
