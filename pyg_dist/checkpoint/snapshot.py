@@ -39,7 +39,6 @@ class Snapshot:
     # this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones
     pieces: dict[str, Tensor] = field(default_factory=dict)
     holders: set[int] = field(default_factory=set)  # the ranks that have pieces
-    names: set[str] = field(default_factory=set)  # of all tensors
 
     def copy(self) -> None:
         """Copy the tensors into memory of their own: the script may go on."""
@@ -148,7 +147,7 @@ def take(
         OptionError: There is something in it that is neither plain nor a tensor.
         AgreementError: The ranks have different states.
     """
-    snapshot, spread, parts = Snapshot(), dict[str, RowTensor](), None
+    snapshot, spread, parts, names = Snapshot(), dict[str, RowTensor](), None, set[str]()
     compares, known = not known, {} if known is None else known
     try:
         for name, thing in things.items():
@@ -156,11 +155,11 @@ def take(
                 parts = thing.plan.parts
             state = thing.plan.hash if isinstance(thing, DistributedData) else state_of(thing)
             said = known.get(name)
-            if said is None or not (said.holds(state) and snapshot.names.isdisjoint([*said.replicas, *said.spread])):
-                said = known[name] = Description.of(name, state, snapshot.names)
+            if said is None or not (said.holds(state) and names.isdisjoint([*said.replicas, *said.spread])):
+                said = known[name] = Description.of(name, state, names)
             snapshot.state[name] = said.content
             snapshot.texts.append(said.text)
-            snapshot.names.update(said.replicas, said.spread)
+            names.update(said.replicas, said.spread)
             spread.update(said.spread)
             if is_writer:
                 snapshot.tensors.update(said.replicas)

@@ -10,7 +10,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.backend.session.agreement import require_equal
-from pyg_dist.backend.session.launch import running_mpi
+from pyg_dist.backend.session.rendezvous import running_mpi
 from pyg_dist.data import batch as batches_of_one_type
 from pyg_dist.errors import OptionError
 from pyg_dist.loader.prefetch import Prefetcher

@@ -90,15 +90,10 @@ def share(group: Group) -> None:
 def to_arrays(states: list[Any]) -> dict[str, Any]:
     """Numbers, tuples and arrays for each of :func:`generator_states`, by the generator's name."""
     of_torch, of_numpy, (version, words, gauss), on_gpu = states
+    words = np.fromiter(words, np.int64, len(words))
     if isinstance(on_gpu, list):
         on_gpu = np.array(on_gpu, np.uint8)
-    return dict(
-        zip(
-            _NAMES,
-            (of_torch.numpy(), of_numpy, (version, np.fromiter(words, np.int64, len(words)), gauss), on_gpu),
-            strict=True,
-        )
-    )
+    return dict(zip(_NAMES, (of_torch.numpy(), of_numpy, (version, words, gauss), on_gpu), strict=True))
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> list[Any]:

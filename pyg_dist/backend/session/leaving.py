@@ -30,7 +30,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from pyg_dist.backend.session import failure, launch, state
+from pyg_dist.backend.session import failure, launch, rendezvous, state
 from pyg_dist.backend.session.agreement import Control, one_line
 from pyg_dist.backend.session.failure import FailureWatch, flush, report
 from pyg_dist.backend.session.mpi_store import MpiStore
@@ -60,13 +60,13 @@ def leave() -> NoReturn:
         way_out.is_at_exit = True
         atexit._run_exitfuncs()
     flush()
-    if threading.current_thread() is not threading.main_thread() and launch.running_mpi() is not None:
+    if threading.current_thread() is not threading.main_thread() and rendezvous.running_mpi() is not None:
         time.sleep(_ABORT_SECONDS)
     _end()
 
 
 def _end() -> NoReturn:
-    mpi = launch.running_mpi()
+    mpi = rendezvous.running_mpi()
     if mpi is not None:
         mpi.COMM_WORLD.Abort(1)
     os._exit(1)
@@ -183,14 +183,14 @@ class WayOut:
         self._early = None
         if has_failed and found.launcher == "mpi":
             report(f"{message}; ending the run")
-            if launch.running_mpi() is not None:
+            if rendezvous.running_mpi() is not None:
                 leave()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         with contextlib.suppress(Exception):  # nobody is there, or this launcher's ranks cannot meet
             meeting = state.current().meeting
-            meeting.store = launch.meet(found, timedelta(seconds=_MEET_SECONDS))
-            store = launch.watched(launch.of_generation(meeting.store, 0))
+            meeting.store = rendezvous.meet(found, timedelta(seconds=_MEET_SECONDS))
+            store = rendezvous.watched(rendezvous.of_generation(meeting.store, 0))
             failure.leave_word(store, found.rank, found.world_size, message, _MEET_SECONDS)
 
 

@@ -22,7 +22,7 @@ from pyg_dist.backend.comm.group import Group, Groups, world_group
 from pyg_dist.backend.comm.wires import mpi
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.late_errors import LateErrors
-from pyg_dist.backend.session import devices, generators, launch
+from pyg_dist.backend.session import devices, generators, launch, rendezvous
 from pyg_dist.backend.session.agreement import Control, require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
 from pyg_dist.backend.session.failure import FailureWatch
@@ -132,7 +132,7 @@ def _adopt_group(session: Session, backend: str, wire: Wire, timeout: timedelta)
     if session.world_size == 1:
         return
     store = dist.distributed_c10d._get_default_store()  # there is no public way to it
-    store = launch.of_round(store, session.rank, session.world_size, timeout)
+    store = rendezvous.of_round(store, session.rank, session.world_size, timeout)
     session.store, gpus = _watch_failures(session, store)
     _choose_wire(session, session.store, wire, timeout)
     if devices.sharing(gpus):  # nccl would fail in its first message
@@ -151,7 +151,7 @@ def _open_group(session: Session, found: launch.Launch, backend: str, wire: Wire
             "Expected a torch build with torch.distributed for more than one rank; pip install torch"
         )
     if session.meeting.store is None:
-        session.meeting.store = launch.meet(found, timeout)
+        session.meeting.store = rendezvous.meet(found, timeout)
     store, gpus = _watch_failures(session, session.meeting.store)
     backend = devices.backend_for(backend, DEFAULT_BACKEND, gpus)
     if "nccl" in backend:  # its kernels then start while others run
@@ -202,7 +202,7 @@ def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, li
 
     Returns the session's part of the store, and all ranks' GPUs.
     """
-    store = launch.of_generation(store, next(session.meeting.numbers))
+    store = rendezvous.of_generation(store, next(session.meeting.numbers))
 
     def leave_store() -> None:
         divergence = session.find(DivergenceWatch)
@@ -210,7 +210,7 @@ def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, li
             divergence.leave_store()
 
     if session.find(FailureWatch) is None:  # else an init that failed has left it
-        watch = FailureWatch(launch.watched(store), session.rank, session.world_size, leave, leave_store)
+        watch = FailureWatch(rendezvous.watched(store), session.rank, session.world_size, leave, leave_store)
         session.add(watch, closes_last=True)
     way_out.watch_run()
     own = devices.own_gpu(session.local_rank)

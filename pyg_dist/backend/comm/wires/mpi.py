@@ -23,7 +23,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.checks.calls import Standing, line_in_words, message_tag
 from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
-from pyg_dist.backend.session import launch
+from pyg_dist.backend.session import rendezvous
 from pyg_dist.backend.session.settings import MPI_PROGRESS
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import ConnectionLostError, describe_ranks
@@ -61,7 +61,7 @@ _abandoned: deque[object] = deque()
 def is_there(rank: int, world_size: int) -> bool:
     """Whether mpi4py sees the launcher's ranks (it starts MPI; collective in some libraries)."""
     try:
-        MPI = launch.start_mpi()
+        MPI = rendezvous.start_mpi()
     except (ImportError, RuntimeError):  # mpi4py raises RuntimeError where it finds no MPI library
         return False
     return (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()) == (rank, world_size)

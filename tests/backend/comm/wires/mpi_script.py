@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 import pyg_dist  # noqa: E402
 from pyg_dist.backend.comm.group import world_group  # noqa: E402
 from pyg_dist.backend.comm.wires import mpi  # noqa: E402
-from pyg_dist.backend.session.launch import start_mpi  # noqa: E402
+from pyg_dist.backend.session.rendezvous import start_mpi  # noqa: E402
 
 
 def say(words: str) -> None:
