@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -101,7 +100,7 @@ def train(fault: str, seconds: float) -> None:
             sys.stdout.flush()
 
 
-def keep_and_not(graph: str) -> None:
+def keep_and_not(graph: str, folder: str) -> None:
     """What a rank does: turns of epochs after which the state is kept in memory, and of others."""
     import torch
 
@@ -116,26 +115,26 @@ def keep_and_not(graph: str) -> None:
     torch.manual_seed(0)
     whole = power_law_graph() if graph == "A" else example_graphs.read_npz(graph)
     data, train_idx = pyg_dist.DistributedData(whole), whole.train_mask.nonzero().view(-1)
-    model = full_batch_gcn.GCN(data.num_features, 64 if graph != "A" else 256, int(whole.y.max()) + 1, 3, 0.5)
+    hidden, num_layers = (256, 3) if graph == "A" else (16, 2)
+    model = full_batch_gcn.GCN(data.num_features, hidden, int(whole.y.max()) + 1, num_layers, 0.5)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    turns, epochs = (40, 25) if graph != "A" else (6, 4)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        loops = {
-            memory: Checkpointer(
-                f"{folder}/{memory}-{os.environ['MASTER_PORT']}", every=10**6, memory=memory, model=model,
-                optimizer=optimizer,
-            ).epochs(10**6)
-            for memory in (0, 1)
-        }  # fmt: skip
-        seconds: dict[int, list[float]] = {0: [], 1: []}
-        for turn in range(turns):
-            for memory in (0, 1) if turn % 2 else (1, 0):
-                for epoch in range(epochs + 1):
-                    start = time.perf_counter()
-                    next(loops[memory])
-                    full_batch_gcn.train(model, data, train_idx, optimizer)
-                    if turn and epoch:  # the first one of a turn is cold
-                        seconds[memory].append(time.perf_counter() - start)
+    turns, epochs = (6, 4) if graph == "A" else (40, 25)
+    loops = {
+        memory: Checkpointer(
+            f"{folder}/{memory}", every=10**6, memory=memory, model=model,
+            optimizer=optimizer,
+        ).epochs(10**6)
+        for memory in (0, 1)
+    }  # fmt: skip
+    seconds: dict[int, list[float]] = {0: [], 1: []}
+    for turn in range(turns):
+        for memory in (0, 1) if turn % 2 else (1, 0):
+            for epoch in range(epochs + 1):
+                start = time.perf_counter()
+                next(loops[memory])
+                full_batch_gcn.train(model, data, train_idx, optimizer)
+                if turn and epoch:  # the first one of a turn is cold
+                    seconds[memory].append(time.perf_counter() - start)
     if pyg_dist.is_main():
         sys.stdout.write(f"overhead {json.dumps({'without': seconds[0], 'with': seconds[1]})}\n")
 
@@ -189,11 +188,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fault", default="")
     parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--overhead", metavar="GRAPH")
+    parser.add_argument("--overhead", nargs=2, metavar=("GRAPH", "FOLDER"))
     parser.add_argument("--recorded", metavar="FOLDER")
     options = parser.parse_args()
     if options.overhead:
-        keep_and_not(options.overhead)
+        keep_and_not(*options.overhead)
     elif options.recorded:
         record(options.recorded)
     else:

@@ -160,7 +160,8 @@ def recorded() -> dict[str, list[str]]:
 
 def overhead(graph: str) -> dict[str, float]:
     """What an epoch takes with states in memory after each, and without."""
-    ended = launch("by hand", 2, "--overhead", graph)
+    with tempfile.TemporaryDirectory() as folder:
+        ended = launch("by hand", 2, "--overhead", graph, folder)
     if any(ended.codes):
         raise SystemExit(ended.said)
     seconds = json.loads(re.findall(r"overhead (.*)", ended.said)[0])

@@ -154,6 +154,10 @@ def take(
             if isinstance(thing, DistributedData):
                 parts = thing.plan.parts
             state = thing.plan.hash if isinstance(thing, DistributedData) else state_of(thing)
+            if type(state) is int:  # of steps: another one each time
+                snapshot.state[name] = state
+                snapshot.texts.append(f"{json.dumps(name)}: {state}")
+                continue
             said = known.get(name)
             if said is None or not (said.holds(state) and names.isdisjoint([*said.replicas, *said.spread])):
                 said = known[name] = Description.of(name, state, names)

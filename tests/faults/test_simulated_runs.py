@@ -1,7 +1,7 @@
 """The protocol of a run in simulation: numbered calls, sums that carry digests, states in memory, failure, agreement.
 
-Each schedule is a loop of three steps on simulated ranks (``simulated_ranks.py``) with one fault or none. It ends in a
-result that all ranks share, or each rank that is left names another one; and then the machines' memory has a whole
+Each schedule is a loop of two or three steps on simulated ranks (``simulated_ranks.py``) with a fault or none. It ends
+in a result that all ranks share, or each rank that is left names another one; and then the machines' memory has a whole
 state, at most one step before the last that any rank has ended. ``python tests/faults/test_simulated_runs.py 100000``
 runs so many, and ``... 5 7`` the seeds 5 to 7.
 """
@@ -42,7 +42,6 @@ from pyg_dist.errors import AgreementError, ConnectionLostError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.manifest import Shard
 
-NUM_STEPS = 3
 MACHINES = (0,), *[(0, 0), (0, 1)] * 3, (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)
 FAULTS = "none", "a kill", "a lost machine", "an extra call", "another value"
 
@@ -54,6 +53,7 @@ class Schedule(NamedTuple):
     fault: str
     odd: int  # the rank at fault, or a rank of the machine
     time: int  # when it is killed
+    num_steps: int
     step: int  # when it differs
 
     @staticmethod
@@ -62,9 +62,8 @@ class Schedule(NamedTuple):
         machine_of, fault = rng.choice(MACHINES), rng.choice(FAULTS)
         if len(machine_of) == 1 or (fault == "a lost machine" and len(set(machine_of)) == 1):
             fault = "none" if fault != "a kill" else fault
-        return Schedule(
-            machine_of, fault, rng.randrange(len(machine_of)), rng.randrange(130), rng.randint(1, NUM_STEPS)
-        )
+        odd, time, num_steps = rng.randrange(len(machine_of)), rng.randrange(130), rng.randint(2, 3)
+        return Schedule(machine_of, fault, odd, time, num_steps, rng.randint(1, num_steps))
 
 
 class Run:
@@ -79,7 +78,7 @@ class Run:
     def body(self, rank: Rank) -> int:
         group, schedule, kept = world_group(), self.schedule, MachineMemory(Path())
         is_odd = rank.number == schedule.odd
-        for step in range(1, NUM_STEPS + 1):
+        for step in range(1, schedule.num_steps + 1):
             differs = is_odd and step == schedule.step
             value = step + (differs and schedule.fault == "another value")
             replicas.noted().add(Numbers("number", (value,)), "script.py", step)
@@ -89,7 +88,7 @@ class Run:
             assert total is None or total.tolist() == [float(sum(step + r for r in range(rank.size)))] * 2
             kept.keep(step, {})
             self.done[rank.number] = step
-        return NUM_STEPS
+        return schedule.num_steps
 
     def sum(self, group: Any, mine: torch.Tensor) -> torch.Tensor | None:
         total: torch.Tensor = group.sum(mine)
@@ -123,14 +122,14 @@ class Run:
 
     def check(self, outcomes: Sequence[Outcome], lost: Mapping[int, int]) -> None:
         """All have the same result, or each one that is left names another."""
-        fault, odd = self.schedule.fault, self.schedule.odd
-        if all(outcome.result == NUM_STEPS for outcome in outcomes):
+        fault, odd, last = self.schedule.fault, self.schedule.odd, self.schedule.num_steps
+        if all(outcome.result == last for outcome in outcomes):
             assert fault in ("none", "a kill", "a lost machine"), f"{fault} of rank {odd} was not noticed"
             return
         for rank, outcome in enumerate(outcomes):
             error, told = outcome.error, str(outcome.error or outcome.waits)
-            if outcome.is_killed or outcome.result == NUM_STEPS:
-                assert rank in lost or outcome.result == NUM_STEPS
+            if outcome.is_killed or outcome.result == last:
+                assert rank in lost or outcome.result == last
                 continue
             named = {int(number) for number in re.findall(r"ranks? (\d+)", told)}
             assert named - {rank}, f"rank {rank} names nobody: {error!r} {told}"
