@@ -154,11 +154,8 @@ def take(
             if isinstance(thing, DistributedData):
                 parts = thing.plan.parts
             state = thing.plan.hash if isinstance(thing, DistributedData) else state_of(thing)
-            if type(state) is int:  # of steps: another one each time
-                snapshot.state[name] = state
-                snapshot.texts.append(f"{json.dumps(name)}: {state}")
-                continue
-            said = known.get(name)
+            # The script's own values are described each time: where 1 becomes True, they are equal.
+            said = known.get(name) if hasattr(thing, "state_dict") else None
             if said is None or not (said.holds(state) and names.isdisjoint([*said.replicas, *said.spread])):
                 said = known[name] = Description.of(name, state, names)
             snapshot.state[name] = said.content
