@@ -247,7 +247,7 @@ class DistributedEdgeIndex(EdgeHandle):
             self._refuse("Indexing edge_index like this")
         if isinstance(first, int) and -2 <= first < 2:
             end = self.unbind()[first]
-            return end[rest[0]] if rest else end
+            return end if rest in ([], [slice(None)], [Ellipsis]) else end[rest[0]]
         is_pair = isinstance(first, (list, Tensor)) and len(first) == 2 and rest in ([], [slice(None)])
         if is_pair and list(first) == [1, 0]:
             return self.reversed

@@ -79,10 +79,20 @@ def name_of(layer: nn.Module) -> str:
 def running_layer() -> str:
     """Where the caller is, for the end of an error: ``" (in 'attn' (MultiheadAttention(...)) of GPSConv)"``, or ""."""
     layers = list(_running())
-    if not layers:
-        return ""
-    of = f" of {type(layers[-1]).__name__}" if layers[-1] is not layers[0] else ""
-    return f" (in {name_of(layers[0])}{of})"
+    of = f" of {type(layers[-1]).__name__}" if layers and layers[-1] is not layers[0] else ""
+    text = f" (in {name_of(layers[0])}{of})" if layers else ""
+    return f"{text}; {_TO_METRICS}" if _is_in_metric() else text
+
+
+_TO_METRICS = "a metric of torchmetrics that keeps rows, or is given all of them, needs sync_on_compute=False"
+
+
+def _is_in_metric() -> bool:
+    """Whether a metric of torchmetrics runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "torchmetrics.metric":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _running() -> Iterator[nn.Module]:

@@ -200,8 +200,6 @@ class RowTensor(Tensor):
             way_out = "call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
             if name.startswith(("_foreach_", "_fused_")):  # an optimizer calls it, or a function that clips gradients
                 way_out = "pass foreach=False, and fused=False, to what called it"
-            elif name == "all_gather":
-                way_out += "; a metric of torchmetrics that keeps rows needs sync_on_compute=False"
             elif isinstance(func, (torch.jit.ScriptFunction, torch._C.ScriptMethod)):
                 name, way_out = f"torch.jit's {name}", "call the module itself, which torch.jit has not compiled"
             raise MixedRowsError(

@@ -146,15 +146,34 @@ class MaskedRows(_PartRows):
         everyone = self.group.gather_rows(mine, self.counts)
         return torch.searchsorted(everyone.sort().values, mine)
 
+    @property
+    def undivided(self) -> tuple[RowSharding, int]:
+        """Where the mask picks as many elements of each row: these rows; ``x[~diagonal].view(N, -1)`` is in order."""
+        rows, num_picked = self._of_each
+        return (rows, num_picked) if num_picked else (self, 1)
+
+    @cached_property
+    def _of_each(self) -> tuple[RowSharding, int]:
+        """The rows whose elements the mask picks, and how many of each, or 0 (collective at the first use)."""
+        rows, width = self._parent.undivided
+        if width == 1 or not self.size or self.size % rows.size:
+            return rows, 0
+        num_picked = self.size // rows.size
+        row = torch.arange(rows.num_local).repeat_interleave(num_picked)
+        return rows, num_picked if self.group.all_true(torch.equal(self._picked // width, row)) else 0
+
     def _equals(self, other: RowSharding) -> bool:
-        # All ranks reach the collective `all_true`, or none: the conditions before it are equal on all ranks.
-        if (
-            not isinstance(other, MaskedRows)
-            or self.size != other.size
-            or not self._parent.is_equivalent(other._parent)
-        ):
+        # All ranks reach each collective `all_true`, or none: the conditions before it are equal on all ranks.
+        if self.size != other.size:
             return False
-        return self.group.all_true(torch.equal(self._picked, other._picked))
+        is_of_same = isinstance(other, MaskedRows) and self._parent.is_equivalent(other._parent)
+        if is_of_same and self.group.all_true(torch.equal(self._picked, other._picked)):  # type: ignore[attr-defined]
+            return True
+        for one, another in ((self, other), (other, self)):
+            rows, num_picked = one.undivided
+            if one.is_masked and rows is not one:
+                return elements_of(rows, num_picked).is_equivalent(another)
+        return False
 
 
 class ElementRows(_PartRows):

@@ -265,8 +265,10 @@ class RowSharding(OfThisRun):
         return None
 
     def is_equivalent(self, other: RowSharding) -> bool:
-        """Whether ``other`` distributes the same rows in the same way (collective for two selections by mask)."""
-        return self is other or self._equals(other)
+        """Whether ``other`` distributes the same rows in the same way (collective for selections by a mask)."""
+        if self is other:
+            return True
+        return other._equals(self) if other.is_masked and not self.is_masked else self._equals(other)
 
     def _equals(self, other: RowSharding) -> bool:
         return False

@@ -228,6 +228,7 @@ def metrics_of_rows(data: Any) -> dict[str, Any]:
         (torchmetrics.AUROC(**binary, thresholds=20), (scores[:, 0], (truth == 0).long())),
         (torchmetrics.AveragePrecision(**binary), (scores[:, 0], (truth == 0).long())),
         (torchmetrics.ROC(**by_class), classes),
+        (torchmetrics.HingeLoss(**by_class), classes),
         (torchmetrics.R2Score(), (data.x[:, 0], data.x[:, 1])),
         (torchmetrics.SumMetric(), (data.x[:, 0],)),
         (torchmetrics.MinMaxMetric(torchmetrics.HammingDistance(**by_class)), classes),
@@ -249,11 +250,17 @@ def metrics_here(layout: str) -> dict[str, Any]:
     import torchmetrics
 
     from pyg_dist import DistributedData
+    from pyg_dist.errors import MixedRowsError
 
     others = torchmetrics.SumMetric()  # of this rank's numbers, which torchmetrics adds up
     others.update(1.0)
-    found = metrics_of_rows(DistributedData(random_graph(60, 600, seed=1), layout=layout))
+    data = DistributedData(random_graph(60, 600, seed=1), layout=layout)
+    found = metrics_of_rows(data)
     found["ranks"] = others.compute()
+    kept = torchmetrics.KendallRankCorrCoef(sync_on_compute=False)
+    kept.update(data.x[:, 0], data.x[:, 1])
+    with pytest.raises(MixedRowsError, match="or is given all of them, needs sync_on_compute=False"):
+        kept.compute()
     return pytree.tree_map(lambda value: getattr(value, "full_tensor", value.clone)(), found)
 
 

@@ -45,6 +45,7 @@ def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
         (at_edges * ours.edge_attr[:, :1]).square().sum().backward()
         (expected * data.edge_attr[:, :1]).square().sum().backward()
         assert_same({"x.grad": x.grad}, {"x.grad": want.grad})
+        assert_same_bits(ours.x[ours.edge_index[end, :]].full_tensor(), data.x[plain_ids])
         for within in ((slice(None),), (2,), (slice(1, 3),), (..., 0)):
             assert_same_bits(ours.x[(ids, *within)].full_tensor(), data.x[(plain_ids, *within)])
         with pytest.raises(MixedRowsError, match="with two lists would pair rows with columns"):

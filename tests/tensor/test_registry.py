@@ -33,7 +33,7 @@ ELSEWHERE = {
     "test_random": "dropout rand_like randn_like uniform_ normal_ exponential_ bernoulli bernoulli_ gumbel_softmax "
     "multinomial constant_ kaiming_uniform_ normal randint_like random_ log_normal_ cauchy_ geometric_ poisson rrelu "
     "rrelu_ alpha_dropout feature_alpha_dropout feature_dropout dropout1d dropout2d dropout3d _standard_gamma "
-    "_sample_dirichlet _standard_gamma_grad _dirichlet_grad",
+    "_sample_dirichlet _standard_gamma_grad _dirichlet_grad new",
     "test_gradients": "data grad backward __delete__",
     "test_hooks": "retain_grad register_post_accumulate_grad_hook register_hook",
     "test_cached_values": "__deepcopy__ __set__",

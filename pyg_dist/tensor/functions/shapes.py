@@ -119,6 +119,18 @@ def _reshaped(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple
     raise refuse(function, f"of shape {list(whole)} to {list(sizes)} would not keep rows whole")
 
 
+@implements("new")
+def new_of_shape(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """Uninitialised rows beside x's, which ``torch.distributions`` fills; of another number of rows a plain tensor."""
+    x, sizes = args[0], flat_sizes(args, kwargs)
+    if not sizes or not all(isinstance(size, int) for size in sizes):
+        raise refuse(function, "of values makes no rows")
+    with local_tensors():
+        if sizes[0] != x._sharding.size:
+            return x.new_empty(sizes)
+        return as_row_tensor_(x.new_empty((x._sharding.num_local, *sizes[1:])), x._sharding)
+
+
 @implements("view_as", "reshape_as", "expand_as")
 def as_other(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Reshape or expand each row to the shape of another tensor's."""

@@ -137,12 +137,24 @@ ELEMENTS: dict[str, Callable[[Operands], Any]] = {
     "losses": lambda t: [torch.nn.functional.mse_loss(t.x[t.m], t.y[t.m]), (t.x[t.m] - t.y[t.m]).abs().mean()],
     "two equal masks": lambda t: t.x[t.m] * t.y[t.m.clone()],
     "masked_select": lambda t: t.x.masked_select(t.m),
+    "one of each row": lambda t: [t.x[hot(t)] - t.y.sum(1), t.y.sum(1) * t.x[hot(t)], t.x[hot(t)] * t.y[hot(t, 1)]],
+    "all others of each row": lambda t: t.x[~hot(t)].view(t.N, -1) * t.y[:, 1:] + t.x[hot(t)].view(-1, 1),
+    "as many of each selected row": lambda t: of_each(t.x[t.mask], hot(t)[t.mask]),
     "of mixed up labels": lambda t: t.x[t.m] * t.y[torch.arange(t.N).flip(0)][t.m],
     "assigned": lambda t: filled(t.x * 1, t.m, t.y[t.m] * 2),
     "assigned a number": lambda t: filled(t.x * 1, torch.arange(t.N * t.F).view(t.N, t.F) % 3 == 0, 2.0),
     "assigned mixed up rows": lambda t: filled(t.x * 1, t.m, t.y[torch.arange(t.N).flip(0)][t.m]),
     "assigned rows of three": lambda t: filled(t.c * 1, t.m[:, : t.c.shape[1]], t.vector[: t.c.shape[2]]),
 }
+
+
+def hot(t: Operands, shift: int = 0) -> Any:
+    """A mask with one element of each row."""
+    return torch.nn.functional.one_hot((t.label + shift) % t.F, t.F).bool()
+
+
+def of_each(x: Any, mask: Any) -> Any:
+    return x[~mask].view(x.shape[0], -1).amax(1) - x[mask]
 
 
 def filled(x: Any, mask: Any, value: Any) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from against_torch import distribute, node_rows
 from bits import assert_same_bits
-from scipy.stats import beta, cauchy, expon, gamma, geom, kstest, lognorm, norm, poisson, randint, uniform
+from scipy.stats import beta, cauchy, expon, gamma, geom, kstest, laplace, lognorm, norm, poisson, randint, uniform
 from torch.nn import init
 from workers import Workers
 
@@ -138,6 +138,8 @@ def of_distributions() -> dict[str, torch.Tensor]:
         "poisson, many": distributions.Poisson(zeros + 40).sample(),
         "gamma, small": distributions.Gamma(zeros + 0.3, zeros + 2).sample(),
         "gamma, large": distributions.Gamma(zeros + 4.5, zeros + 2).rsample(),
+        "laplace": distributions.Laplace(zeros + 1, zeros + 2).rsample(),
+        "exponential": distributions.Exponential(zeros + 2).rsample(),
         "beta": distributions.Beta(zeros + 0.5, zeros + 2).sample(),
         "dirichlet": torch.cat([distributions.Dirichlet(concentrations).sample() for _ in range(WIDE // 3)], dim=1),
         "alpha_dropout": torch.nn.functional.alpha_dropout(torch.randn_like(zeros), 0.2, training=True),
@@ -151,6 +153,9 @@ def of_distributions() -> dict[str, torch.Tensor]:
     }
     with pytest.raises(MixedRowsError, match="dropout1d of 2 dimensions would drop rows"):
         torch.nn.functional.dropout1d(zeros)
+    with pytest.raises(MixedRowsError, match="of values makes no rows"):
+        zeros.new([1.0])
+    assert type(zeros.new(3, 2)) is torch.Tensor
     with pytest.raises(DataError, match="rates that are finite and not negative"):
         torch.poisson(zeros - 1)
     return {name: tensor.full_tensor().double().detach() for name, tensor in tensors.items()}
@@ -167,6 +172,7 @@ def test_distributions(workers: Callable[[int], Workers]) -> None:
     continuous = {
         "log_normal_": lognorm(0.25, scale=math.exp(0.5)), "cauchy_": cauchy(1, 2), "exponential_": expon(scale=0.5),
         "gamma, small": gamma(0.3, scale=0.5), "gamma, large": gamma(4.5, scale=0.5), "beta": beta(0.5, 2),
+        "laplace": laplace(1, 2), "exponential": expon(scale=0.5),
         "rrelu": uniform(-0.3, 0.2), "rrelu_": uniform(-0.3, 0.2),
     }  # fmt: skip
     for name, distribution in continuous.items():
