@@ -17,7 +17,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,12 +45,15 @@ _CONTAINERS = (dict, list, set)  # a weak one holds nothing: what is in it, a sc
 
 
 class State(NamedTuple):
-    """Settings by name, names and values of modules' and classes' attributes, and sizes of the package's caches."""
+    """Settings by name, modules' and classes' attributes, and sizes of the package's caches."""
 
     settings: dict[str, Any]
-    attributes: dict[str, tuple[list[str], list[Any]]]
+    attributes: dict[str, dict[str, Any]]
     sizes: dict[str, int]
     num_modules: int
+
+
+Namespace = dict[str, Any] | types.MappingProxyType[str, Any]
 
 
 class _Places:
@@ -58,13 +61,13 @@ class _Places:
 
     def __init__(self) -> None:
         self._modules: dict[str, types.ModuleType] = {}
-        self._of_module: dict[str, tuple[dict[str, Mapping[str, Any]], dict[str, Sized]]] = {}
-        self.namespaces: dict[str, Mapping[str, Any]] = {}
+        self._of_module: dict[str, tuple[dict[str, Namespace], dict[str, Sized]]] = {}
+        self.namespaces: dict[str, Namespace] = {}
         self.containers: dict[str, Sized] = {}
 
     def find(self) -> None:
         """Once for each module that is imported."""
-        modules = dict(sys.modules)
+        modules = sys.modules.copy()
         if len(modules) == len(self._modules) and all(map(operator.is_, modules.values(), self._modules.values())):
             return
         before, self._modules = self._modules, modules
@@ -106,7 +109,7 @@ def state(has_caches: bool = True, collects: bool = True) -> State:
     if has_caches and collects:
         gc.collect()
     _places.find()
-    attributes = {name: (list(found), list(found.values())) for name, found in _places.namespaces.items()}
+    attributes = {name: found.copy() for name, found in _places.namespaces.items()}
     sizes = {name: len(container) for name, container in _places.containers.items()} if has_caches else {}
     return State(_settings(), attributes, sizes, len(sys.modules))
 
@@ -135,10 +138,10 @@ def difference(before: State, after: State) -> list[str]:
         names = [name for name in names if not _is_of_imports(name)]
     pairs = [(name, before.settings.get(name), after.settings.get(name)) for name in names]
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
-    for owner, found in before.attributes.items():
-        if _are_same(found, after.attributes.get(owner, ([], []))):
+    for owner, was in before.attributes.items():
+        now = after.attributes.get(owner, {})
+        if _are_same(was, now):
             continue
-        was, now = (dict(zip(*of.get(owner, ([], [])), strict=True)) for of in (before.attributes, after.attributes))
         written = _WRITTEN if "_jinja_propagate" in now and "_jinja_propagate" not in was else ()
         lines += [
             f"{owner}.{name} is another"
@@ -151,8 +154,8 @@ def difference(before: State, after: State) -> list[str]:
     return lines
 
 
-def _are_same(one: tuple[list[str], list[Any]], other: tuple[list[str], list[Any]]) -> bool:
-    """Whether names and objects are the same. Lists compare by identity first, which takes no Python."""
+def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether names and objects are the same. Values compare by identity first, which takes no Python."""
     try:
         return one == other
     except Exception:  # another object, whose == gives no bool
@@ -222,7 +225,7 @@ def _options() -> Any:
     return (not current.is_joined or is_default, is_foreign)
 
 
-def _namespaces(name: str, module: types.ModuleType | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _namespaces(name: str, module: types.ModuleType | None) -> Iterator[tuple[str, Namespace]]:
     if isinstance(module, types.ModuleType) and (name in _MODULES or _is_ours(name, module)):
         yield name, vars(module)
         if name not in _MODULES:
