@@ -147,7 +147,7 @@ def _pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     first = moved_in((args, tuple(kwargs.values())))[0]
     args = tuple(rows_first(a, first, function) for a in args)
     kwargs = {name: rows_first(value, first, function) for name, value in kwargs.items()}
-    return _each(function(*args, **kwargs), lambda t: MovedRows.make(t, first.place))
+    return _each(function(*args, **kwargs), lambda t: MovedRows.make(t, first.place) if isinstance(t, RowTensor) else t)
 
 
 def _where(function: Function, args: Args, kwargs: Kwargs) -> Any:
@@ -167,14 +167,9 @@ def _pointwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 def _loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
     """Losses that are a value per element, and then its sum or mean (collective)."""
-    first = moved_in((args, tuple(kwargs.values())))[0]
     if kwargs.get("reduction") == "batchmean":
-        raise refuse_moved(function, first)
-    out = function(
-        *(rows_first(a, first, function) for a in args),
-        **{name: rows_first(value, first, function) for name, value in kwargs.items()},
-    )
-    return MovedRows.make(out, first.place) if isinstance(out, RowTensor) else out
+        raise refuse_moved(function, moved_in((args, tuple(kwargs.values())))[0])
+    return _pointwise(function, args, kwargs)
 
 
 def _of_classes(function: Function, args: Args, kwargs: Kwargs) -> object:

@@ -237,18 +237,6 @@ def multinomial(function: Function, args: Args, kwargs: Kwargs) -> object:
         return as_row_tensor_(drawn, x._sharding)
 
 
-def _uniform(tensor: Tensor, a: float, b: float, generator: Any) -> Tensor:
-    return tensor.uniform_(a, b, generator=generator)
-
-
-def _normal(tensor: Tensor, mean: float, std: float, generator: Any) -> Tensor:
-    return tensor.normal_(mean, std, generator=generator)
-
-
-def _constant(tensor: Tensor, val: float) -> Tensor:
-    return tensor.fill_(val)
-
-
 def _kaiming_uniform(tensor: Tensor, a: float, mode: str, nonlinearity: str, generator: Any) -> Tensor:
     fan = init._calculate_correct_fan(tensor, mode)  # type: ignore[arg-type]  # fans of the global shape
     limit = math.sqrt(3.0 / fan) * init.calculate_gain(nonlinearity, a)  # type: ignore[arg-type]
@@ -257,9 +245,9 @@ def _kaiming_uniform(tensor: Tensor, a: float, mode: str, nonlinearity: str, gen
 
 # torch offers these four to subclasses under their own names; the others of torch.nn.init call the methods above.
 _INITIALISERS: dict[Function, Callable[..., Tensor]] = {
-    init.uniform_: _uniform,
-    init.normal_: _normal,
-    init.constant_: _constant,
+    init.uniform_: lambda tensor, a, b, generator: tensor.uniform_(a, b, generator=generator),
+    init.normal_: lambda tensor, mean, std, generator: tensor.normal_(mean, std, generator=generator),
+    init.constant_: lambda tensor, val: tensor.fill_(val),
     init.kaiming_uniform_: _kaiming_uniform,
 }
 
