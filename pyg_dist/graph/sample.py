@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,40 +71,27 @@ class DataGroup:
     size: int  # nodes of all groups
 
 
+class CrossingEdges(NamedTuple):
+    """Which edges of a batch begin and end on which ranks, as far as one of them has to do with them."""
+
+    inside: Tensor  # which of the edges that end here begin here, int64 ``[i]``
+    arriving: Tensor  # which of them begin on other ranks, by rank, int64 ``[k]``
+    sender: Tensor  # the ranks of these, ascending, int64 ``[k]``
+    leaving: Tensor  # source, target and its rank, of those that begin here and end elsewhere, in their order, [l, 3]
+
+
 @dataclass(frozen=True, eq=False)
 class KeptEdges:
-    """The edges of a batch that has not all between its nodes, as far as a rank has to do with them.
+    """The edges of a batch that has not all between its nodes, as far as a rank has to do with them."""
 
-    Attributes:
-        edge_id: of the edges that end here, their places in the graph's order, int64 ``[m]``.
-        place: where the rank's edge view stores each, int64 ``[m]``.
-        key: of each of these: distinct, and in the order of the batch's edges, int64 ``[m]``.
-        source, target: numbers of their ends in the batch, int64 ``[m]``.
-        sender: the rank of the source where another one has it: of the last edges, ascending, int64 ``[k]``.
-        leaving: source, target and the target's rank of the edges that begin here and end on other ranks, which have
-            them in the same order, int64 ``[l, 3]``.
-        num_keys: an upper bound of the keys, exclusive.
-        repeats: whether nodes or edges of the graph may be in the batch several times. Keys stand for them then.
-    """
-
-    edge_id: Tensor
-    place: Tensor
-    key: Tensor
-    source: Tensor
+    edge_id: Tensor  # of the edges that end here, their places in the graph's order, int64 ``[m]``
+    place: Tensor  # where the rank's edge view stores each, int64 ``[m]``
+    key: Tensor  # of each of these: distinct, and in the order of the batch's edges, int64 ``[m]``
+    source: Tensor  # numbers of their ends in the batch, int64 ``[m]``
     target: Tensor
-    sender: Tensor
-    leaving: Tensor
-    num_keys: int
-    repeats: bool = False
-
-    def by_sender(self, owner: Tensor, rank: int, away: Tensor, leaving: Tensor) -> KeptEdges:
-        """The same edges with the ranks of their sources: first those from ``rank``, then those ``away``, as listed."""
-        order = torch.cat([(owner == rank).nonzero().view(-1), away])
-        edge_id, place, key, source, target = (
-            column.index_select(0, order) for column in (self.edge_id, self.place, self.key, self.source, self.target)
-        )
-        sender = owner.index_select(0, away)
-        return KeptEdges(edge_id, place, key, source, target, sender, leaving, self.num_keys, self.repeats)
+    num_keys: int  # an upper bound of the keys, exclusive
+    repeats: bool = False  # whether nodes or edges may be there several times: keys stand for them then
+    crossing: CrossingEdges | None = None  # ``None``: ranks are not told apart, as where there is one
 
     def edge_index(self, order: Tensor) -> Tensor:
         """The edges in some order, int64 ``[2, m]``."""

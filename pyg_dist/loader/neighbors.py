@@ -13,7 +13,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.errors import DataError
-from pyg_dist.graph.sample import DataGroup, KeptEdges, Subset
+from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset
 from pyg_dist.loader.columns import Columns
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
@@ -173,7 +173,7 @@ class _Batch:
         """
         source, target = self._ends(drawn)
         owner = at(self.nodes.owner, drawn.source)
-        _, leaving = leaving_edges(self.sampling.ranks.part, source, target, owner)
+        leaving = crossing_edges(self.sampling.ranks.part, source, target, owner).leaving
         is_here = owner == self.sampling.ranks.part.group.rank
         wanted = torch.cat([leaving[:, 1] * num_nodes + leaving[:, 0], (target * num_nodes + source)[is_here]])
         source_of_every, target_of_every = self._ends(every)
@@ -201,11 +201,10 @@ class _Batch:
             edge_id, sampling.in_edges.num_edges, edges_of_hops or [edge_id.numel()], tree, sampling.num_trees,
             copies_of(edges.stored, edges.target) if sampling.replace else None, copies,
         )  # fmt: skip
-        kept = KeptEdges(edge_id, place, key, source, target, NO_EDGES[:, 0], NO_EDGES, num_keys, sampling.repeats)
-        if group.size == 1:
-            return kept
-        owner = at(self.nodes.owner, edges.source)
-        return kept.by_sender(owner, group.rank, *leaving_edges(sampling.ranks.part, source, target, owner))
+        crossing = None
+        if group.size > 1:
+            crossing = crossing_edges(sampling.ranks.part, source, target, at(self.nodes.owner, edges.source))
+        return KeptEdges(edge_id, place, key, source, target, num_keys, sampling.repeats, crossing)
 
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
         """Those of all ranks of the data group, edges by what stands for them (collective)."""
@@ -216,9 +215,8 @@ class _Batch:
         mine = torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
         table = part.gather_rows(mine, counts[1])
         edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
-        return (code, number), KeptEdges(
-            edge_id, NO_EDGES[:, 0], key, source, target, NO_EDGES[:, 0], NO_EDGES, kept.num_keys, kept.repeats
-        )
+        kept = KeptEdges(edge_id, edge_id[:0], key, source, target, kept.num_keys, kept.repeats)
+        return (code, number), kept
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:
@@ -226,27 +224,22 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.index_select(0, index)
 
 
-NO_EDGES = torch.empty(0, 3, dtype=torch.int64)
-
-
-def leaving_edges(ranks: IdLists, source: Tensor, target: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+def crossing_edges(ranks: IdLists, source: Tensor, target: Tensor, owner: Tensor) -> CrossingEdges:
     """Tell the owners of sources of the edges from them (collective).
 
     ``source`` and ``target``, int64 ``[m]``, number the ends of this rank's edges; targets mostly ascend, as hops are
     drawn. ``owner`` has the ranks of the sources.
-
-    Returns:
-        Which of this rank's edges begin on other ranks, by rank; and the edges that begin here and end on other ranks,
-        each rank's in its order: source, target and rank, int64 ``[k, 3]``.
     """
-    rank, size = ranks.group.rank, ranks.group.size
-    counts = torch.bincount(owner, minlength=size).tolist()
-    by_rank = owner.masked_fill(owner == rank, -1).to(torch.int16)
-    order = torch.from_numpy(np.argsort(by_rank.numpy(), kind="stable"))  # by digits, as numbers of 16 bits are sorted
-    away, counts[rank] = order[counts[rank] :], 0
-    arrived, of_rank = ranks.exchange(torch.stack([at(target, away), at(source, away)], 1), counts, kind="edges")
+    size, is_inside = ranks.group.size, owner == ranks.group.rank
+    inside, arriving = (which.nonzero().view(-1) for which in (is_inside, ~is_inside))
+    sender = at(owner, arriving)
+    if size > 2:
+        order = np.argsort(sender.to(torch.int16).numpy(), kind="stable")  # by digits, as 16 bits are sorted
+        arriving, sender = (at(x, torch.from_numpy(order)) for x in (arriving, sender))
+    rows = torch.stack([at(target, arriving), at(source, arriving)], 1)
+    told, of_rank = ranks.exchange(rows, torch.bincount(sender, minlength=size).tolist(), kind="edges")
     receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(of_rank))
-    return away, torch.stack([arrived[:, 1], arrived[:, 0], receiver], 1)
+    return CrossingEdges(inside, arriving, sender, torch.stack([told[:, 1], told[:, 0], receiver], 1))
 
 
 def edge_keys(

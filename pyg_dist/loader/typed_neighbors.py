@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -13,11 +13,11 @@ from torch import Tensor
 from torch_geometric.typing import EdgeType
 
 from pyg_dist.backend import ops
-from pyg_dist.graph.sample import KeptEdges, Subset, TypedSubset
+from pyg_dist.graph.sample import CrossingEdges, KeptEdges, Subset, TypedSubset
 from pyg_dist.halo.plan.share import LocalRows
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
-from pyg_dist.loader.neighbors import NO_EDGES, at, copies_of, edge_keys, leaving_edges
+from pyg_dist.loader.neighbors import at, copies_of, crossing_edges, edge_keys
 from pyg_dist.loader.seeds import Seeds
 
 _ENDS = {"src_index": 0, "dst_pos_index": -1, "dst_neg_index": -1}
@@ -171,19 +171,21 @@ class _TypedBatch:
             )  # fmt: skip
             source, target = at(nodes.number, edges.source), at(nodes.number, edges.target)
             ends.append((source + number * num_nodes, target, at(nodes.owner, edges.source)))
-            none = NO_EDGES[:, 0], NO_EDGES
-            alone.append(KeptEdges(edge_id, edges.stored, key, source, target, *none, num_keys, sampling.replace))
+            alone.append(KeptEdges(edge_id, edges.stored, key, source, target, num_keys, sampling.replace))
         if group.size == 1 or not alone:
             return alone
         # One message for all relations, which are told by the sources' numbers.
         source, target, owner = (torch.cat(column) for column in zip(*ends, strict=True))
-        away, leaving = leaving_edges(sampling.ranks.part, source, target, owner)
+        every = crossing_edges(sampling.ranks.part, source, target, owner)
         first, found = 0, []
-        of_relation = leaving[:, 0] // max(num_nodes, 1)
+        of_relation = every.leaving[:, 0] // max(num_nodes, 1)
         for number, kept in enumerate(alone):
-            end = first + kept.key.numel()
-            some = away[(away >= first) & (away < end)] - first
-            told = leaving[of_relation == number] - torch.tensor([number * num_nodes, 0, 0])
-            found.append(kept.by_sender(owner[first:end], group.rank, some, told))
-            first = end
+            last = first + kept.key.numel()
+            inside, arriving = (((x >= first) & (x < last)).nonzero().view(-1) for x in (every.inside, every.arriving))
+            told = every.leaving[of_relation == number] - torch.tensor([number * num_nodes, 0, 0])
+            crossing = CrossingEdges(
+                at(every.inside, inside) - first, at(every.arriving, arriving) - first, at(every.sender, arriving), told
+            )
+            found.append(replace(kept, crossing=crossing))
+            first = last
         return found

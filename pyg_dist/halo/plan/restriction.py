@@ -260,21 +260,23 @@ def restricted_to(
     :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
     """
     rank, own = share.rank, (sources.by_number, targets.by_number)
-    num_inside, num_edges = kept.source.numel() - kept.sender.numel(), kept.source.numel()
+    crossing, inside = kept.crossing, None if kept.crossing is None else kept.crossing.inside
     source, target = (
-        rows.local_id(end[:num_inside]) for rows, end in zip(own, (kept.source, kept.target), strict=True)
+        rows.local_id(end if inside is None else _at(end, inside))
+        for rows, end in zip(own, (kept.source, kept.target), strict=True)
     )
     csr = CSR.from_edges(target, source, None, targets.row.numel(), sources.row.numel())
-    local_edge = torch.arange(num_inside) if csr.place is None else csr.place.long()
+    local_edge = torch.arange(source.numel()) if csr.place is None else csr.place.long()
     remote = None
-    if share.num_ranks > 1:
-        source, target, receiver = kept.leaving.unbind(1)
+    if crossing is not None:
+        local_edge = _at(crossing.inside, local_edge)
+        source, target, receiver = crossing.leaving.unbind(1)
         remote = RemoteEdges.of_list(
-            torch.cat([torch.arange(num_inside, num_edges), torch.full_like(source, -1)]),
-            torch.cat([kept.source[num_inside:], source]),
-            torch.cat([kept.target[num_inside:], target]),
-            torch.cat([kept.sender, torch.full_like(source, rank)]),
-            torch.cat([torch.full_like(kept.sender, rank), receiver]),
+            torch.cat([crossing.arriving, torch.full_like(source, -1)]),
+            torch.cat([_at(kept.source, crossing.arriving), source]),
+            torch.cat([_at(kept.target, crossing.arriving), target]),
+            torch.cat([crossing.sender, torch.full_like(source, rank)]),
+            torch.cat([torch.full_like(crossing.sender, rank), receiver]),
             max(sources.num_nodes, targets.num_nodes),
             load,
             rank,
