@@ -7,6 +7,8 @@
     python benchmarks/neighbours.py --hidden               # how much of the sampling a thread hides; needs a free core
     python benchmarks/neighbours.py --accuracy GRAPH.npz ...    # test accuracy, and that of an independent sampler
 
+``--results FILE.json``: each figure is added to those that are there, run after run.
+
 One thread a process, medians of CPU time; on several ranks each has its own part of a batch of ``--batch-size`` seeds,
 parts are random, and the slowest rank counts. The graph has skewed sources: node ``u^2 N`` for a uniform u.
 
@@ -17,6 +19,7 @@ with stock PyG on neighbours that NumPy's generator draws: mean test accuracy af
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -28,6 +31,16 @@ import numpy as np
 import torch
 
 SKIPPED, SEEDS, HIDDEN = 2, 5, 64
+
+
+def put(args: argparse.Namespace, what: str, name: str, numbers: dict[str, Any]) -> None:
+    """Print figures, and add them to those in the file."""
+    print(f"{what}, {name}: " + ", ".join(f"{key} {value:,.6g}" for key, value in numbers.items()), flush=True)
+    if args.results:
+        file = Path(args.results)
+        found = json.loads(file.read_text()) if file.exists() else {}
+        found.setdefault(what, {}).setdefault(name, []).append(numbers)
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def graph_of(num_nodes: int, num_edges: int) -> torch.Tensor:
@@ -61,7 +74,8 @@ def of_dgl(edge_index: torch.Tensor, args: argparse.Namespace) -> None:
             counts.append(sum(block.num_edges() for block in sampler.sample_blocks(graph, seeds[k])[2]))
 
         seconds = cpu_seconds(draw, args.rounds)
-        print(f"{fan_out}: DGL {statistics.mean(counts) / seconds / 1e6:.2f} M edges/s, {1e3 * seconds:.1f} ms a batch")
+        edges = statistics.mean(counts)
+        put(args, "DGL", str(fan_out), {"M edges/s": edges / seconds / 1e6, "ms": 1e3 * seconds, "edges": edges})
 
 
 def of_pyg_dist(args: argparse.Namespace) -> None:
@@ -93,11 +107,12 @@ def of_pyg_dist(args: argparse.Namespace) -> None:
         draw_seconds, batch_seconds, num_bytes = world_group().all_reduce_(times, "max").tolist()
         edges = statistics.mean(counts)
         if pyg_dist.is_main():
-            print(
-                f"{fan_out}: {edges / draw_seconds / pyg_dist.world_size() / 1e6:.2f} M edges/s and core, drawn in "
-                f"{1e3 * draw_seconds:.1f} ms, with the plan {1e3 * batch_seconds:.1f} ms; {edges:,.0f} edges, "
-                f"{num_bytes / 1e6:.2f} MB of ids a rank"
-            )
+            numbers = {
+                "M edges/s and core": edges / draw_seconds / pyg_dist.world_size() / 1e6, "ms": 1e3 * draw_seconds,
+                "ms with the plan": 1e3 * batch_seconds, "edges": edges, "MB of ids a rank": num_bytes / 1e6,
+            }  # fmt: skip
+            graph_name = "store" if args.store else "graph"
+            put(args, f"{graph_name}, {pyg_dist.world_size()} ranks", str(fan_out), numbers)
 
 
 def of_hidden(args: argparse.Namespace) -> None:
@@ -127,10 +142,11 @@ def of_hidden(args: argparse.Namespace) -> None:
             step_seconds = statistics.median(steps[SKIPPED:])
             del batches
         if pyg_dist.is_main():
-            print(
-                f"{fan_out}: a batch takes {1e3 * seconds[False]:.1f} ms, and is waited for {1e3 * seconds[True]:.1f} "
-                f"beside steps of {1e3 * step_seconds:.1f} ms: hidden share {1 - seconds[True] / seconds[False]:.3f}"
-            )
+            numbers = {
+                "ms of a batch": 1e3 * seconds[False], "ms waited for it": 1e3 * seconds[True],
+                "ms of a step": 1e3 * step_seconds, "hidden share": 1 - seconds[True] / seconds[False],
+            }  # fmt: skip
+            put(args, f"hidden, {pyg_dist.world_size()} ranks", str(fan_out), numbers)
 
 
 def numpy_batches(data: Any, seed: int, fan_out: list[int], batch_size: int) -> Any:
@@ -181,7 +197,7 @@ def accuracies(data: Any, batches_of: Callable[[int], Any], wrap: Callable[[Any]
     return found
 
 
-def of_accuracy(path: str, batch_size: int, num_epochs: int) -> None:
+def of_accuracy(path: str, args: argparse.Namespace) -> None:
     """Test accuracy, mean of the seeds and its standard error."""
     import pyg_dist
     from pyg_dist import DistributedData
@@ -190,24 +206,25 @@ def of_accuracy(path: str, batch_size: int, num_epochs: int) -> None:
     sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
     from example_graphs import read_npz
 
-    graph, fan_out = read_npz(path), [10, 10]
+    graph, fan_out, batch_size = read_npz(path), [10, 10], args.batch_size
     data = DistributedData(graph)
 
     def loaders(seed: int) -> Callable[[], Any]:
         loader = NeighborLoader(data, fan_out, data.train_mask, batch_size=batch_size, shuffle=True, seed=seed)
         return lambda: ((batch.x, batch.edge_index, batch.y, batch.batch_size) for batch in loader)
 
-    arms = {"pyg_dist": accuracies(data, loaders, pyg_dist.distribute, num_epochs)}
+    arms = {"pyg_dist": accuracies(data, loaders, pyg_dist.distribute, args.epochs)}
     if pyg_dist.world_size() == 1:
-        epoch = iter(range(SEEDS * num_epochs))
+        epoch = iter(range(SEEDS * args.epochs))
         arms["NumPy and PyG"] = accuracies(
             graph, lambda seed: lambda: numpy_batches(graph, next(epoch), fan_out, batch_size),
-            lambda model: model, num_epochs,
+            lambda model: model, args.epochs,
         )  # fmt: skip
     for name, found in arms.items():
         if pyg_dist.is_main():
             error = statistics.stdev(found) / len(found) ** 0.5
-            print(f"{path}: {name} {statistics.mean(found):.4f} +- {error:.4f}", flush=True)
+            numbers = {"mean": statistics.mean(found), "standard error": error, "epochs": args.epochs}
+            put(args, f"test accuracy, {name}", Path(path).stem, numbers)
 
 
 def main() -> None:
@@ -218,6 +235,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=5, help="of --accuracy")
     parser.add_argument("--dgl", action="store_true")
+    parser.add_argument("--results", help="a JSON file")
     parser.add_argument("--store", help="a store, in place of the graph")
     parser.add_argument("--hidden", action="store_true")
     parser.add_argument("--accuracy", nargs="+", metavar="GRAPH.npz")
@@ -225,7 +243,7 @@ def main() -> None:
     args.fan_outs = [[15, 10, 5], [10, 10]]
     torch.set_num_threads(1)
     for path in args.accuracy or ():
-        of_accuracy(path, args.batch_size, args.epochs)
+        of_accuracy(path, args)
     if args.dgl:
         of_dgl(graph_of(args.nodes, args.edges), args)
     elif args.hidden:
