@@ -46,9 +46,9 @@ def release_free_memory() -> None:
     trim_heap()
 
 
-def release_after(num_entries: int) -> None:
+def release_after(num_entries: int, each_step: bool = False) -> None:
     """:func:`release_free_memory` after work on so many entries, if that is worth the call. Not collective."""
-    if num_entries > _WORTH_A_CALL:
+    if num_entries > (_WORTH_A_CALL_EACH_STEP if each_step else _WORTH_A_CALL):
         release_free_memory()
 
 

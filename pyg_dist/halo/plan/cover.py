@@ -152,8 +152,8 @@ class RemoteEdges:
         edges = int(torch.searchsorted(self.sum, torch.tensor(sums, dtype=torch.int32)))
         return Arriving(edges, rows, sums)
 
-    def cover(self, exchange: ExchangeKind) -> Cover:
-        """Which rows and sums are sent.
+    def cover(self, exchange: ExchangeKind, each_step: bool = False) -> Cover:
+        """Which rows and sums are sent; ``each_step``: of mini-batches.
 
         ``hybrid`` sends as few as can be (SuperGCN, Alg. 1). How many go from p to q is the same in every minimum
         cover, and so the traffic of each rank, sent and received. What remains to choose (see
@@ -163,7 +163,7 @@ class RemoteEdges:
         if exchange != "hybrid":
             return Cover.uniform(exchange, len(self.rows), len(self.sums))
         receiver_multiplies = self.load[self.rows.receiver] <= self.load[self.rows.sender]
-        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies)
+        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies, each_step)
 
 
 def _candidates(
@@ -254,7 +254,12 @@ class OneWay:
 
 
 def minimum_vertex_cover(
-    left: Tensor, right: Tensor, num_left: int, num_right: int, prefer_left: Tensor | None = None
+    left: Tensor,
+    right: Tensor,
+    num_left: int,
+    num_right: int,
+    prefer_left: Tensor | None = None,
+    each_step: bool = False,
 ) -> Cover:
     r"""A minimum vertex cover, as large as a maximum matching (König). Exact, not collective, O(E sqrt(V)) time.
 
@@ -268,6 +273,7 @@ def minimum_vertex_cover(
 
     ``left`` and ``right`` are the ends of the edges, ``[E]`` integers; ``prefer_left``, bool ``[L]``, says where to
     take the left side if both are minimum, the same for all vertices of a connected component. None: everywhere.
+    ``each_step``: whether memory of this size is wanted again soon, as by the next mini-batch.
 
     Example:
         >>> minimum_vertex_cover(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2, 2)
@@ -282,15 +288,15 @@ def minimum_vertex_cover(
         return Cover(torch.zeros(num_left, dtype=torch.bool), torch.zeros(num_right, dtype=torch.bool))
     row, col = (end.numpy().astype(np.int32, copy=False) for end in (left, right))
     right_of = _matching(row, col, num_left, num_right)
-    release_after(row.size)
+    release_after(row.size, each_step)
     left_of = np.full(num_right, -1, dtype=np.int32)
     is_matched = right_of >= 0
     left_of[right_of[is_matched]] = np.flatnonzero(is_matched)
 
     # Where each edge leads: across it, then back along the matching.
-    from_left = _reached(row, left_of[col], right_of < 0)
-    release_after(row.size)
-    from_right = _reached(col, right_of[row], left_of < 0)
+    from_left = _reached(row, left_of[col], right_of < 0, each_step)
+    release_after(row.size, each_step)
+    from_right = _reached(col, right_of[row], left_of < 0, each_step)
     in_left, in_right = np.zeros(num_left, dtype=bool), np.zeros(num_right, dtype=bool)
     in_right[right_of[from_left & is_matched]] = True
     in_left[left_of[from_right & (left_of >= 0)]] = True
@@ -308,7 +314,7 @@ def _matching(row: Array, col: Array, num_rows: int, num_cols: int) -> Array:
     return matched
 
 
-def _reached(start: Array, end: Array, is_root: Array) -> Array:
+def _reached(start: Array, end: Array, is_root: Array, each_step: bool) -> Array:
     """Which vertices can be reached from the roots along the directed edges start -> end (end < 0: no edge)."""
     from scipy import sparse
     from scipy.sparse.csgraph import breadth_first_order  # at the import of pyg_dist it would be a third of its time
@@ -317,7 +323,7 @@ def _reached(start: Array, end: Array, is_root: Array) -> Array:
     rowptr, col = _grouped(start[leads], end[leads], size, size)
     begin, finish = rowptr.to(torch.int32).numpy(), col.numpy()
     del leads, rowptr, col
-    release_after(finish.size)
+    release_after(finish.size, each_step)
     # One more vertex, with an edge to every root, makes it one search.
     finish = np.concatenate([finish, np.flatnonzero(is_root).astype(np.int32)])
     begin = np.append(begin, np.int32(finish.size))

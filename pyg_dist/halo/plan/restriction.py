@@ -341,7 +341,7 @@ def _restriction(
     def slots(edges: OneWay, cover: Cover, by: Routes | None) -> Slots:
         return Slots.of(edges, cover) if by is None else by.slots(edges, cover)
 
-    covers = {kind: remote.cover(kind).split(here.rows, here.sums) for kind in kinds}
+    covers = {kind: remote.cover(kind, each_step=True).split(here.rows, here.sums) for kind in kinds}
     routes = {kind: None if of_machine is None else of_machine.ways(node_id, kind) for kind in kinds}
     received, sent = (
         {kind: slots(one_way, covers[kind][leaves], routes[kind]) for kind in kinds}
