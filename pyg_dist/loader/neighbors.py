@@ -155,7 +155,7 @@ class _Batch:
         code = self.columns.codes(None if tree is None else tree.repeat_interleave(degree), column)
         owner_of = lambda first: in_edges.owner_of(at(column, first))  # noqa: E731
         source = nodes.reach(code, owner_of) if reaches else nodes.meet(code, owner_of)[0]
-        return _Edges(source, place.repeat_interleave(degree), stored)
+        return _Edges(source, place.repeat_interleave(degree, output_size=stored.numel()), stored)
 
     def _ends(self, edges: _Edges) -> tuple[Tensor, Tensor]:
         """The numbers of sources and targets in the batch."""
@@ -252,8 +252,9 @@ def edge_keys(
     num_copies: int,
 ) -> tuple[Tensor, int]:
     """What puts edges in order, by hop, place in the graph, tree and copy, int64 ``[m]``; and an upper bound of it."""
-    first = torch.arange(len(edges_of_hops)) * num_edges
-    key = edge_id + first.repeat_interleave(torch.tensor(edges_of_hops))
+    key = edge_id.clone()
+    for hop, of_hop in enumerate(torch.split(key, edges_of_hops)):
+        of_hop += hop * num_edges
     key = key if tree is None else key * num_trees + tree
     key = key if copy is None else key * num_copies + copy
     return key, len(edges_of_hops) * num_edges * num_trees * num_copies
