@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +71,8 @@ class DataGroup:
     size: int  # nodes of all groups
 
 
-class CrossingEdges(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CrossingEdges:
     """Which edges of a batch begin and end on which ranks, as far as one of them has to do with them."""
 
     inside: Tensor  # which of the edges that end here begin here, int64 ``[i]``

@@ -55,12 +55,19 @@ class PickedRows(RowTensor):
         return moved
 
     def fetch(self, x: RowTensor) -> RowTensor:
-        """The rows of ``x``, a tensor of the graph, ``[N, ...] -> [B, ...]``; differentiable, no communication."""
+        """The rows of ``x``, a tensor of the graph, ``[N, ...] -> [B, ...]``; differentiable, no communication.
+
+        Other N rows, as batches' outputs that are put together, move to the ranks of the graph's before (collective).
+        """
         if x._sharding is not self.source:
-            raise LayoutMismatchError(
-                f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding} of "
-                f"another graph or selection): index a tensor of that data"
-            )
+            with local_tensors():
+                moved = self.source.from_sharding(x.as_subclass(Tensor), x._sharding)
+            if moved is None:
+                raise LayoutMismatchError(
+                    f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding} of "
+                    f"another graph or selection): index a tensor of that data"
+                )
+            x = RowTensor.from_local(moved, self.source)
         with local_tensors():
             local = large_tensors.select(self.entered(x), on_device(self.place, x.device))
             return self.noted(RowTensor.from_local(local, self._sharding), x)

@@ -399,14 +399,17 @@ def inferred(mesh: dict[str, int] | None) -> None:
     with torch.no_grad():
         whole = twin(graph.x, graph.edge_index)
         torch.testing.assert_close(model(data.x, data.edge_index).full_tensor(), whole, rtol=0, atol=1e-10)
-        x = graph.x
+        loader = NeighborLoader(copy.copy(data), [-1], batch_size=16)
+        del loader.data.x
+        x = data.x
         for k, conv in enumerate(model.convs):
-            data.h = x
             found = []
-            for batch in NeighborLoader(data, [-1], batch_size=16):
-                h = conv(batch.h, batch.edge_index)[: batch.batch_size]
-                found.append((h.relu() if k == 0 else h).full_tensor())
+            for batch in loader:
+                h = conv(x[batch.n_id], batch.edge_index)
+                found.append((h.relu() if k == 0 else h)[: batch.batch_size])
             x = torch.cat(found)
+        assert torch.equal(x.argmax(1)[data.train_mask].full_tensor(), whole.argmax(1)[graph.train_mask])
+        x = x.full_tensor()
         torch.testing.assert_close(x, whole, rtol=0, atol=1e-10)
 
 
