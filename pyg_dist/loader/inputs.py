@@ -67,8 +67,8 @@ class Inputs(NamedTuple):
 
 def node_seeds(data: Data, input_nodes: Any) -> Inputs:
     """Input nodes (collective for a mask that is a node tensor)."""
-    ids = input_nodes_of(Nodes.of(data), input_nodes)
-    return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids))
+    ids, input_id = input_nodes_of(Nodes.of(data), input_nodes)
+    return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids, input_id))
 
 
 def link_seeds(data: Data, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
@@ -82,18 +82,19 @@ def link_seeds(data: Data, edges: Any, label: Any, neg_sampling: Any, ratio: flo
     return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, (nodes.ids, nodes.ids), ids, label, negatives))
 
 
-def input_nodes_of(nodes: Nodes, input_nodes: Any) -> Tensor:
-    """Ids in the order given (collective for a mask that is a node tensor)."""
+def input_nodes_of(nodes: Nodes, input_nodes: Any) -> tuple[Tensor, Tensor]:
+    """Ids in the order given, and where each was given: in the mask or list (collective for a node tensor)."""
     if input_nodes is None:
-        return torch.arange(nodes.size)
+        return torch.arange(nodes.size), torch.arange(nodes.size)
     if isinstance(input_nodes, tuple):
         raise DataError("Expected 'input_nodes' without a node type (got a tuple): pass the ids or the mask alone")
-    ids = listed_nodes(nodes.whole(input_nodes, "input_nodes"), nodes.size, "input_nodes")
+    given = nodes.whole(input_nodes, "input_nodes")
+    ids = listed_nodes(given, nodes.size, "input_nodes")
     if ids.numel() == 0:
         raise DataError("Expected input_nodes to be at least one node (got none): leave it out")
     if torch.unique(ids).numel() < ids.numel():
         raise DataError("Expected distinct 'input_nodes' (got some of them several times): pass each node once")
-    return ids
+    return ids, ids if torch.as_tensor(given).dtype == torch.bool else torch.arange(ids.numel())
 
 
 def negatives_of(ends: Ends, neg_sampling: Any, ratio: float | None) -> Negatives:

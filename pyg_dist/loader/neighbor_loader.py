@@ -149,6 +149,7 @@ class NeighborLoader(_Neighbors):
     ``weight_attr``: the name of an edge attribute, finite and at least 0, to which the probabilities of a node's edges
     are proportional in one draw after another (Efraimidis and Spirakis, 2006), in O(degree) time.
     ``transform``: of each batch.
+    ``input_id`` of a batch says where its seeds stand in ``input_nodes``: of a mask these are ids, as in PyG.
     ``batch_size`` (1): seeds of a step and a data group.
     ``shuffle`` (False): whether each epoch has a permutation of its own.
     ``drop_last`` (False): whether an epoch leaves out what fills no batch.

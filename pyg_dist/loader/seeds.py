@@ -115,9 +115,10 @@ class Seeds(ABC):
 
 @dataclass(frozen=True, eq=False)
 class NodeSeeds(Seeds):
-    """Input nodes, distinct, int64 ``[n]``."""
+    """Input nodes."""
 
-    node: Tensor
+    node: Tensor  # distinct, int64 ``[n]``
+    input_id: Tensor  # of each in batches, int64 ``[n]``
 
     @property
     def options(self) -> dict[str, Any]:
@@ -131,10 +132,10 @@ class NodeSeeds(Seeds):
 
     def at(self, step: int, is_disjoint: bool) -> Start:
         """See :class:`Seeds`."""
-        input_id = self.steps.at(step)
-        count = input_id.numel()
-        attributes = {"batch_size": count, "input_id": input_id}
-        return Start(self.steps.by_group(self.node[input_id]), torch.arange(count), attributes)
+        place = self.steps.at(step)
+        count = place.numel()
+        attributes = {"batch_size": count, "input_id": self.input_id[place]}
+        return Start(self.steps.by_group(self.node[place]), torch.arange(count), attributes)
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ def node_seeds(data: HeteroData, input_nodes: Any) -> Inputs:
             f"the types are {', '.join(found)}"
         )
     nodes = found[kind]
-    ids = input_nodes_of(nodes, given) + nodes.first
-    return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids), kind)
+    ids, input_id = input_nodes_of(nodes, given)
+    return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids + nodes.first, input_id), kind)
 
 
 def link_seeds(data: HeteroData, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:

@@ -192,8 +192,7 @@ def trained_in_groups(name: str, mesh: dict[str, int], steps: int) -> list[tuple
     for _, batch in zip(range(steps), loader, strict=False):
         n_id, e_id, edge_index = (whole_of(batch[key]) for key in ("n_id", "e_id", "edge_index"))
         assert torch.equal(n_id[edge_index], graph.edge_index[:, e_id])
-        seeds = graph.train_mask.nonzero().view(-1)[batch.input_id]
-        assert torch.equal(n_id[: batch.batch_size], seeds)
+        assert torch.equal(n_id[: batch.batch_size], batch.input_id)
         assert sum(batch.num_sampled_nodes) == n_id.numel() == batch.num_nodes
         plain = Data(x=graph.x[n_id], y=graph.y[n_id], edge_index=edge_index, batch_size=batch.batch_size)
         plain.edge_attr, plain.edge_weight = graph.edge_attr[e_id], graph.edge_weight[e_id]
