@@ -224,6 +224,7 @@ def of_accuracy(path: str, args: argparse.Namespace) -> None:
         if pyg_dist.is_main():
             error = statistics.stdev(found) / len(found) ** 0.5
             numbers = {"mean": statistics.mean(found), "standard error": error, "epochs": args.epochs}
+            numbers |= {f"seed {seed}": value for seed, value in enumerate(found)}
             put(args, f"test accuracy, {name}", Path(path).stem, numbers)
 
 
