@@ -12,7 +12,8 @@ PYG_DIST_DEVICE bool is_row_of_x(const SpmmCsr& sums, int64_t row) {
   return sums.weight == nullptr && sums.col_scale == nullptr && sums.rowptr[row + 1] - sums.rowptr[row] == 1;
 }
 
-// The other rows are summed into scratch memory.
+// The other rows are summed into scratch memory, unless there are as many edges as rows: messages of rows have one
+// each.
 template <class X, int kVec, int kCount>
 struct SumsToQuantize : SumEdges<X, accumulator_t<X>, kVec, kCount, false> {
   using Base = SumEdges<X, accumulator_t<X>, kVec, kCount, false>;
@@ -89,22 +90,38 @@ struct PackRows {
   using A = accumulator_t<X>;
 
   QuantizeCsr p;
-  const A* sums;  // [num_rows, num_features]: those that are no row of x
+  const A* sums;  // [num_rows, num_features]: those that are no row of x; null: they are summed as they are read
   int64_t row_bytes;
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t row = (block_id() * kThreads + thread_id()) / kWarp;
     if (row >= p.sums.num_rows) return;
     if (is_row_of_x(p.sums, row)) {
-      pack(row, static_cast<const X*>(p.sums.x) + p.sums.col[p.sums.rowptr[row]] * p.sums.x_stride);
+      const X* const x = static_cast<const X*>(p.sums.x) + p.sums.col[p.sums.rowptr[row]] * p.sums.x_stride;
+      pack(row, [=](int64_t c) { return static_cast<float>(to_sum(x[c])); });
+    } else if (sums != nullptr) {
+      const A* const x = sums + row * p.sums.num_features;
+      pack(row, [=](int64_t c) { return static_cast<float>(x[c]); });
     } else {
-      pack(row, sums + row * p.sums.num_features);
+      pack(row, [this, row](int64_t c) { return static_cast<float>(sum(row, c)); });
     }
   }
 
  private:
-  template <class T>
-  PYG_DIST_DEVICE void pack(int64_t row, const T* x) const {
+  PYG_DIST_DEVICE A sum(int64_t row, int64_t c) const {
+    const SpmmCsr& s = p.sums;
+    A total = 0;
+    for (int64_t e = s.rowptr[row]; e < s.rowptr[row + 1]; ++e) {
+      A factor = s.weight == nullptr ? A{1} : static_cast<const A*>(s.weight)[e];
+      if (s.col_scale != nullptr) factor *= static_cast<const A*>(s.col_scale)[s.col[e]];
+      total += to_sum(static_cast<const X*>(s.x)[s.col[e] * s.x_stride + c]) * factor;
+    }
+    return total;
+  }
+
+  // `x(c)` is a row's value in column c.
+  template <class Row>
+  PYG_DIST_DEVICE void pack(int64_t row, const Row& x) const {
     uint8_t* const packed = p.packed + row * row_bytes;
     if constexpr (kBits == 16) {
       round_row(row, x, packed);
@@ -117,12 +134,12 @@ struct PackRows {
     atomic_min(reinterpret_cast<uint64_t*>(p.bad_row), static_cast<uint64_t>(row));  // kAllFinite is the largest
   }
 
-  template <class T>
-  PYG_DIST_DEVICE void round_row(int64_t row, const T* x, uint8_t* packed) const {
+  template <class Row>
+  PYG_DIST_DEVICE void round_row(int64_t row, const Row& x, uint8_t* packed) const {
     constexpr uint32_t kRoundsToInfinity = 0x7f7f8000;  // from this magnitude on, or NaN
     bool is_bad = false;
     for (int64_t c = lane_id(); c < p.sums.num_features; c += kWarp) {
-      const auto value = static_cast<float>(to_sum(x[c]));
+      const float value = x(c);
       const bool is_infinite = (bits_of(value) & 0x7fffffffu) >= kRoundsToInfinity;
       is_bad |= is_infinite;
       put(packed + 2 * c, is_infinite ? static_cast<uint16_t>(kNaN) : narrow<BFloat16>(value).bits);
@@ -130,13 +147,13 @@ struct PackRows {
     if (ballot(kAllLanes, is_bad) != 0 && lane_id() == 0) note(row);
   }
 
-  template <class T>
-  PYG_DIST_DEVICE void quantize_row(int64_t row, const T* x, uint8_t* packed) const {
+  template <class Row>
+  PYG_DIST_DEVICE void quantize_row(int64_t row, const Row& x, uint8_t* packed) const {
     constexpr uint32_t kLevels = (1u << kBits) - 1;
     const int64_t n = p.sums.num_features;
-    auto low = static_cast<float>(to_sum(x[0])), high = low, bad = 0.0f;
+    float low = x(0), high = low, bad = 0.0f;
     for (int64_t c = lane_id(); c < n; c += kWarp) {
-      const auto value = static_cast<float>(to_sum(x[c]));
+      const float value = x(c);
       low = value < low ? value : low;
       high = value > high ? value : high;
       bad += value * 0.0f;
@@ -153,17 +170,18 @@ struct PackRows {
     constexpr int64_t kCounters = kQuarter / 4;  // of a block
     for (int64_t counter = lane_id(); counter * 16 < (n + kBlock - 1) / kBlock * kBlock; counter += kWarp) {
       const int64_t block = counter / kCounters, first = counter % kCounters * 4;
-      quantize_bytes(row, x + block * kBlock, n - block * kBlock, first, static_cast<uint32_t>(counter), parameters,
+      quantize_bytes(row, x, block * kBlock, first, static_cast<uint32_t>(counter), parameters,
                      packed + kParameterBytes + block * (kBlock * kBits / 8));
     }
   }
 
-  template <class T>
-  PYG_DIST_DEVICE void quantize_bytes(int64_t row, const T* x, int64_t rest, int64_t first, uint32_t counter,
+  // Some bytes of the block of columns that begins with `low`.
+  template <class Row>
+  PYG_DIST_DEVICE void quantize_bytes(int64_t row, const Row& x, int64_t low, int64_t first, uint32_t counter,
                                       const Parameters& parameters, uint8_t* bytes) const {
     constexpr uint32_t kLevels = (1u << kBits) - 1;
     constexpr int kGroups = kBits / 2, kInByte = 8 / kBits;
-    const int64_t n = rest < kBlock ? rest : kBlock, num_bytes = (n * kBits + 7) / 8;
+    const int64_t rest = p.sums.num_features - low, n = rest < kBlock ? rest : kBlock, num_bytes = (n * kBits + 7) / 8;
     Words words{};
     if (p.key != nullptr) {
       words = philox<Philox::kRoundingRounds>(p.seed, static_cast<uint64_t>(p.key[row]), counter,
@@ -180,7 +198,7 @@ struct PackRows {
         for (int k = 0; k < kInByte; ++k) {
           const int64_t column = byte + k * num_bytes;
           if (column >= n) continue;
-          const float above = static_cast<float>(to_sum(x[column])) - parameters.zero;
+          const float above = x(low + column) - parameters.zero;
           const float steps = parameters.is_finite ? above * parameters.inverse : 0.0f;
           const uint32_t random = p.key == nullptr ? 32768u : two_bytes(words.word[w], group + k * kGroups);
           const uint32_t q = (static_cast<uint32_t>(static_cast<int32_t>(steps)) + random) >> 16;
@@ -211,18 +229,22 @@ void quantize_csr(const QuantizeCsr& problem, const Queue& queue) {
   if (num_rows == 0 || n == 0) return;
   for_element(sums.x_element, [&]<class X>() {
     using A = accumulator_t<X>;
-    QuantizeCsr summed = problem;
-    summed.sums.out = scratch<A>(queue, num_rows * n);
-    summed.sums.out_stride = n;
-    Alignment<X> alignment(n);
-    alignment.template rows<X>(sums.x, sums.x_stride).template rows<A>(summed.sums.out, n);
-    with_vectors<X>(alignment, [&]<int kVec, int kCount>() {
-      reduce_rows(SumsToQuantize<X, kVec, kCount>{{summed.sums}}, n, queue);
-    });
+    A* summed = nullptr;
+    if (sums.num_edges != num_rows) {
+      summed = scratch<A>(queue, num_rows * n);
+      SpmmCsr product = sums;
+      product.out = summed;
+      product.out_stride = n;
+      Alignment<X> alignment(n);
+      alignment.template rows<X>(sums.x, sums.x_stride).template rows<A>(summed, n);
+      with_vectors<X>(alignment, [&]<int kVec, int kCount>() {
+        reduce_rows(SumsToQuantize<X, kVec, kCount>{{product}}, n, queue);
+      });
+    }
     const auto pack = [&]<int kBits>() {
       using Kernel = PackRows<X, kBits>;
-      launch(Kernel{problem, static_cast<const A*>(summed.sums.out), packed_row_bytes(n, kBits)},
-             blocks_for(num_rows * kWarp, Kernel::kThreads), queue.stream);
+      launch(Kernel{problem, summed, packed_row_bytes(n, kBits)}, blocks_for(num_rows * kWarp, Kernel::kThreads),
+             queue.stream);
     };
     switch (problem.bits) {
       case 2:

@@ -81,6 +81,8 @@ class Simulated {
   void quantize_csr(const QuantizeCsr& p) const { gpu::quantize_csr(p, queue()); }
   void dequantize_csr_add(const DequantizeCsr& p) const { gpu::dequantize_csr_add(p, queue()); }
 
+  size_t num_scratch() const { return scratch_.size(); }  // of the last op
+
  private:
   // Whether an index out of range has been found since.
   bool takes_bad() const { return gpu::take_bad_index(check_.found, nullptr).has_value(); }
@@ -134,6 +136,7 @@ int64_t try_unpackable(const Simulated& device) {
     problem.bad_row = &bad_row;
     problem.bits = bits;
     device.quantize_csr(problem);
+    wrong += device.num_scratch() != 0;  // no row is a sum
     device.dequantize_csr_add({rowptr.data(), col.data(), packed.data(), packed.data() + packed.size(), nullptr,
                                nullptr, out.data(), 2, 2, kColumns, kColumns, bits, Element::f32});
     wrong += bad_row != 1;
@@ -141,6 +144,36 @@ int64_t try_unpackable(const Simulated& device) {
       wrong += out[c] != 1;
       wrong += std::isnan(out[kColumns + c]) != (bits < 16 || c == 66);
     }
+  }
+  return wrong;
+}
+
+// Rows of no edges, one and two, as many as edges, are packed as beside one row more, where they are summed beforehand.
+int64_t try_as_many_edges(const Simulated& device) {
+  constexpr int64_t kColumns = 70, kRows = 3;
+  const std::vector<int64_t> rowptr{0, 1, 1, 3, 3}, key{5, 6, 7, 8};
+  const std::vector<int32_t> col{1, 0, 1};
+  const std::vector<float> weight{2, 1, 3}, scale{1, 2};
+  const auto x = integers<float>(2 * kColumns);
+  int64_t wrong = 0;
+  for (const int bits : {2, 4, 8, 16}) {
+    const auto row_bytes = static_cast<size_t>(packed_row_bytes(kColumns, bits));
+    std::vector<uint8_t> packed[2];
+    for (const int64_t more : {0, 1}) {
+      packed[more].resize(static_cast<size_t>(kRows + more) * row_bytes);
+      int64_t bad_row = 0;
+      QuantizeCsr problem{};
+      problem.sums.rowptr = rowptr.data(), problem.sums.col = col.data(), problem.sums.x = x.data();
+      problem.sums.weight = weight.data(), problem.sums.col_scale = scale.data();
+      problem.sums.num_rows = kRows + more, problem.sums.num_source_rows = 2, problem.sums.num_edges = kRows;
+      problem.sums.num_features = problem.sums.x_stride = problem.sums.out_stride = kColumns;
+      problem.sums.x_element = problem.sums.out_element = Element::f32;
+      problem.key = key.data(), problem.packed = packed[more].data(), problem.bad_row = &bad_row, problem.bits = bits;
+      device.quantize_csr(problem);
+      wrong += bad_row != kAllFinite;
+      wrong += (device.num_scratch() == 0) != (more == 0);
+    }
+    wrong += !std::equal(packed[0].begin(), packed[0].end(), packed[1].begin());
   }
   return wrong;
 }
@@ -186,7 +219,7 @@ int64_t try_few(const Simulated& device) {
   for (const AttentionForm form : {AttentionForm::additive, AttentionForm::dynamic, AttentionForm::dot}) {
     try_attention<float>(device, form, 7, 9);
   }
-  return failures + try_unpackable(device);
+  return failures + try_unpackable(device) + try_as_many_edges(device);
 }
 
 // Rows that lie more than 2^32 bytes apart, in address space that takes no memory.
@@ -246,7 +279,8 @@ int main(int count, char** arguments) {
     for (const uint64_t seed : {1, 2, 3}) {
       digest = 0;
       simt::set_seed(seed);
-      const int64_t wrong = try_all(device) + try_unpackable(device) + try_far_rows(device) + try_large_grids();
+      const int64_t wrong = try_all(device) + try_unpackable(device) + try_as_many_edges(device) +
+                            try_far_rows(device) + try_large_grids();
       if (seed == 1) first = digest;
       std::printf("simt, order %d: %lld wrong values%s\n", static_cast<int>(seed), static_cast<long long>(wrong),
                   digest == first ? "" : ", other bits than in order 1");

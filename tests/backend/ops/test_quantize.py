@@ -79,6 +79,24 @@ def test_quantize_equals_the_reference(bits: int, dtype: torch.dtype) -> None:
             assert torch.equal(whole, expected.to(dtype))  # nothing beside it was touched
 
 
+@pytest.mark.parametrize("bits", BITS)
+def test_as_many_edges_as_rows(bits: int) -> None:
+    """One each, as in messages of rows, with factors and without; or not, which a device cannot know beforehand."""
+    generator, key = torch.Generator().manual_seed(0), torch.arange(NUM_ROWS)
+    col = torch.randint(0, NUM_SOURCES, (NUM_ROWS,), generator=generator, dtype=torch.int32)
+    weight, scale = (torch.randint(1, 4, (n,), generator=generator).float() for n in (NUM_ROWS, NUM_SOURCES))
+    even = torch.arange(NUM_ROWS + 1)
+    uneven = even.clone()
+    uneven[3], uneven[7:9] = 4, 6  # of no edges, one, two and three
+    for width in (3, 129):
+        x = quarters(NUM_SOURCES, width)
+        for rowptr in (even, uneven):
+            for factors in ({}, {"weight": weight}, {"weight": weight, "col_scale": scale}):
+                packed = ops.quantize_csr(rowptr, col, x, bits, key=key, seed=5, **factors)  # type: ignore[arg-type]
+                expected = reference.quantize_csr(rowptr, col, x, bits, key=key, seed=5, **factors)  # type: ignore[arg-type]
+                assert torch.equal(packed, expected), (width, factors)
+
+
 def test_hubs_are_cut_by_work() -> None:
     """Rows of more edges than a chunk of work: sums of pieces, the same for any number of threads."""
     generator = torch.Generator().manual_seed(0)
