@@ -29,9 +29,12 @@ SCRIPT = Path(__file__).with_name("rank_script.py")
 Pools = Callable[[int], Workers]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", pytest.param("by hand", marks=pytest.mark.slow)])
-def test_launchers(launcher: str) -> None:
-    ended = run_script(launcher, 3, SCRIPT, "ends", is_forked=False)
+@pytest.mark.parametrize(
+    ("launcher", "is_forked"),
+    [("torchrun", False), pytest.param("mpirun", False, marks=pytest.mark.slow), ("mpirun", True), ("by hand", True)],
+)
+def test_launchers(launcher: str, is_forked: bool) -> None:
+    ended = run_script(launcher, 3, SCRIPT, "ends", is_forked=is_forked)
     assert set(ended.codes) == {0}
     assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 3, local {rank}, sum 6" for rank in range(3)]
     if launcher != "torchrun":  # which may advise on OMP_NUM_THREADS
