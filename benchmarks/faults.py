@@ -35,7 +35,6 @@ from fault_ranks import EXAMPLES, FAULTS
 
 RANKS = 3
 RESULT = Path(__file__).resolve().parent / "results" / "faults.json"
-LAST_CALL_SECONDS = 5
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 
 
@@ -171,42 +170,17 @@ def overhead(graph: str) -> dict[str, float]:
     return row
 
 
-def restart(graph: Path, num_agents: int) -> dict[str, float]:
-    """Parts of the time from ``kill -9`` to the next epoch, by torchrun.
-
-    With one agent, of a rank of two; with two agents of a rank each, of an agent and its rank: then the other goes on.
-    """
-    with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def restart(graph: Path) -> dict[str, float]:
+    """Parts of the time from ``kill -9`` of a rank of two to the next epoch, by torchrun."""
+    with tempfile.TemporaryDirectory() as folder:
         script, killer = EXAMPLES / "full_batch_gcn.py", Path(folder) / "killed.py"
         killer.write_text(KILLED.format(script=script, examples=script.parent, marks=folder))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=1"]
-        where = ["--standalone", "--nproc-per-node=2"]
-        if num_agents == 2:
-            rendezvous = f"--rdzv-endpoint=127.0.0.1:{probe.getsockname()[1]}"
-            where = ["--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", rendezvous]
-            where.append(f"--rdzv-conf=last_call_timeout={LAST_CALL_SECONDS}")
-        args = [str(killer), "--data", str(graph), "--epochs", "60", "--resume", f"{folder}/run"]
-        probe.close()
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "NUM_AGENTS": str(num_agents)}
-        environ["PYTHONDONTWRITEBYTECODE"] = ""  # as users have it
-        agents = []
-        for number in range(num_agents):
-            victim = {"VICTIM": "rank" if num_agents == 1 else "agent"} if number == num_agents - 1 else {}
-            agents.append(
-                subprocess.Popen(
-                    [*torchrun, *where, *args],
-                    env={**environ, **victim},
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            time.sleep(5.0 if number + 1 < num_agents else 0.0)  # the first one is to hold the rendezvous
-        said = agents[0].communicate()[1]
-        if agents[0].returncode:
-            raise SystemExit(said)
-        agents[-1].wait()
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
+            str(killer), "--data", str(graph), "--epochs", "60", "--resume", f"{folder}/run",
+        ]  # fmt: skip
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}  # as users have it
+        subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL)
         marks = {path.name: float(path.read_text()) for path in Path(folder).glob("at *")}
     order = ["at kill", "at start", "at import", "at data", "at epoch"]
     row = {name[3:]: marks[name] - marks["at kill"] for name in order}
@@ -222,8 +196,6 @@ def mark(name):
     file = Path("{marks}") / f"at {{name}}"
     if again == (name != "kill") and os.environ["RANK"] == "0" and not file.exists():
         file.write_text(str(time.time()))
-if os.environ.get("NUM_AGENTS") == "2" and os.environ["WORLD_SIZE"] == "1" and not again:
-    time.sleep(600)  # the other agent joins, and all are started again
 mark("start")
 sys.path.insert(0, "{examples}")
 import pyg_dist
@@ -237,9 +209,7 @@ def marked(self, *bounds):
     for epoch in epochs(self, *bounds):
         if not again and epoch == 30:
             mark("kill")
-            if os.environ.get("VICTIM") == "agent":
-                os.kill(os.getppid(), signal.SIGKILL)
-            if os.environ.get("VICTIM") == "agent" or (os.environ.get("VICTIM") and os.environ["RANK"] == "1"):
+            if os.environ["RANK"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
         yield epoch
         mark("epoch")
@@ -258,9 +228,6 @@ def main() -> None:
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the kills")
     parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--restart", type=Path, metavar="cora.npz")
-    parser.add_argument(
-        "--agents", type=int, choices=[1, 2], default=1, help="of the restart: one, or one of two is killed"
-    )
     parser.add_argument("--overhead", metavar="GRAPH", help="an archive, or A: 170,000 nodes, 2.3 million edges")
     parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -271,7 +238,7 @@ def main() -> None:
     elif options.soak:
         found = {"soak": soak(options.soak)}
     elif options.restart:
-        found = {f"restart, {options.agents} agents": restart(options.restart.resolve(), options.agents)}
+        found = {"restart": restart(options.restart.resolve())}
     elif options.recorded:
         found = {"recorded": recorded()}
     elif options.overhead:
