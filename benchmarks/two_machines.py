@@ -36,6 +36,7 @@ from tqdm import tqdm
 RESULTS = Path(__file__).resolve().parent / "results"
 VARIANTS: dict[str, dict[str, Any]] = {
     "halo, post": {"exchange": "post", "hierarchy": "off"},
+    "halo, post, 2 bits": {"exchange": "post", "bits": 2, "hierarchy": "off"},
     "halo, hybrid": {"hierarchy": "off"},
     "halo, 8 bits": {"bits": 8, "hierarchy": "off"},
     "halo, 2 bits": {"bits": 2, "hierarchy": "off"},
