@@ -51,8 +51,7 @@ except ImportError:
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BASELINE, MEAN, CHOSEN = "torch CSR (MKL)", "torch.sparse.mm, mean", "pyg_dist float32"
-FORMS: tuple[ops.SpmmForm, ...] = ("plain", "blocks", "lines")
-"""The last one is measured where rows do not begin at cache lines."""
+FORMS: tuple[ops.SpmmForm, ...] = ("plain", "blocks")
 MESSAGES = ("gather", "torch_scatter", "PyG, edge_index")
 MAX_MESSAGES = 4 << 30  # bytes: PyG's edge_index path makes a row per edge
 
@@ -131,7 +130,7 @@ def variants_of(
             chosen[name] = partial(pattern.multiply, rows)
     way = pattern.form(x)
     if way is not None and way.form is not None:
-        for form in filter(None, ops.spmm_forms(pattern.rowptr, pattern.col, x)):
+        for form in FORMS:
             ways[form] = way._replace(form=form)
             chosen[form] = partial(ops.spmm_csr, pattern.rowptr, pattern.col, x, form=ways[form])
     out = torch.empty_like(x)
@@ -159,16 +158,16 @@ def check_sums(pattern: CSR, x: torch.Tensor, num_rows: int = 200) -> None:
 
 
 def over_forced(samples: dict[str, Samples], form: str | None) -> dict[str, float] | None:
-    """How much longer the chosen form takes than the fastest one; None: not all were measured.
+    """How much longer the chosen form takes than the faster of both; None: not all were measured.
 
-    "choice" compares the forced forms, one of which is the chosen one. "same way again" is pyg_dist's own time over
+    "choice" compares the two forced forms, one of which is the chosen one. "same way again" is pyg_dist's own time over
     that of the same way forced: the same instructions, so how far it is from 1 is what the measurement cannot tell.
     """
-    if form is None or any(name not in samples for name in (CHOSEN, *FORMS[:2], form)):
+    if form is None or any(name not in samples for name in (CHOSEN, *FORMS)):
         return None
     chosen = samples[form].median
     return {
-        "choice": round(chosen / min(samples[form].median for form in FORMS if form in samples), 4),
+        "choice": round(chosen / min(samples[form].median for form in FORMS), 4),
         "same way again": round(samples[CHOSEN].median / chosen, 4),
     }
 

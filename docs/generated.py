@@ -46,8 +46,7 @@ PURPOSES = {
     "PYG_DIST_GRID_EARLY_SUMS": "`0`: sums of tiles' gradients do not overlap with products for weights' gradients",
     "PYG_DIST_STOCK_ELEMENTS": "on one process, convs run PyG's own code where edges times columns are at most this, "
     "an eighth of it where a kernel takes their steps; read once for a graph; `0`: never",
-    "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain`, `blocks` or `lines`; unset: the fastest one, "
-    "by a trial",
+    "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by a trial",
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
     "PYG_DIST_MACHINES": "the machine of each rank, for tests; unset: ranks with one host name and boot id share one",
     "PYG_DIST_LOCAL_BITS": "bits of a value in messages inside a machine, where messages between machines have `bits`",

@@ -19,8 +19,8 @@ struct Way {
   int64_t prefetch_edges;
 
   Way(int64_t form_number, int64_t edges) : form(static_cast<SpmmForm>(form_number)), prefetch_edges(edges) {
-    PYG_DIST_CHECK(form_number >= 0 && form_number <= 3, kOp,
-                   ": expected 'form' to be 0 (any), 1 (plain), 2 (blocks) or 3 (lines), got ", form_number);
+    PYG_DIST_CHECK(form_number >= 0 && form_number <= 2, kOp,
+                   ": expected 'form' to be 0 (any), 1 (plain) or 2 (blocks), got ", form_number);
     PYG_DIST_CHECK(edges >= 0 && edges <= kMaxPrefetchEdges, kOp, ": expected 'prefetch_edges' to be in [0, ",
                    kMaxPrefetchEdges, "], got ", edges);
   }

@@ -32,9 +32,8 @@ struct SpmmCsr {
   int64_t prefetch_edges = 32;  // on a CPU rows of x are asked for so many edges ahead
 };
 
-// How a product goes about it, with the same bits: all columns of a row at once, by blocks of columns that caches
-// hold, or all columns at once of a copy whose rows begin at cache lines. Which is the fastest depends on the pattern,
-// the width and the processor.
-enum class SpmmForm : uint8_t { any, plain, blocks, lines };
+// How a product goes about it, with the same bits: all columns of a row at once, or by blocks of columns that caches
+// hold. Which is faster depends on the pattern, the width and the processor.
+enum class SpmmForm : uint8_t { any, plain, blocks };
 
 }  // namespace pyg_dist

@@ -155,7 +155,7 @@ class AllGather:
         def finish() -> Tensor:
             arrived = messages.wait().to(dtype)
             if self.dim == 0:
-                return arrived.view(sum(self.sizes), *shape[1:])
+                return arrived.resize_(sum(self.sizes), *shape[1:])  # a view could not be changed in place
             pieces = torch.split(arrived, received)
             return torch.cat([piece.view(s) for piece, s in zip(pieces, shapes, strict=True)], self.dim)
 
@@ -190,7 +190,7 @@ class ReduceScatter:
         flat = x.contiguous().view(-1) if self.dim == 0 else torch.cat([piece.reshape(-1) for piece in pieces])
         # Wide enough that messages in bfloat16 lose nothing here that they did not lose on the way.
         messages = self.transport.reduce_scatter(flat, sent, dtype)
-        return Pending(lambda: messages.wait().view(shape))
+        return Pending(lambda: messages.wait().resize_(shape))  # a view could not be changed in place
 
 
 def _sizes_of_levels(levels: Levels, sizes: Sequence[int]) -> tuple[list[int], list[int]]:

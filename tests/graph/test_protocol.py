@@ -425,6 +425,11 @@ def subgraphs(graph: Data, data: Any, how: Layout) -> None:
         )
     )
     assert found == known
+    sampled.make_ahead([edge.fetch(data.edge_weight)])
+    x = node.fetch(data.x)
+    product = sampled.aggregate(sampled.place(x), sampled.operator(Norm.SUM, None, x.dtype))
+    source, target = expected.edge_index
+    assert_same({"out": product}, {"out": scatter(expected.x[source], target, 0, len(nodes))}, "what was made ahead")
 
 
 CHECKS = [

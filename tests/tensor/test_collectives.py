@@ -101,6 +101,7 @@ UNCOMPARED: dict[str, Form] = {
     "__dlpack_device__": lambda f, t: f(t.x),
     "empty_like": lambda f, t: f(t.x),
     "new_empty": lambda f, t: f(t.x, (2,)),
+    "new": lambda f, t: f(t.x, (2,)),
 }
 METADATA: dict[str, Form] = {
     **{name: lambda f, t: f(t.x) for name in test_shapes.METADATA},
@@ -258,7 +259,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("none", "none", " ".join(METADATA)),
         ("none", "none", """
             shape.__get__ size numel __len__ view_as reshape_as expand_as expand broadcast_to
-            repeat squeeze flatten ravel unflatten nbytes.__get__
+            repeat squeeze flatten ravel unflatten nbytes.__get__ new
         """),
     ],
 }  # fmt: skip

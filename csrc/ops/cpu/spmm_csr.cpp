@@ -34,8 +34,6 @@ void run_columns(const SpmmCsr& problem, int64_t work) {
 // Rows of two or three lines are copied where that puts them into whole lines: 400k nodes, 12M edges, width 47, 188
 // bytes: a row lies across 3.9 lines on average, and across three in the copy.
 //
-// Wider rows may be copied into whole lines as well, in one block (`SpmmForm::lines`).
-//
 // A cache that holds all of x makes them a loss: a Xeon with 300 MB of third-level cache took 1.2 to 1.8 times as long.
 struct ColumnBlocks {
   static constexpr int64_t kMinBlocks = 2;
@@ -61,7 +59,7 @@ struct ColumnBlocks {
     }
     guess = source_bytes > cache_bytes() ? SpmmForm::blocks : SpmmForm::plain;
     if ((form == SpmmForm::any ? guess : form) == SpmmForm::plain) return;
-    size = form == SpmmForm::lines ? 1 : blocks;
+    size = blocks;
     copies = true;
   }
   int64_t begin(int64_t block) const { return std::min(block * num_lines / size * line_features, num_features); }

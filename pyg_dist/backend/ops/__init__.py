@@ -54,4 +54,3 @@ from pyg_dist.backend.ops.sparse import extreme_csr_shares as extreme_csr_shares
 from pyg_dist.backend.ops.sparse import guessed_form as guessed_form
 from pyg_dist.backend.ops.sparse import sddmm_csr as sddmm_csr
 from pyg_dist.backend.ops.sparse import spmm_csr as spmm_csr
-from pyg_dist.backend.ops.sparse import spmm_forms as spmm_forms

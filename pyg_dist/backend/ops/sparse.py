@@ -19,8 +19,8 @@ from pyg_dist.backend.ops.library import (
     written_rows,
 )
 
-SpmmForm = Literal["plain", "blocks", "lines"]
-_FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2, "lines": 3}  # csrc/problems/spmm_csr.h
+SpmmForm = Literal["plain", "blocks"]
+_FORM_NUMBER: dict[SpmmForm | None, int] = {None: 0, "plain": 1, "blocks": 2}  # csrc/problems/spmm_csr.h
 
 PREFETCH_EDGES = 32
 """Default prefetch distance of :func:`spmm_csr`, in edges. Zen 4, one thread, graph B of benchmarks/power_law.py, at 32
@@ -78,8 +78,7 @@ def spmm_csr(
     sum divided by the degree, and its transpose takes rows divided by it (and rounded to x's dtype), bit for bit as
     PyG has both. Exact up to rounding, and the same for every number of threads. With ``out``, y is *added* to it, or
     written into it where ``accumulate`` is False. ``form`` says how, with the same bits: all columns of a row at once,
-    by blocks of columns that caches hold, or at once from a copy whose rows begin at cache lines; where there is only
-    one form, it changes nothing. A way says more.
+    or by blocks of columns that caches hold; where there is only one form, it changes nothing. A way says more.
 
     That ``col`` lies in ``[0, M)`` is not checked here, but once for every pattern
     (:meth:`~pyg_dist.backend.sparse.csr.CSR. from_edges`): a look at every edge takes up to a seventh of a narrow
@@ -107,26 +106,6 @@ def guessed_form(rowptr: Tensor, col: Tensor, x: Tensor) -> SpmmForm | None:
     """The form of :func:`spmm_csr` that the caches of this processor speak for; None: there is only one."""
     number: int = call(native.spmm_csr_guess.default, rowptr, col, as_rows(x))
     return next(form for form in _FORM_NUMBER if _FORM_NUMBER[form] == number)
-
-
-_LINE = 64
-"""Bytes of a cache line on most processors."""
-
-
-def spmm_forms(rowptr: Tensor, col: Tensor, x: Tensor) -> list[SpmmForm | None]:
-    """The forms of :func:`spmm_csr` that may be the fastest, the guessed one first; ``[None]``: there is only one.
-
-    A copy into whole lines is one of them where rows begin anywhere in a line and it takes an eighth more memory at
-    most. Graph A of benchmarks/power_law.py, 100 columns, Zen 4: 67 ms, 56 where rows begin at lines.
-    """
-    guess = guessed_form(rowptr, col, x)
-    if guess is None:
-        return [None]
-    row_bytes = as_rows(x).shape[1] * x.element_size()
-    whole = -(-row_bytes // _LINE) * _LINE
-    fits = whole != row_bytes and 8 * whole <= 9 * row_bytes and row_bytes > 3 * _LINE  # "blocks" copies narrower ones
-    forms: list[SpmmForm | None] = [guess, "blocks" if guess == "plain" else "plain"]
-    return [*forms, "lines"] if fits else forms
 
 
 def sddmm_csr(rowptr: Tensor, col: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def _path(given: str) -> Path | None:
 
 
 _SUMS: tuple[Literal["all_reduce", "reduce_scatter"], ...] = ("all_reduce", "reduce_scatter")
-_FORMS: tuple[Literal["plain", "blocks", "lines"], ...] = ("plain", "blocks", "lines")
+_FORMS: tuple[Literal["plain", "blocks"], ...] = ("plain", "blocks")
 _PROGRESS: tuple[Literal["auto", "none", "thread", "library"], ...] = ("auto", "none", "thread", "library")
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -99,7 +99,7 @@ GRID_BLOCKS = Setting("PYG_DIST_GRID_BLOCKS", "1", "a positive integer", _count)
 GRID_SPLIT_NORM = Setting("PYG_DIST_GRID_SPLIT_NORM", "1", "0 or 1", _switch)
 GRID_EARLY_RESIDUAL = Setting("PYG_DIST_GRID_EARLY_RESIDUAL", "1", "0 or 1", _switch)
 GRID_EARLY_SUMS = Setting("PYG_DIST_GRID_EARLY_SUMS", "1", "0 or 1", _switch)
-SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain, blocks or lines", _choice(_FORMS), must_agree=False)
+SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _choice(_FORMS), must_agree=False)
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
 WATCH_SECONDS = Setting("PYG_DIST_WATCH_SECONDS", "inf", "a number of seconds, 0 or more", _limit, must_agree=False)
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _choice(_LEVELS), must_agree=False)

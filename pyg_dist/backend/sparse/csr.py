@@ -253,17 +253,16 @@ class CSR:
         row_bytes = x[:1].numel() * x.element_size()
         if not x.is_cpu or min(self.num_cols, self.num_entries) * row_bytes < _WORTH_A_TRIAL:
             return None
-        forms, fixed = ops.spmm_forms(self.rowptr, self.col, x), SPMM_FORM.value()
+        guess, fixed = ops.guessed_form(self.rowptr, self.col, x), SPMM_FORM.value()
         if fixed is not None:
-            return None if forms == [None] else FormTrial([fixed], is_fixed=True)
+            return None if guess is None else FormTrial([fixed], is_fixed=True)
         sizes = self.num_rows, self.num_cols, self.num_entries
-        product = (
-            f"{sizes[0]} x {sizes[1]}, {sizes[2]} entries, by {x[0].numel()} columns of {x.dtype}, guess {forms[0]}"
-        )
-        key = *(size.bit_length() for size in sizes), row_bytes, x.dtype, *forms
+        product = f"{sizes[0]} x {sizes[1]}, {sizes[2]} entries, by {x[0].numel()} columns of {x.dtype}, guess {guess}"
+        key = *(size.bit_length() for size in sizes), row_bytes, x.dtype, guess
         tried = current().of(_TrialsBySize).setdefault(key, [])
         if len(tried) < _MOST_TRIALS:
-            tried.append(FormTrial(forms, product=product))
+            others: dict[Any, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
+            tried.append(FormTrial([guess] if guess is None else [guess, others[guess]], product=product))
         return tried[-1]
 
     @cached_property

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import library
 from pyg_dist.backend.session.state import current
 from pyg_dist.backend.sparse import csr, form_trial
 from pyg_dist.backend.sparse.csr import CSR
@@ -311,7 +310,7 @@ def test_patterns_of_like_size_share_a_trial(
     assert len(taken) == 16 + 12 * 2 + 13, "another size"
 
 
-@pytest.mark.parametrize("form", ["plain", "blocks", "lines"])
+@pytest.mark.parametrize("form", ["plain", "blocks"])
 def test_a_setting_fixes_the_form(
     large: tuple[CSR, Tensor], form: ops.SpmmForm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,17 +322,6 @@ def test_a_setting_fixes_the_form(
     for _ in range(8):
         pattern.multiply(x, tries=True)
     assert taken == [ops.SpmmWay(form)] * 8
-
-
-@pytest.mark.skipif(library.isa() == "simt", reason="the emulator has one form")
-def test_rows_that_begin_anywhere_in_a_line_may_be_copied_into_whole_ones(large: tuple[CSR, Tensor]) -> None:
-    pattern = large[0]
-
-    def forms(width: int) -> set[ops.SpmmForm | None]:
-        return set(ops.spmm_forms(pattern.rowptr, pattern.col, torch.empty(pattern.num_cols, width)))
-
-    both = {"plain", "blocks"}
-    assert [forms(width) - both for width in (64, 65, 100, 128, 602)] == [set(), set(), {"lines"}, set(), {"lines"}]
 
 
 def test_small_products_have_one_form() -> None:
