@@ -33,7 +33,7 @@ def test_two_machines(tmp_path: Path, on_each: int) -> None:
     if ended.stdout.startswith("skipped"):
         pytest.skip(ended.stdout)
     rows = {row["variant"]: row for row in json.loads(output.read_text())["rows"]}
-    assert len(rows) == (5 if on_each == 1 else 7)
+    assert len(rows) == (6 if on_each == 1 else 8)
     if on_each == 2:
         crossed = [rows[name]["crossed_mib"] for name in ("halo, hybrid", "two levels", "two levels, 2 bits")]
         assert crossed == sorted(crossed, reverse=True)
