@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from types import FunctionType
 from typing import Any, cast
 
@@ -94,9 +95,7 @@ class DistributedHeteroConv(HeteroConv):  # type: ignore[misc]
 def _grouped(results: list[Any], aggr: str | None) -> Tensor | None:
     """PyG's ``group`` of tensors and terms (collective if there are terms)."""
     if len(results) > 1 and aggr in ("sum", "mean") and _lie_alike(results):
-        total = _total(results, 1 / len(results) if aggr == "mean" else 1)
-        if total is not None:
-            return total
+        return _total(results, 1 / len(results) if aggr == "mean" else 1)
     return cast("Tensor | None", group([r.value() if isinstance(r, LinearTerms) else r for r in results], aggr))
 
 
@@ -115,24 +114,18 @@ def _lie_alike(results: Sequence[Any]) -> bool:
     return isinstance(first, tuple) and all(isinstance(other, tuple) and other == first for other in others)
 
 
-def _total(results: Sequence[Any], scale: float) -> Tensor | None:
+def _total(results: Sequence[Any], scale: float) -> Tensor:
     """``scale`` times the sum (collective)."""
     terms = [result for result in results if isinstance(result, LinearTerms)]
     tensors = [result for result in results if not isinstance(result, LinearTerms)]
     rows = terms[0].graph.targets if terms else tensors[0]._sharding
+    of_terms = [_sum_of(terms, scale)] if terms else []
     with local_tensors():
-        total = None
-        for tensor in tensors:  # the first sum is a tensor of its own
-            is_own = total is not None and len(tensors) > 1 and total is not tensors[0]
-            add = large_tensors.add_into_ if is_own else large_tensors.add
-            total = tensor if total is None else add(total, tensor)
-        if total is not None and scale != 1:
-            total = large_tensors.multiply(total, scale)
-    if terms:
-        of_terms = _sum_of(terms, scale)
-        with local_tensors():
-            total = of_terms if total is None else large_tensors.add_into_(of_terms, total)
-    return None if total is None else as_row_tensor_(total.as_subclass(Tensor), rows)
+        if len(tensors) > 1:  # the first sum is a tensor of its own, into which the others may be added
+            tensors = [reduce(large_tensors.add_into_, tensors[2:], large_tensors.add(*tensors[:2]))]
+        scaled = [tensor if scale == 1 else large_tensors.multiply(tensor, scale) for tensor in tensors]
+        total = reduce(large_tensors.add_into_, [*of_terms, *scaled])
+    return cast(Tensor, as_row_tensor_(total.as_subclass(Tensor), rows))
 
 
 def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:

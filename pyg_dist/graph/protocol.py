@@ -423,7 +423,7 @@ class CopiedToDevices:
 
     def _build_on(self, device: torch.device) -> None:
         """Make there, in a copy, what depends on the device."""
-        raise NotImplementedError
+        raise NotImplementedError  # by each kind of graph
 
 
 def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | EdgeView) -> bool:
