@@ -176,3 +176,27 @@ def test_benchmarks_and_examples_import_what_is_there() -> None:
                     if not hasattr(module, name) and importlib.util.find_spec(f"{node.module}.{name}") is None:
                         missing.append(f"{path.name}:{node.lineno} {node.module}.{name}")
     assert missing == []
+
+
+def undocumented(trees: dict[str, ast.Module]) -> list[str]:
+    """Public methods without a docstring whose names no class that others implement or inherit from explains."""
+    classes = [
+        (file, node) for file, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    ]
+    bases = {ast.unparse(base).split("[")[0].split(".")[-1] for _, node in classes for base in node.bases}
+    interfaces = bases | {node.name for _, node in classes if "Protocol" in map(ast.unparse, node.bases)}
+    methods = [(file, of, node) for file, of in classes for node in of.body if isinstance(node, ast.FunctionDef)]
+    explained = {node.name for _, of, node in methods if of.name in interfaces and ast.get_docstring(node)}
+    return [
+        f"{file}:{node.lineno} {of.name}.{node.name}"
+        for file, of, node in methods
+        if not of.name.startswith("_") and not node.name.startswith("_")
+        if not ast.get_docstring(node) and node.name not in explained
+    ]
+
+
+def test_methods_say_what_they_do() -> None:
+    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in modules()}
+    assert undocumented(trees) == []
+    without = trees | {"new.py": ast.parse("class New:\n    def unheard_of(self): ...")}
+    assert undocumented(without) == ["new.py:2 New.unheard_of"]

@@ -63,17 +63,14 @@ class DeviceClock(HostClock):
     """The time at which a GPU's current stream comes to what is queued then."""
 
     def now(self) -> Any:
-        """See :class:`HostClock`."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def settle(self) -> None:
-        """See :class:`HostClock`."""
         torch.cuda.synchronize()
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """See :class:`HostClock`."""
         return float(begin.elapsed_time(end)) / 1000
 
 

@@ -61,7 +61,6 @@ class Manifest(Signed):
     digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
-        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         rows = {
             name: {"dtype": r.dtype, "shape": list(r.shape), "sharding": r.sharding} for name, r in self.rows.items()
         }
@@ -71,7 +70,6 @@ class Manifest(Signed):
 
     @classmethod
     def of(cls, content: dict[str, Any], digest: str) -> Manifest:
-        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         if not all(isinstance(content[name], dict) for name in ("state", "generators")):
             raise ValueError("no states by name")
         rows = {n: Rows(r["dtype"], tuple(r["shape"]), r["sharding"]) for n, r in content["rows"].items()}

@@ -348,7 +348,6 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         return code.propagate(self, edge_index, size=size, **kwargs)
 
     def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-        """As :meth:`propagate`."""
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)

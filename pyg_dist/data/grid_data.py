@@ -72,7 +72,6 @@ class StoredOrder(NodeOrder):
 
     @property
     def num_nodes(self) -> int:
-        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`."""
         return len(self._node_id)
 
     def nodes(self, low: int, high: int) -> Tensor:
@@ -80,7 +79,6 @@ class StoredOrder(NodeOrder):
         return self._node_id.range(low, high)
 
     def positions(self, node_id: Tensor) -> Tensor:
-        """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`."""
         return self._position.take(node_id)
 
 

@@ -58,7 +58,6 @@ class DistributedStorage(RowStorage, GlobalStorage):  # type: ignore[misc]
     """That of a graph with one kind of nodes and edges."""
 
     def distributed(self, key: str, value: object) -> Any:
-        """See :class:`RowStorage`."""
         graph: DistributedGraph = self._parent().graph
         if key in GRAPH_KEYS:
             handle = _same_nodes(key, value, graph)
@@ -114,7 +113,6 @@ class TypedNodes(RowStorage, NodeStorage):  # type: ignore[misc]
         return isinstance(self[key], NodeTensor)
 
     def distributed(self, key: str, value: object) -> Any:
-        """See :class:`RowStorage`."""
         rows = self.sharding
         if isinstance(value, RowTensor):
             if value._sharding is not rows:
@@ -164,7 +162,6 @@ class TypedEdges(RowStorage, EdgeStorage):  # type: ignore[misc]
         return bool(self._whole().has_isolated_nodes())
 
     def distributed(self, key: str, value: object) -> Any:
-        """See :class:`RowStorage`."""
         if key in GRAPH_KEYS:
             is_first = not any(key in self._mapping for key in GRAPH_KEYS)
             return value if is_first else _same_nodes(key, value, self.handle.graph)

@@ -58,12 +58,10 @@ class _BlockRows(_RowsApart):
 
     @property
     def global_id(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._picked(self._parent.global_id)
 
     @property
     def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._picked(self._parent.position)
 
     def _picked(self, of_all: Tensor) -> Tensor:
@@ -94,7 +92,6 @@ class _BlockGraph:
 
     @property
     def neighbour_id(self) -> Tensor:
-        """See :class:`~pyg_dist.graph.protocol.EdgeView`."""
         return self._neighbour_id()
 
     def __getattr__(self, name: str) -> NoReturn:

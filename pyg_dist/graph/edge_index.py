@@ -133,7 +133,6 @@ class DistributedEdgeIndex(EdgeHandle):
     contiguous = detach = long = clone
 
     def cpu(self) -> DistributedEdgeIndex:
-        """See :meth:`to`."""
         return self.to("cpu")
 
     @property

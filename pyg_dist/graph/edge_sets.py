@@ -104,7 +104,6 @@ class SampledEdges(RowSharding):
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._num_keys
 
     @cached_property

@@ -298,7 +298,6 @@ class Edges(Tensor):
         return Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote)
 
     def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
-        """See :func:`~pyg_dist.graph.edges.nodes_to_edges`."""
         rows = x.to_rows()
         local = rows.to_local() if end == 1 else neighbour_rows(rows, self.graph)
         return self.tensor(select(local, self.target if end == 1 else self.source))
@@ -421,7 +420,6 @@ class EdgesAndLoops(RowSharding):
 
     @property
     def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._position
 
 
@@ -439,9 +437,7 @@ class NodeIds(RowIndex):
         return ids
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
-        """See :func:`~pyg_dist.graph.edges.nodes_to_edges`."""
         return nodes_to_edges(x, self)
 
     def add_up(self, values: EdgeTensor) -> NodeTensor:
-        """See :func:`~pyg_dist.graph.edges.edges_to_nodes`."""
         return edges_to_nodes(values, self)

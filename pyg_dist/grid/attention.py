@@ -49,16 +49,13 @@ class GridAttention(PartedAttention):
         return found[0], found[1] if self.has_edge_sums else z, whole
 
     def at_targets(self, rows: Gradients) -> Gradients:
-        """See :class:`PartedAttention`."""
         flying = [None if x is None else self.targets.start(x) for x in rows]
         return [None if pending is None else pending.wait() for pending in flying]
 
     def sum_over_ranks(self, sums: Tensor) -> Tensor:
-        """See :class:`PartedAttention`."""
         return sum_all(sums, self.targets.transport)
 
     def by_edge(self, inputs: AttentionInputs) -> Attended:
-        """See :class:`PartedAttention`."""
         (part,), targets = self.parts, self.targets
         held = [
             all_gather(x, m.transport, m.sizes) if isinstance(m, AllGather) and x is not None else x

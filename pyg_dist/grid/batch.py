@@ -54,7 +54,6 @@ class SampledGrid(Grid):
 
     @property
     def node_sharding(self) -> GridNodes:
-        """See :class:`~pyg_dist.grid.sharding.Grid`."""
         nodes = None if self._nodes is None else self._nodes()
         if nodes is None:
             nodes = GridNodes(self)
@@ -63,7 +62,6 @@ class SampledGrid(Grid):
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         of_groups = self.parent.num_rng_keys * (1 if self.sample.group is None else self.sample.group.index + 1)
         return max(of_groups, self.num_nodes)
 
@@ -101,13 +99,11 @@ class PickedTiles(PickedNodes):
     grid: SampledGrid
 
     def on(self, device: torch.device) -> PickedTiles:
-        """See :class:`~pyg_dist.tensor.row_index.PickedRows`."""
         moved = super().on(device)
         moved.grid = self.grid
         return moved
 
     def fetch(self, x: RowTensor) -> RowTensor:
-        """See :class:`~pyg_dist.tensor.row_index.PickedRows`."""
         if not isinstance(x, TileTensor) or x._sharding.grid is not self.grid.parent:
             return super().fetch(x)
         layout = x._sharding.layout
@@ -188,7 +184,6 @@ class ProductsAtSample(GridProducts):
         return of
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
-        """See :meth:`~pyg_dist.graph.protocol.SampledGraph.make_ahead`."""
         if self._sample.scale is None:
             return
         for (norm, dtype, layout), whole, weight in self.parent.used_by_batches.for_batch(weights):

@@ -56,11 +56,9 @@ class GridGraph(GridProducts):
         return WholeRows.of(self.grid, self.edges_of_group, self.edge_sharding, self.loop_rule, self.device)
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.edges`."""
         return OperatorEdges.of_graph(self, weight)
 
     def induced(self, sample: Subset) -> GridBatch:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
         return GridBatch(self, sample)
 
     def _build_on(self, device: torch.device) -> None:
@@ -105,17 +103,14 @@ class GridGraph(GridProducts):
         return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
 
     def full_edge_index(self) -> Tensor:
-        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
         return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
 
     def has_isolated_nodes(self) -> bool:
-        """Whether some node has no edge other than self loops (collective)."""
         linked = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
         linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
         return not bool(self.group.all_reduce_(linked, "max").all())
 
     def has_self_loops(self) -> bool:
-        """Whether some edge is a self loop (collective)."""
         return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
     @cached_property
@@ -145,7 +140,6 @@ class GridGraph(GridProducts):
 
     @property
     def data_group(self) -> tuple[int, int]:
-        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         mesh = self.grid.mesh
         return mesh.coordinates["data"], mesh.shape.data
 
@@ -155,7 +149,6 @@ class GridGraph(GridProducts):
         return True
 
     def prepare_subgraphs(self) -> None:
-        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         self.stored_by_source  # noqa: B018
         self.grid.mesh.connect_data_groups()
 
@@ -264,7 +257,6 @@ class GridBatch(ProductsAtSample, GridGraph):
         self._sampled_grid, self._place = grid, place
 
     def pick_nodes(self) -> PickedTiles:
-        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         source, rows = self.parent.node_sharding, self.node_sharding
         ids = self._sampled_grid.parent_id(rows.global_id)
         place = self._sampled_grid.places(WHOLE_ROWS)
@@ -274,7 +266,6 @@ class GridBatch(ProductsAtSample, GridGraph):
         return picked
 
     def pick_edges(self) -> PickedEdges:
-        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         rows = self.edge_sharding
         ids = self.parent.edge_sharding.global_id[self._place]
         picked = PickedEdges.of(ids.to(self.device), rows, self.parent.edge_sharding, self._place)

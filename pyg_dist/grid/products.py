@@ -85,7 +85,6 @@ class GridProducts(CopiedToDevices):
         return tiles
 
     def owns(self, x: RowTensor, end: End = 1) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""
         return x._sharding is self.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is self.grid)
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
@@ -253,7 +252,6 @@ class GridProducts(CopiedToDevices):
         return self._adjacency[tiling]
 
     def _tile(self, tiling: Tiling, entries: Entries | None) -> AdjacencyTile:
-        """See :meth:`~pyg_dist.grid.adjacency.AdjacencyTile.of`."""
         stored = self.edges_of_group, self.edge_sharding.global_id
         return AdjacencyTile.of(self.grid, *stored, tiling, self.device, entries)
 

@@ -47,17 +47,14 @@ class _RowsOfGrid(RowSharding):
 
     @property
     def global_id(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._node_id
 
     @property
     def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._node_id
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self.grid.num_rng_keys
 
 
@@ -108,7 +105,6 @@ class Tile(_RowsOfGrid):
 
     @property
     def split_rows(self) -> SplitRows | None:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return None if self.column_group.size == 1 else SplitRows(self.column_group, self.column_sizes)
 
     @property
@@ -179,12 +175,10 @@ class GridNodes(_RowsOfGrid, NodeSharding):
 
     @property
     def is_union(self) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
         return self.grid.is_union
 
     @property
     def sample(self) -> Subset | None:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
         return self.grid.sample
 
     def __init__(self, grid: Grid) -> None:
@@ -195,7 +189,6 @@ class GridNodes(_RowsOfGrid, NodeSharding):
 
     @property
     def first(self) -> int:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
         return self.grid.first
 
     @property
@@ -249,7 +242,6 @@ class Grid:
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self.num_nodes
 
     def rng_key(self, node: Tensor) -> Tensor:

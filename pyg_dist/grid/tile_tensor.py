@@ -197,7 +197,6 @@ class TileTensor(NodeTensor):
             self._entry = note_layer_input(self.as_subclass(Tensor), self._sharding, version_of(self), layer)
 
     def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
-        """See :class:`RowTensor`."""
         tile = self._sharding
         if not isinstance(sharding, Tile) or sharding.grid is not tile.grid or sharding.width != tile.width:
             return super().start_redistribution(sharding)

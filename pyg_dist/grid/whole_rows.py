@@ -105,7 +105,6 @@ class OperatorEdges(Edges):
         return found
 
     def full_tensor(self) -> Tensor:
-        """See :class:`Edges`."""
         return self.graph.full_edge_index()  # type: ignore[no-any-return]
 
     @property
@@ -136,7 +135,6 @@ class OperatorEdges(Edges):
         return OperatorEdges.of_graph(self.graph.with_loops, None)
 
     def selected(self, mask: RowTensor) -> OperatorEdges:
-        """See :class:`Edges`."""
         graph: Any = self.graph
         return OperatorEdges.of_graph(graph.select(by_row_mask(self.rows, mask)), None)
 
@@ -157,12 +155,10 @@ class EdgesByTarget(RowSharding):
 
     @property
     def derives_from_index(self) -> bool:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._stored.derives_from_index
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._stored.num_rng_keys
 
     @cached_property

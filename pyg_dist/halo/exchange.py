@@ -61,21 +61,17 @@ class ByCounts:
 
     @cached_property
     def num_sent(self) -> int:
-        """See :class:`Exchange`."""
         return sum(self.send_counts)
 
     @cached_property
     def num_received(self) -> int:
-        """See :class:`Exchange`."""
         return sum(self.recv_counts)
 
     @cached_property
     def transposed(self: E) -> E:
-        """See :class:`Exchange`."""
         return type(self)(self.transport, self.recv_counts, self.send_counts)
 
     def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
-        """See :class:`Exchange`."""
         if received is None:
             received = rows.new_empty((self.num_received, *rows.shape[1:]))
         if self.transport.group.size == 1 or rows.shape[1:].numel() == 0:

@@ -51,18 +51,15 @@ class HaloGraph(HaloProducts):
     @cached_property
     @lasting
     def one_rank_edges(self) -> OneRankEdges | None:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.one_rank_edges`."""
         max_columns = STOCK_ELEMENTS.value() / max(self.share.num_edges, 1)
         if self.group.size > 1 or max_columns < 1 or self.targets.bits != (32, 32):
             return None
         return OneRankEdges(torch.stack(self.ends()), max_columns)
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.edges`."""
         return Edges.all_of(self, weight)
 
     def induced(self, sample: Subset) -> HaloBatch:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.induced`."""
         return HaloBatch.of(self, sample)
 
     def between(self, sources: SampledNodes, targets: SampledNodes, kept: KeptEdges) -> HaloBatch:
@@ -80,7 +77,6 @@ class HaloGraph(HaloProducts):
         )  # fmt: skip
 
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
-        """The sharding of a new node attribute."""
         return self.node_sharding
 
     def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
@@ -88,11 +84,9 @@ class HaloGraph(HaloProducts):
         return value
 
     def full_edge_index(self) -> Tensor:
-        """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
         return Edges.all_of(self).full_tensor()
 
     def has_isolated_nodes(self) -> bool:
-        """Whether some node has no edge other than self loops (collective)."""
         the_one(self.sources, self.targets)
         row = self.local.row()
         linked = torch.zeros(self.num_local, dtype=torch.bool, device=self.device)
@@ -105,7 +99,6 @@ class HaloGraph(HaloProducts):
 
     @property
     def data_group(self) -> tuple[int, int]:
-        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         return self.targets.groups.index, self.targets.groups.count
 
     @cached_property
@@ -115,11 +108,9 @@ class HaloGraph(HaloProducts):
 
     @property
     def needs_whole_subsets(self) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         return False
 
     def prepare_subgraphs(self) -> None:
-        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`."""
         self.links, self.loops_exist  # noqa: B018
 
 
@@ -222,12 +213,10 @@ class HaloBatch(HaloGraph):
         """None: its sums are scaled, which the code of PyG does not know."""
 
     def pick_nodes(self) -> PickedNodes:
-        """``n_id``: the nodes' global ids; ``t[n_id]`` is a node tensor of the graph at the sample."""
         nodes: Any = self.node_sharding
         return nodes.picked(self.device)  # type: ignore[no-any-return]
 
     def pick_edges(self) -> PickedEdges:
-        """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
         edges: Any = self.edge_sharding
         ids = edges.parent_key.to(self.device, copy=True)
         picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
@@ -247,7 +236,6 @@ class HaloBatch(HaloGraph):
         return self._operators.get((norm, dtype), weight, lambda: self._at_sample(norm, weight, dtype))
 
     def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
-        """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`."""
         return super().operator_over(edges, norm, weight, dtype) if self._sample.scale is None else None
 
     def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> LinearOperator:
@@ -264,7 +252,6 @@ class HaloBatch(HaloGraph):
         return made
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
-        """See :meth:`~pyg_dist.graph.protocol.SampledGraph.make_ahead`."""
         if self._sample.scale is None:
             return
         for (norm, dtype), whole, weight in self.parent.used_by_batches.for_batch(weights):

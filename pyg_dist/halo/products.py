@@ -42,7 +42,6 @@ class HaloProducts(HaloView):
     may_send_weights = True
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> HaloOperator:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`."""
         if norm.kind == "gcn" or norm.identity:
             the_one(self.sources, self.targets)
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
@@ -51,7 +50,6 @@ class HaloProducts(HaloView):
         return self._operators.get((norm, dtype), weight, lambda: make(norm, _constant(weight, dtype), dtype))
 
     def aggregate(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> NodeTensor:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.aggregate`."""
         return self.start(x, operator, layer).wait()
 
     def start(self, x: NodeTensor, operator: HaloOperator, layer: nn.Module | None = None) -> Pending[NodeTensor]:
@@ -170,7 +168,6 @@ class HaloProducts(HaloView):
     def operator_over(
         self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
     ) -> HaloOperator | None:
-        """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`."""
         if not edges.has_all_remote or norm.identity:
             return None
         here, there = edges.parts

@@ -59,7 +59,6 @@ class HaloNodes(NodeSharding):
 
     @property
     def first(self) -> int:
-        """The number of the first node of this data group, where the groups have nodes of their own."""
         return 0
 
     def seed_of_group(self, seed: int) -> int:
@@ -104,21 +103,17 @@ class SampledNodes(HaloNodes):
 
     @property
     def first(self) -> int:
-        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
         return self._sample.first
 
     @property
     def sample(self) -> Subset:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
         return self._sample
 
     @property
     def is_union(self) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding`."""
         return self._sample.group is not None
 
     def seed_of_group(self, seed: int) -> int:
-        """See :class:`~pyg_dist.halo.sharding.HaloNodes`."""
         return seed if self._sample.group is None else ops.mixed_seed(seed, self._sample.group.index)
 
     @property
@@ -128,6 +123,5 @@ class SampledNodes(HaloNodes):
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         of_groups = self.parent.num_rng_keys * (1 if self._sample.group is None else self._sample.group.index + 1)
         return max(of_groups, self.size)

@@ -134,16 +134,13 @@ class HaloView(CopiedToDevices):
 
     @property
     def node_sharding(self) -> HaloNodes:
-        """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""
         the_one(self.sources, self.targets)
         return self.targets
 
     def owns(self, x: RowTensor, end: End = 1) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.GraphProducts`."""
         return x._sharding is (self.targets if end else self.sources)
 
     def feature_sharding(self, width: int) -> RowSharding:
-        """The sharding of features of ``width`` columns."""
         return self.node_sharding
 
     def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
@@ -152,7 +149,6 @@ class HaloView(CopiedToDevices):
 
     @property
     def num_local(self) -> int:
-        """Targets of this rank, n."""
         return self.targets.num_local
 
     @property
@@ -209,7 +205,6 @@ class HaloView(CopiedToDevices):
 
     @property
     def neighbour_rank(self) -> Tensor:
-        """See :attr:`~pyg_dist.graph.protocol.EdgeView.neighbour_rank`."""
         return torch.cat([torch.full((self.num_sources,), self.share.rank), self.share.halo_owner.long()])
 
     @cached_property
@@ -238,7 +233,6 @@ class HaloView(CopiedToDevices):
         layer: nn.Module | None = None,
         has_weights: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.attend`."""
         key = on_device(edges.rows.rng_key, self.device) if spec.p > 0 else None
         by_value, by_key = (self._edge_transfer(x, layer) for x in (inputs.value, inputs.key))
         num_weights = edges.rows.num_local if has_weights else 0
@@ -253,7 +247,6 @@ class HaloView(CopiedToDevices):
     def reduce_by_blocks(
         self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
     ) -> Tensor:
-        """See :meth:`~pyg_dist.graph.protocol.EdgeView.reduce_by_blocks`."""
         exchanges = self.exchange_group.size > 1
         maps = tuple(self._edge_transfer(x, layer).to_slots if exchanges and p == "source" else None for p, x in inputs)
         num_inner = self.num_local - self.num_boundary if exchanges else self.num_local
@@ -268,7 +261,6 @@ class HaloView(CopiedToDevices):
         return self.row_transfer.coded(self.codecs(layer, of_rows=True))
 
     def sum_to_owners(self, rows: Tensor) -> Tensor:
-        """See :meth:`~pyg_dist.graph.protocol.EdgeView.sum_to_owners`."""
         if self.exchange_group.size == 1:
             return rows
         own, halo = torch.split(rows, [self.num_sources, self.halo.num_cols])
@@ -278,7 +270,6 @@ class HaloView(CopiedToDevices):
     @cached_property
     @lasting
     def max_in_degree(self) -> int:
-        """Largest in-degree of the whole graph (collective at the first use)."""
         degree = self.csr.rowptr.diff()
         return max(self.group.gather_counts(int(degree.max()) if degree.numel() else 0))
 
@@ -317,7 +308,6 @@ class HaloView(CopiedToDevices):
         return self._feeds_halos.index_fill(0, self.local.col.long(), True)
 
     def has_self_loops(self) -> bool:
-        """Whether some edge is a self loop (collective)."""
         the_one(self.sources, self.targets)
         return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
 

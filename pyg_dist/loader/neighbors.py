@@ -48,17 +48,14 @@ class NeighborSampling:
 
     @property
     def sends(self) -> bool:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return self.ranks.everyone.group.size > 1
 
     @property
     def num_steps(self) -> int:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return self.seeds.steps.num_steps
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return {
             **self.seeds.options, "num_nodes": self.num_nodes, "num_neighbors": list(self.num_neighbors),
             "subgraph_type": self.subgraph_type, "replace": self.replace, "disjoint": self.disjoint,
@@ -76,7 +73,6 @@ class NeighborSampling:
         return self.disjoint or self.replace
 
     def sample(self, step: int) -> Subset:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return _Batch(self, step).subset()
 
 

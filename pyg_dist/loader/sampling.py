@@ -38,7 +38,6 @@ class UniformSampling:
 
     @property
     def options(self) -> dict[str, Any]:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         nodes = None if self.input_nodes is None else digest(self.input_nodes)
         return {
             "seed": self.seed, "num_nodes": self.num_nodes, "batch_size": self.batch_size, "num_steps": self.num_steps,
@@ -59,7 +58,6 @@ class UniformSampling:
         return False
 
     def sample(self, step: int) -> Subset:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         node_id = self.node_id(step)
         scale = self._pairs(node_id.numel()) if self.rescale else None
         if self.num_groups == 1:

@@ -122,16 +122,13 @@ class NodeSeeds(Seeds):
 
     @property
     def options(self) -> dict[str, Any]:
-        """See :class:`Seeds`."""
         return {**self.steps.options, "input_nodes": digest(self.node)}
 
     @property
     def max_seeds(self) -> int:
-        """See :class:`Seeds`."""
         return self.steps.size_of_step
 
     def at(self, step: int, is_disjoint: bool) -> Start:
-        """See :class:`Seeds`."""
         place = self.steps.at(step)
         count = place.numel()
         attributes = {"batch_size": count, "input_id": self.input_id[place]}
@@ -164,7 +161,6 @@ class LinkSeeds(Seeds):
 
     @property
     def options(self) -> dict[str, Any]:
-        """See :class:`Seeds`."""
         negatives = self.negatives
         tensors = {
             "edge_label_index": self.edges, "edge_label": self.label, "src_weight": negatives.source_weight,
@@ -177,11 +173,9 @@ class LinkSeeds(Seeds):
 
     @property
     def max_seeds(self) -> int:
-        """See :class:`Seeds`."""
         return self.steps.size_of_step * self.negatives.ends_of_edge
 
     def at(self, step: int, is_disjoint: bool) -> Start:
-        """See :class:`Seeds`."""
         input_id = self.steps.at(step)
         source, target = self.edges[:, input_id]
         mode, num_edges = self.negatives.mode, input_id.numel()

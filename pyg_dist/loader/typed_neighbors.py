@@ -49,17 +49,14 @@ class TypedNeighborSampling:
 
     @property
     def sends(self) -> bool:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return self.ranks.everyone.group.size > 1
 
     @property
     def num_steps(self) -> int:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return self.seeds.steps.num_steps
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return {
             **self.seeds.options, "input_type": str(self.input_type), "replace": self.replace,
             "num_nodes": {kind: len(ids) for kind, ids in self.types.items()},
@@ -68,7 +65,6 @@ class TypedNeighborSampling:
         }  # fmt: skip
 
     def sample(self, step: int) -> TypedSubset:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`."""
         return _TypedBatch(self, step).subset()
 
 

@@ -94,7 +94,6 @@ class Manifest(Signed):
     digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
-        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         content: dict[str, object] = {name: value for name, value in vars(self).items() if name != "digest"}
         for kind in _ATTRIBUTES:
             rows: Rows = getattr(self, kind)
@@ -104,7 +103,6 @@ class Manifest(Signed):
 
     @classmethod
     def of(cls, content: dict[str, Any], digest: str) -> Manifest:
-        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         for kind in _ATTRIBUTES:
             content[kind] = {name: (row["dtype"], tuple(row["shape"])) for name, row in content[kind].items()}
         manifest = cls(**content | {"shards": shards_of(content["shards"])}, digest=digest)

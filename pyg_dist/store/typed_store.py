@@ -47,12 +47,10 @@ class TypesManifest(Signed):
     digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
-        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         return {name: value for name, value in vars(self).items() if name != "digest"}
 
     @classmethod
     def of(cls, content: dict[str, Any], digest: str) -> TypesManifest:
-        """See :class:`~pyg_dist.store.signed_json.Signed`."""
         content["relations"] = [(str(source), str(name), str(target)) for source, name, target in content["relations"]]
         manifest = cls(**content, digest=digest)
         named = [WHOLE, *map(nodes_key, range(len(manifest.types))), *map(edges_key, range(len(manifest.relations)))]

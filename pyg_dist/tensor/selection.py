@@ -102,17 +102,14 @@ class _PartRows(RowSharding):
 
     @property
     def derives_from_index(self) -> bool:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._parent.derives_from_index
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._parent.num_rng_keys
 
     @property
     def whole(self) -> RowSharding:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._parent.whole
 
 
@@ -141,7 +138,6 @@ class MaskedRows(_PartRows):
     @cached_property
     @lasting
     def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         mine = self._parent.position[self._picked]
         everyone = self.group.gather_rows(mine, self.counts)
         return torch.searchsorted(everyone.sort().values, mine)
@@ -192,23 +188,19 @@ class ElementRows(_PartRows):
     @cached_property
     @lasting
     def rng_key(self) -> Tensor:  # type: ignore[override]
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return _numbered(self._parent.rng_key, self._width)
 
     @property
     def undivided(self) -> tuple[RowSharding, int]:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._parent, self._width
 
     @property
     def num_rng_keys(self) -> int:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._parent.num_rng_keys * self._width
 
     @cached_property
     @lasting
     def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return _numbered(self._parent.position, self._width)
 
     def _equals(self, other: RowSharding) -> bool:
@@ -232,7 +224,6 @@ class IndexedRows(RowSharding):
 
     @property
     def whole(self) -> RowSharding:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return self._parent.whole
 
     def _equals(self, other: RowSharding) -> bool:

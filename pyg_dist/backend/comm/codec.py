@@ -57,16 +57,13 @@ class Exact:
     """Rows travel as they are, in the dtype of x."""
 
     def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
-        """See :class:`Codec`."""
         return num_features * dtype.itemsize
 
     def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
-        """See :class:`Codec`."""
         if x.shape[1]:  # a tensor without columns cannot be viewed in another dtype
             matrix.multiply(x, col_scale=col_scale, out=message.view(x.dtype), accumulate=False)
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
-        """See :class:`Codec`."""
         if out.shape[1]:
             matrix.multiply(message.view(out.dtype), row_scale=row_scale, out=out)
 
@@ -102,7 +99,6 @@ class Quantized:
     layer: Callable[[], str]  # names the layer, for errors
 
     def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
-        """See :class:`~pyg_dist.backend.comm.codec.Codec`."""
         return row_bytes(num_features, dtype.itemsize, self.bits)
 
     def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
@@ -124,7 +120,6 @@ class Quantized:
             self._warn_of_offsets(message)
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
-        """See :class:`~pyg_dist.backend.comm.codec.Codec`."""
         if not self._packs(out):
             EXACT.unpack_add(message, matrix, out, row_scale)
             return

@@ -59,7 +59,6 @@ class ListedOrder(NodeOrder):
 
     @property
     def num_nodes(self) -> int:
-        """See :class:`NodeOrder`."""
         return self.node_id.numel()
 
     def nodes(self, low: int, high: int) -> Tensor:
@@ -67,7 +66,6 @@ class ListedOrder(NodeOrder):
         return self.node_id[low:high]
 
     def positions(self, node_id: Tensor) -> Tensor:
-        """See :class:`NodeOrder`."""
         return self.position[node_id]
 
     @staticmethod
@@ -122,12 +120,10 @@ class SampledOrder(ListedOrder):
         return SampledOrder(nodes, position, parent_position, split_position, parent.num_split, number)
 
     def positions(self, node_id: Tensor) -> Tensor:
-        """See :class:`NodeOrder`."""
         return super().positions(node_id if self.number is None else torch.searchsorted(self.number, node_id))
 
     @property
     def num_split(self) -> int:
-        """See :class:`NodeOrder`."""
         return self.num_even
 
     def bounds(self, split_at: Sequence[int]) -> list[int]:

@@ -111,16 +111,13 @@ class Values(Thing):
 
     @property
     def sample(self) -> Sample:
-        """See :class:`Thing`."""
         return self._dtype, self._shape, self._values
 
     @property
     def words(self) -> str:
-        """See :class:`Thing`."""
         return f"{self.kind} {str(self._dtype)[6:]} {list(self._shape)}"
 
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
-        """See :class:`Thing`."""
         how = "of a step" if self.kind == "gradient" else "which met distributed rows"
         return (
             f"Expected the same {self.words} on every rank (got another on {others}), {how} at {line}: "
@@ -139,7 +136,6 @@ class Numbers(Thing):
 
     @property
     def sample(self) -> Sample:
-        """See :class:`Thing`."""
         return self._dtype, (len(self._given),), np.array(self._given, np.float64)
 
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
@@ -161,7 +157,6 @@ class Settings(Thing):
 
     @property
     def sample(self) -> Sample:
-        """See :class:`Thing`."""
         return self._read()
 
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:

@@ -34,7 +34,6 @@ class C10dWire:
         self._is_connected = False
 
     def among(self, ranks: Sequence[int]) -> C10dWire:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         raise UnsupportedError(
             "Expected CPU tensors to travel by gloo or MPI (got another backend, whose messages have no tags): open "
             "the group with pyg_dist.init()"
@@ -46,7 +45,6 @@ class C10dWire:
         return x, True
 
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         dist.broadcast(x, src=self.ranks[source], group=self._group)
 
     def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
@@ -74,14 +72,12 @@ class C10dWire:
         return Flight(others=[Message(_Unpadded(work, total, out, out.shape[:1], sent), None)])
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         work = dist.all_to_all_single(out, rows, list(received), list(sent), group=self._group, async_op=True)
         return Flight(others=[Message(work, None)])
 
     def exchange(
         self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         if not self._is_connected:
             # nccl opens a group's connections in its first call and waits there for all ranks, also for one that has
             # no neighbours.

@@ -33,11 +33,9 @@ class GlooWire(PointToPoint):
         self._gloo: Any = process_group._get_backend(torch.device("cpu"))
 
     def send(self, x: Tensor, peer: int, tag: int) -> Message:
-        """See :class:`PointToPoint`."""
         return self._begin(self._gloo.send, x, peer, tag)
 
     def receive(self, x: Tensor, peer: int, tag: int) -> Message:
-        """See :class:`PointToPoint`."""
         return self._begin(self._gloo.recv, x, peer, tag)
 
     def _begin(self, start: Any, x: Tensor, peer: int, tag: int) -> Message:

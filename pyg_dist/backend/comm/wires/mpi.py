@@ -137,11 +137,9 @@ class MpiWire(PointToPoint):
         self._progress = current().of(Progress) if _has_thread() else None
 
     def send(self, x: Tensor, peer: int, tag: int) -> Message:
-        """See :class:`PointToPoint`."""
         return self._start(self._comm.Isend, x, 0, x.nbytes, peer, tag)
 
     def receive(self, x: Tensor, peer: int, tag: int) -> Message:
-        """See :class:`PointToPoint`."""
         return self._start(self._comm.Irecv, x, 0, x.nbytes, peer, tag)
 
     def send_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
@@ -149,7 +147,6 @@ class MpiWire(PointToPoint):
         return self._start_rows(self._comm.Isend, x, low, high, peer, tag)
 
     def receive_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
-        """See :class:`PointToPoint`."""
         return self._start_rows(self._comm.Irecv, x, low, high, peer, tag)
 
     def _start_rows(self, start: Any, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:

@@ -52,7 +52,6 @@ class PointToPoint(ABC):
         self._packets: dict[tuple[torch.Size, torch.dtype], _Packets] = {}
 
     def among(self: W, ranks: Sequence[int]) -> W:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         other = copy.copy(self)
         other.rank, other.size, other.ranks = list(ranks).index(self.ranks[self.rank]), len(ranks), tuple(ranks)
         other._packets = {}
@@ -185,7 +184,6 @@ class PointToPoint(ABC):
     def exchange(
         self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         if not rows.shape[1:].numel():
             return Flight()
         arriving = {peer: self.receive_rows(out, low, high, peer, tag) for peer, low, high in senders}

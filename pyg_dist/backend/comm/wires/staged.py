@@ -45,30 +45,24 @@ class StagedWire:
                 )  # fmt: skip
 
     def among(self, ranks: Sequence[int]) -> StagedWire:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         return StagedWire(self._wire.among(ranks), *self.devices)
 
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         total, are_equal = self._wire.all_reduce(self._lift(x), op, tag, number)
         return self._land(total, x.device), are_equal
 
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         staged = self._lift(x)
         self._wire.broadcast(staged, source, tag)
         x.copy_(staged)
 
     def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         return self._staged(self._wire.all_gather, out, rows, counts, tag)
 
     def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         return self._staged(self._wire.reduce_scatter, out, rows, counts, tag)
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         return self._staged(self._wire.all_to_all, out, rows, sent, received, tag)
 
     def _staged(self, start: Callable[..., Flight], out: Tensor, rows: Tensor, *args: Any) -> Flight:
@@ -80,7 +74,6 @@ class StagedWire:
     def exchange(
         self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`."""
         staged_rows, staged_out = self._lift(rows), self._like(out)
         flight = self._wire.exchange(staged_out, staged_rows, receivers, senders, tag)
         pieces = {sender: (staged_out[low:high], out[low:high]) for sender, low, high in senders}
