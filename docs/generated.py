@@ -41,9 +41,6 @@ PURPOSES = {
     "PYG_DIST_MESSAGE_MIB": "a conv makes messages by blocks if they would take more, MiB per rank",
     "PYG_DIST_GRID_SUMS": "form of the grid's sums: `all_reduce` or `reduce_scatter`; unset: the planner's choice",
     "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation; each block's sum overlaps with the next product",
-    "PYG_DIST_GRID_SPLIT_NORM": "`0`: `NormReLUDropout` redistributes split columns to whole rows and back",
-    "PYG_DIST_GRID_EARLY_RESIDUAL": "`0`: a residual is redistributed when it is added, not before",
-    "PYG_DIST_GRID_EARLY_SUMS": "`0`: sums of tiles' gradients do not overlap with products for weights' gradients",
     "PYG_DIST_STOCK_ELEMENTS": "on one process, convs run PyG's own code where edges times columns are at most this, "
     "an eighth of it where a kernel takes their steps; read once for a graph; `0`: never",
     "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by a trial",

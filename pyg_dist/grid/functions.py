@@ -16,7 +16,6 @@ from pyg_dist.backend.autograd.replicated import copy_to_ranks, reduce_from_rank
 from pyg_dist.backend.comm.transport import Pending, Transport
 from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.backend.session.settings import GRID_EARLY_SUMS
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.grid.collectives import (
     AllGather,
@@ -247,7 +246,6 @@ def replicated_linear(x: TileTensor, weight: Tensor, transport: Transport) -> Te
         and x.requires_grad
         and weight.requires_grad
         and not torch.is_autocast_enabled(x.device.type)
-        and GRID_EARLY_SUMS.value()
     )
     if is_early:
         return _ReplicatedLinear.apply(x.as_subclass(Tensor), weight, transport)

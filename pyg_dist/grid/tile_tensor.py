@@ -17,7 +17,6 @@ from torch._ops import OpOverload
 
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.session.settings import GRID_EARLY_RESIDUAL
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.grid.plan.mesh_shape import WHOLE_ROWS, TileLayout
 from pyg_dist.grid.sharding import Tile
@@ -87,10 +86,8 @@ class _Redistributed:
 _redistributed: weakref.WeakKeyDictionary[nn.Module, _Redistributed] = weakref.WeakKeyDictionary()
 
 
-def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> LayerInput | None:
+def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> LayerInput:
     """Note a layer's input, and start to redistribute it if the last one was redistributed (collective then)."""
-    if not GRID_EARLY_RESIDUAL.value():
-        return None
     entry, way = LayerInput(weakref.ref(layer), version), _redistributed.get(layer)
     if way is None:
         return entry

@@ -12,7 +12,6 @@ from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import Norm
-from pyg_dist.backend.session.settings import GRID_SPLIT_NORM
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
@@ -79,10 +78,6 @@ def norm_relu_dropout(
         raise OptionError(f"Expected 'p' to lie in [0, 1] (got {p})")
     rows = x._sharding if isinstance(x, RowTensor) else None
     split = rows.split_rows if rows is not None and norm is not None else None
-    if split is not None and not GRID_SPLIT_NORM.value():
-        y = norm_relu_dropout(x.to_rows(), weight, bias, norm=norm, eps=eps, relu=relu, p=p, training=training)  # type: ignore[attr-defined]
-        y = y.redistribute(rows)  # type: ignore[attr-defined]
-        return y if residual is None else y + residual  # type: ignore[no-any-return]
     local = x.to_local() if isinstance(x, RowTensor) else x
     if local.dim() != 2 or local.dtype not in ops.FLOATS:
         raise DataError(

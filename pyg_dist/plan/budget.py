@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
+import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist import errors
 from pyg_dist.errors import OptionError, PygDistError
 from pyg_dist.halo.plan.cover import RemoteEdges
 from pyg_dist.partition import Batches
 from pyg_dist.partition.hypergraph import build_stochastic_model
-from pyg_dist.plan.parts import PartsOptions, Report, solve
+from pyg_dist.partition.inputs import Array
+from pyg_dist.plan.parts import PartsOptions, solve
 
 _START_SECONDS = 300  # for Python and torch to come up on a busy machine
 
@@ -49,42 +46,41 @@ def solve_within(
         )
     if options.batches is not None and options.batches.draw is not None:
         raise OptionError("Expected uniform mini-batches with a time budget (got a callable): leave the budget out")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        np.save(folder / "edge_index.npy", edge_index.numpy())
-        if train_mask is not None:
-            np.save(folder / "train_mask.npy", train_mask.numpy())
-        task = {"num_nodes": num_nodes, "num_parts": num_parts, "options": asdict(options)}
-        (folder / "task").write_text(json.dumps(task))
-        child = subprocess.Popen([sys.executable, "-m", "pyg_dist.plan.budget", name], stdout=subprocess.DEVNULL)
-        try:
-            ended = _wait(child, folder, seconds)
-        finally:
-            child.kill()
-            child.wait()
-        found = folder / "parts.npy"
-        if found.exists():
-            return torch.from_numpy(np.load(found))
-    if ended is not None:
-        raise OptionError(f"Expected {options.method!r} to find parts (its process ended with {ended}): choose another")
+    processes = multiprocessing.get_context("spawn")
+    here, there = processes.Pipe(duplex=False)
+    mask = None if train_mask is None else train_mask.numpy()
+    child = processes.Process(target=_solve, args=(there, edge_index.numpy(), num_nodes, num_parts, options, mask))
+    child.start()
+    there.close()
+    best: Array | None = None
+    has_ended, deadline = False, time.monotonic() + _START_SECONDS
+    try:
+        while here.poll(max(deadline - time.monotonic(), 0)):
+            found = here.recv()
+            if found is None:
+                deadline = time.monotonic() + seconds
+            elif isinstance(found, PygDistError):
+                raise found
+            else:
+                best = found
+    except (EOFError, OSError):
+        has_ended = True
+        child.join()
+    finally:
+        status = child.exitcode
+        child.kill()
+        child.join()
+        here.close()
+    if best is not None:
+        return torch.from_numpy(best)
+    if has_ended:
+        raise OptionError(
+            f"Expected {options.method!r} to find parts (its process ended with {status}): choose another"
+        )
     raise OptionError(
         f"Expected {options.method!r} to find parts within {seconds:g} s (it did not): give it more time, or "
         f"choose metis or stream"
     )
-
-
-def _wait(child: subprocess.Popen[bytes], folder: Path, seconds: float) -> int | None:
-    """Until the time is up, which begins when the solver does; the status of a process that ended before."""
-    deadline = time.monotonic() + _START_SECONDS
-    has_begun = False
-    while child.poll() is None and time.monotonic() < deadline:
-        if not has_begun and (folder / "begun").exists():
-            has_begun, deadline = True, time.monotonic() + seconds
-        time.sleep(0.02)
-    if (folder / "error").exists():
-        kind, message = (folder / "error").read_text().split("\n", 1)
-        raise getattr(errors, kind)(message)
-    return child.poll()
 
 
 def _measure(
@@ -103,33 +99,24 @@ def _measure(
     return lambda parts: fresh.connectivity(parts.numpy())
 
 
-def _main(folder: Path) -> None:
-    """The process: solve by one seed after another until it is ended, and leave the best parts in the folder."""
-    task = json.loads((folder / "task").read_text())
-    num_nodes, num_parts, batches = task["num_nodes"], task["num_parts"], task["options"].pop("batches")
-    options = PartsOptions(**task["options"], batches=None if batches is None else Batches(**batches))
-    edge_index = torch.from_numpy(np.load(folder / "edge_index.npy"))
-    mask = folder / "train_mask.npy"
-    train_mask = torch.from_numpy(np.load(mask)) if mask.exists() else None
-    least: int | None = None
+def _solve(
+    pipe: Connection, edges: Array, num_nodes: int, num_parts: int, options: PartsOptions, mask: Array | None
+) -> None:
+    """The process: None when it begins, then parts that are better than all before, until it is ended; or its error."""
+    edge_index, train_mask = torch.from_numpy(edges), None if mask is None else torch.from_numpy(mask)
+    least: float = np.inf
 
     def keep(step: str, parts: Tensor) -> None:
         nonlocal least
         rows = measure(parts)
-        if least is None or rows < least:
+        if rows < least:
             least = rows
-            np.save(folder / "new.npy", parts.numpy())
-            (folder / "new.npy").replace(folder / "parts.npy")  # at once: the process may be ended at any time
+            pipe.send(parts.numpy())
 
-    report: Report = keep
-    (folder / "begun").touch()
+    pipe.send(None)
     try:
         measure = _measure(edge_index, num_nodes, num_parts, options, train_mask)
         for seed in count(options.seed):
-            keep("", solve(edge_index, num_nodes, num_parts, replace(options, seed=seed), train_mask, report))
+            keep("", solve(edge_index, num_nodes, num_parts, replace(options, seed=seed), train_mask, keep))
     except PygDistError as error:
-        (folder / "error").write_text(f"{type(error).__name__}\n{error.message}")
-
-
-if __name__ == "__main__":
-    _main(Path(sys.argv[1]))
+        pipe.send(error)

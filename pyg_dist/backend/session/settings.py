@@ -96,9 +96,6 @@ REMEMBER_MIB = Setting("PYG_DIST_REMEMBER_MIB", "inf", "a number of MiB, 0 or mo
 MESSAGE_MIB = Setting("PYG_DIST_MESSAGE_MIB", "512", "a number of MiB, 0 or more", _limit)
 GRID_SUMS = Setting("PYG_DIST_GRID_SUMS", "", "all_reduce or reduce_scatter", _choice(_SUMS))
 GRID_BLOCKS = Setting("PYG_DIST_GRID_BLOCKS", "1", "a positive integer", _count)
-GRID_SPLIT_NORM = Setting("PYG_DIST_GRID_SPLIT_NORM", "1", "0 or 1", _switch)
-GRID_EARLY_RESIDUAL = Setting("PYG_DIST_GRID_EARLY_RESIDUAL", "1", "0 or 1", _switch)
-GRID_EARLY_SUMS = Setting("PYG_DIST_GRID_EARLY_SUMS", "1", "0 or 1", _switch)
 SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _choice(_FORMS), must_agree=False)
 MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
 WATCH_SECONDS = Setting("PYG_DIST_WATCH_SECONDS", "inf", "a number of seconds, 0 or more", _limit, must_agree=False)
@@ -114,7 +111,6 @@ LOCAL_BITS = Setting("PYG_DIST_LOCAL_BITS", "32", "32, 16, 8, 4 or 2", _bits)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 
 SETTINGS: tuple[Setting[Any], ...] = (
-    ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, GRID_SPLIT_NORM, GRID_EARLY_RESIDUAL,
-    GRID_EARLY_SUMS, SPMM_FORM, STOCK_ELEMENTS, MACHINE, LOG, STAGE, WIRE, MPI_PROGRESS,
-    WATCH_SECONDS, MACHINES, LOCAL_BITS,
+    ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, SPMM_FORM, STOCK_ELEMENTS, MACHINE,
+    LOG, STAGE, WIRE, MPI_PROGRESS, WATCH_SECONDS, MACHINES, LOCAL_BITS,
 )  # fmt: skip
