@@ -33,6 +33,8 @@ _MAX_PACKETS = 64
 
 # Bytes above which sums go in pieces: each rank then sends 2 n bytes and not n log2(P).
 _IN_PIECES = 1 << 16
+# The same of two ranks, which send as much either way, but add and allocate half.
+_IN_HALVES = 1 << 20
 
 
 W = TypeVar("W", bound="PointToPoint")
@@ -75,7 +77,7 @@ class PointToPoint(ABC):
 
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`. A number goes before the elements, in the same messages."""
-        if number is None and self.size > 2 and x.nbytes > _IN_PIECES:
+        if number is None and x.nbytes > (_IN_PIECES if self.size > 2 else _IN_HALVES):
             return self._reduce_in_pieces(x, op, tag), True
         return self._doubled(x, number, op, tag)
 
@@ -126,16 +128,15 @@ class PointToPoint(ABC):
         flat, size, others = x.view(-1), self.size, self._others()
         ends = [r * flat.numel() // size for r in range(size + 1)]
         low, high = ends[self.rank], ends[self.rank + 1]
-        pieces = flat.new_empty(size, high - low)
+        own, pieces = flat[low:high], flat.new_empty(size, high - low)  # the rank's own row of them stays unused
         leaving = [self.send_rows(flat, ends[peer], ends[peer + 1], peer, tag) for peer in others]
         _wait([*leaving, *(self.receive(pieces[peer], peer, tag) for peer in others)])
-        pieces[self.rank] = flat[low:high]
-        result = pieces[0]
-        for piece in pieces[1:]:
-            _REDUCE[op](result, piece, out=result)
-        leaving = [self.send(result, peer, tag) for peer in others]
+        addends = [*pieces[: self.rank], own, *pieces[self.rank + 1 :]]
+        total = addends[0]
+        for rank, addend in enumerate(addends[1:], 1):
+            total = _REDUCE[op](total, addend, out=total if rank < self.rank else own)
+        leaving = [self.send(own, peer, tag) for peer in others]
         _wait([*leaving, *(self.receive_rows(flat, ends[peer], ends[peer + 1], peer, tag) for peer in others)])
-        flat[low:high] = result
         return x
 
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
