@@ -64,6 +64,7 @@ class TextEdges(Source):
                 got = f"got {line.strip()[:60]!r}"
                 raise DataError(f"Expected {counted(len(samples[0]))} in {path}, line {number} ({got}): {_REMEDY}")
         self.notes: list[str] = []
+        self._first_line = body[head][0]
         roles = self._roles(names, samples, bool(rules))
         columns = ((role or f"column {k}", _KINDS[role]) for k, role in enumerate(roles, 1))
         skipped = body[0][0] if head else 0
@@ -124,10 +125,10 @@ class TextEdges(Source):
 
     def _third(self, samples: list[list[str]]) -> str | None:
         """What an unnamed third column is."""
-        try:
-            third = np.array([float(row[2]) for row in samples])
-        except ValueError as error:
-            raise DataError(f"Expected a number as weight in {self.path} (got {error}): {ASK}") from error
+        third = np.array([_number(row[2]) for row in samples])
+        if np.isnan(third[0]) and samples[0][2].lower() != "nan":
+            got = f"got {samples[0][2]!r}"
+            raise DataError(f"Expected a number as weight in {self.path}, line {self._first_line} ({got}): {ASK}")
         if (third >= TIMES).all():
             self.notes.append("numbers of 10^8 and more are times")
             return None
@@ -201,6 +202,14 @@ def _fields(line: str, separator: str | None) -> list[str]:
     if separator is None:
         return line.split()
     return [field.strip() for field in next(csv.reader([line], delimiter=separator, skipinitialspace=True))]
+
+
+def _number(field: str) -> float:
+    """Its value; NaN: it is none, and the line is named when it is read."""
+    try:
+        return float(field)
+    except ValueError:
+        return float("nan")
 
 
 def _is_word(field: str) -> bool:

@@ -35,7 +35,9 @@ class Rule(NamedTuple):
 COMMENTS = Rule(("#", "%", "//"), re.compile(r"(?:^|[ \t]+)(?:#|%|//).*", re.MULTILINE))
 """In lines of their own, or behind the numbers."""
 QUOTES = Rule(
-    ('"',), re.compile(r'(?:^|(?<=[,;|\s]))"[ \t]*([^"\s,;|]*)[ \t]*"(?=\s*(?:[,;|\s]|$))', re.MULTILINE), r"\1"
+    ('"', "'"),
+    re.compile(r"""(?:^|(?<=[,;|\s]))(["'])[ \t]*([^"'\s,;|]*)[ \t]*\1(?=\s*(?:[,;|\s]|$))""", re.MULTILINE),
+    r"\2",
 )
 """Around one word, which then does not need them."""
 _PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}

@@ -60,6 +60,7 @@ READ = {
     "sizes.graph": ("2 1 111 2\n9 8 7 2 4\n9 8 7 1 4\n", ([0, 1], [1, 0], [4, 4]), "METIS"),
     "dimacs.txt": ("c a\np edge 3 2\nn 1 5\ne 1 2\ne 2 3\ne 3 2\n", [[0, 1, 1, 2], [1, 0, 2, 1]], "DIMACS"),
     "roads.gr": ("c a\np sp 3 2\na 1 2 7\nc b\na 2 3 9\n", (*LINE, [7, 9]), "arcs"),
+    "single.csv": ("'0','1'\n'1','2'\n", LINE, "by commas"),
     "banner.txt": ("%%MatrixMarket matrix coordinate pattern general\n3 3 2\n1 2\n2 3\n", LINE, "Matrix Market"),
 }  # fmt: skip
 
@@ -93,7 +94,8 @@ REFUSED = {
     "sorted.txt": ("".join(f"{k % 7} {k % 5} {k * 3}\n" for k in range(120)), "times", "--columns"),
     "four.txt": ("6 2 4 1289241911.7\n6 5 2 1289241941.5\n", "4 columns", "--columns"),
     "users.csv": ("user,item,rating\n0,1,5\n", "3 columns named user, item, rating", "--columns"),
-    "words.csv": ("0,1,friend\n1,2,foe\n", "a number as weight", "friend", "--columns"),
+    "words.csv": ("0,1,friend\n1,2,foe\n", "a number as weight", "friend", "line 1", "--columns"),
+    "one_word.csv": ("0,1,0.5\n1,2,foe\n", "a number as weight", "foe", "line 2"),
     "gap.csv": ("0,,1\n1,,2\n", "as target", "line 1"),
     "exponent.txt": ("0 1e0\n1 2\n", "as target", "line 1"),
     "hex.txt": ("0x0 0x1\n", "as source", "line 1"),
