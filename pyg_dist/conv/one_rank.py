@@ -28,6 +28,9 @@ _CHANGED = ("message", "aggregate", "update", "message_and_aggregate", "edge_upd
 _OTHERS_DRAW = frozenset({"SuperGATConv"})
 """Convs of PyG that draw more than dropout."""
 
+_SELECT_ROWS = frozenset({"MFConv"})
+"""Convs of PyG whose time is the selection of rows by degree: kernels that take their sums save little."""
+
 
 class _OtherCallError(Exception):
     """An argument that goes the usual way."""
@@ -64,7 +67,7 @@ def stock_result(
     rows, ends = graph.targets, edges.ends
     try:
         with local_tensors():
-            if not (_is_small(edges.max_columns, args[0], has_kernels) and _runs_plainly(conv, stock)):
+            if not (_is_small(edges.max_columns, args[0], stock, has_kernels) and _runs_plainly(conv, stock)):
                 return None
             args = [ends if arg is edge_index else _local(arg, graph) for arg in args]
             kwargs = {name: ends if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
@@ -76,13 +79,15 @@ def stock_result(
     return None
 
 
-def _is_small(max_columns: float, x: object, has_kernels: Callable[[], bool]) -> bool:
+def _is_small(max_columns: float, x: object, stock: type, has_kernels: Callable[[], bool]) -> bool:
     """Whether messages of the rows that a conv is given would have few elements."""
     x = x[0] if type(x) is tuple else x
     if not isinstance(x, Tensor):
         return False
     columns = x.shape[1:].numel()
-    return columns <= max_columns and (_MANY * columns <= max_columns or not has_kernels())
+    if _MANY * columns <= max_columns:
+        return True
+    return columns <= max_columns and (stock.__name__ in _SELECT_ROWS or not has_kernels())
 
 
 def _local(arg: object, graph: DistributedGraph) -> Any:

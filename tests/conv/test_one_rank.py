@@ -127,11 +127,13 @@ def test_other_graphs(taken: list[str], monkeypatch: pytest.MonkeyPatch) -> None
     assert not taken
     other = pyg_dist.distribute(gnn.ResGatedGraphConv(F, G))  # no kernel takes its steps
     other(large.x, large.edge_index)
-    assert taken == ["ResGatedGraphConv"]
+    selecting = pyg_dist.distribute(gnn.MFConv(F, G))  # a kernel takes its sums, which are little of it
+    selecting(large.x, large.edge_index)
+    assert taken == ["ResGatedGraphConv", "MFConv"]
     monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", str(data.num_edges * F - 1))
     larger = pyg_dist.DistributedData(data)  # the limit is read once for a graph
     other(larger.x, larger.edge_index)
-    assert taken == ["ResGatedGraphConv"]
+    assert taken == ["ResGatedGraphConv", "MFConv"]
 
 
 def test_profiles_show_phases(taken: list[str]) -> None:

@@ -314,6 +314,21 @@ def _batch_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> obje
 HANDLERS[F.batch_norm] = _batch_norm_of_moved
 
 
+def _instance_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """Of one instance, ``[1, F, N]``, as PyG's ``InstanceNorm`` has it: :func:`batch_norm` of ``[N, F]``."""
+    names = "x running_mean running_var weight bias use_input_stats momentum eps"
+    bound = {"use_input_stats": True, **bind(names, args, kwargs)}
+    x = bound.pop("x")
+    if type(x) is not MovedRows or x.place != 2 or x.dim() != 3 or x.shape[0] != 1:
+        raise refuse_moved(function, next(iter(moved_in((x, *bound.values())))))
+    given: dict[str, Any] = {"running_mean": None, "running_var": None, **bound}
+    out: Any = F.batch_norm(x.of.squeeze(1), training=given.pop("use_input_stats"), **given)
+    return MovedRows.make(out.unsqueeze(1), x.place)
+
+
+HANDLERS[F.instance_norm] = _instance_norm_of_moved
+
+
 class DistributedSyncBatchNorm(nn.SyncBatchNorm):
     """torch's :class:`~torch.nn.SyncBatchNorm`, whose own code asks for a GPU (exact).
 

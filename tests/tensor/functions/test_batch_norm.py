@@ -62,7 +62,15 @@ def modules() -> None:
         sum((o.square() * torch.arange(1.0, t.F + 1)).sum() for o in out).backward()
         return [*(o.detach() for o in out), *buffers, *(p.grad for p in norm.parameters())]
 
+    def one_instance(t: Operands, **options: bool) -> list[torch.Tensor]:
+        norm = torch.nn.InstanceNorm1d(t.F, **options).double()  # as PyG's InstanceNorm calls it
+        out = [norm(t.x.t()[None])[0].t(), norm.eval()(t.y.t()[None])[0].t()]
+        sum((o.square() * torch.arange(1.0, t.F + 1)).sum() for o in out).backward()
+        return [*(o.detach() for o in out), *norm.buffers(), *(p.grad for p in norm.parameters())]
+
     for layout in ("tall", "square"):
+        check(one_instance, layout)
+        check(lambda t: one_instance(t, affine=True, track_running_stats=True), layout)
         check(steps, layout)
         check(lambda t: steps(t, momentum=None), layout)
         check(lambda t: steps(t, affine=False, track_running_stats=False), layout)
@@ -77,6 +85,11 @@ REFUSED: list[Refusal] = [
     (lambda t: F.batch_norm(t.x, t.v, t.v, training=True), MixedRowsError, "one plain value per channel"),
     (lambda t: F.batch_norm(t.full, None, None, t.v, training=True), MixedRowsError, "one plain value per channel"),
     (lambda t: F.instance_norm(t.c), MixedRowsError, "instance_norm has no distributed form"),
+    (
+        lambda t: F.instance_norm(torch.stack([t.x.t(), t.y.t()])),
+        MixedRowsError,
+        "rows in dimension 2 (of shape [2, ",
+    ),
 ]
 
 
