@@ -45,7 +45,7 @@ class LocalFunction(torch.autograd.Function, Generic[Out]):
         return super(_SingleLevelFunction, cls).apply(*args)  # type: ignore[misc, no-any-return]
 
 
-def _of_local_rows(backward: Callable[..., Any]) -> Callable[..., Any]:
+def _of_local_rows(backward: Callable[..., object]) -> Callable[..., object]:
     @wraps(backward)
     def local_backward(ctx: object, *gradients: Tensor | None) -> Any:
         return backward(ctx, *(_local(g) for g in gradients))

@@ -34,7 +34,7 @@ def on_device(plan: Tensor, device: torch.device) -> Tensor:
     """A constant tensor (indices, keys) on ``device``: itself, or a copy that lives as long. Not collective."""
     if plan.device == device:
         return plan
-    copies: dict[torch.device, Tensor] = _copies.setdefault(plan, {})  # type: ignore[no-untyped-call]
+    copies: dict[torch.device, Tensor] = _copies.setdefault(plan, {})
     if device not in copies:
         with torch.inference_mode(False):  # it serves training, too
             copies[device] = plan.to(device)
@@ -52,7 +52,7 @@ def to_host(made: Tensor) -> Tensor:
 
 def is_capturing() -> bool:
     """Whether what is queued on the current stream becomes part of a CUDA graph: the host may then not wait for it."""
-    is_started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    is_started = torch.cuda.is_initialized()
     return is_started and torch.cuda.is_current_stream_capturing()
 
 
@@ -91,7 +91,7 @@ class SideStream:
         """Have what is made from now on see what is queued on the current stream; the thread that trains calls it."""
         if self.device.type == "cuda":
             if self._stream is None:
-                self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+                self._stream = torch.cuda.Stream(self.device)
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def make(self, function: Callable[[], T]) -> Made[T]:
@@ -113,7 +113,7 @@ def taken(made: Made[T]) -> T:
     return made.item
 
 
-class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Notes(TorchDispatchMode):
     """Notes every tensor on a GPU that an operator of this thread returns, and marks those that it reads as used."""
 
     def __init__(self, stream: Any) -> None:
@@ -121,7 +121,7 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tensors: list[Tensor] = []
         self._stream = stream
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for read in _on_gpu((args, kwargs)):
             read.record_stream(self._stream)
@@ -129,5 +129,5 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _on_gpu(values: Any) -> list[Tensor]:
+def _on_gpu(values: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_cuda]

@@ -17,7 +17,7 @@ import torch
 _SCALARS = (bool, int, float, str)
 
 
-def encode(value: object, foreign: Callable[[str, Any], dict[str, Any]], name: str = "") -> Any:
+def encode(value: object, foreign: Callable[[str, object], dict[str, object]], name: str = "") -> Any:
     """The JSON of a value. Not collective.
 
     ``foreign`` is called with the name and the value of anything else; it returns its object, or raises. What is in a
@@ -43,7 +43,7 @@ def encode(value: object, foreign: Callable[[str, Any], dict[str, Any]], name: s
     return foreign(name, value)
 
 
-def decode(content: object, foreign: Callable[[str, Any], Any]) -> Any:
+def decode(content: object, foreign: Callable[[str, Any], object]) -> Any:
     """The value of which this is the JSON. Not collective.
 
     ``foreign`` is called with the key and the content of an object that ``encode``'s has made.
@@ -73,7 +73,7 @@ def from_bytes(content: bytes) -> Any:
     return decode(json.loads(content), _of_array)
 
 
-def _array(name: str, value: object) -> dict[str, Any]:
+def _array(name: str, value: object) -> dict[str, object]:
     if isinstance(value, torch.dtype):
         return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
@@ -81,7 +81,7 @@ def _array(name: str, value: object) -> dict[str, Any]:
     return {"$repr": repr(value)}
 
 
-def _of_array(kind: str, content: Any) -> Any:
+def _of_array(kind: str, content: Any) -> object:
     if kind == "$repr":
         return str(content)
     if kind == "$dtype" and isinstance(found := getattr(torch, content), torch.dtype):

@@ -63,7 +63,7 @@ class DeviceClock(HostClock):
     """The time at which a GPU's current stream comes to what is queued then."""
 
     def now(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
@@ -79,9 +79,9 @@ class _Stretch(NamedTuple):
 
     phase: int
     layer: int
-    begin: Any
-    end: Any
-    inner: list[tuple[Any, Any]]
+    begin: object
+    end: object
+    inner: list[tuple[object, object]]
 
 
 class Recorder:
@@ -101,13 +101,13 @@ class Recorder:
 
     def __init__(self, overlaps: bool, clock: HostClock | None = None) -> None:
         self.overlaps = overlaps
-        is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        is_on_gpu = torch.cuda.is_initialized()
         self.clock: HostClock = clock or (DeviceClock() if is_on_gpu else HostClock())
         self._stretches: list[_Stretch] = []
         self.sent_bytes = self.id_bytes = 0
         self.hidden_seconds = 0.0
         self.thread = threading.get_ident()
-        self._open: list[list[tuple[Any, Any]]] = [[]]  # marks of what has ended inside of each open stretch
+        self._open: list[list[tuple[object, object]]] = [[]]  # marks of what has ended inside of each open stretch
         self._begin = self.clock.now()
         self._layer = OUTSIDE
         self._numbered: list[tuple[int, int, int]] = []  # layer, first and last number of its nodes, exclusive
@@ -151,7 +151,7 @@ class _Phase:
 
     def __enter__(self) -> None:
         self._layer = self._recorder.layer
-        self._label.__enter__()  # type: ignore[no-untyped-call]
+        self._label.__enter__()
         self._recorder._open.append([])
         self._begin = self._recorder.clock.now()
 

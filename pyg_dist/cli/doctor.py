@@ -43,7 +43,7 @@ def examine() -> dict[str, object]:
     build, cpu_flags = library.build_info(), _cpu_flags()
     gpus, no_gpus = _gpus()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    facts: dict[str, Any] = {
+    facts: dict[str, object] = {
         "instruction_set": library.isa(),
         "instruction_sets_built": build["levels"].split(","),
         "gpu_kernels": library.devices().get("cuda"),
@@ -51,7 +51,7 @@ def examine() -> dict[str, object]:
         "gpus": gpus,
         "no_gpus": no_gpus,
         "gpu_driver": _gpu_driver(),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None,  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None,
         "wire": WIRE.value(),
         "mpi": " with ".join(mpi.library() or ()) or None,
         "compiler": build["compiler"],
@@ -197,7 +197,7 @@ def _gpus() -> tuple[list[str], str | None]:
     if torch.version.cuda is None:
         return [], f"torch {torch.__version__} has no CUDA"
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
     except RuntimeError as error:  # no device, no driver, or one too old: torch says which
         return [], str(error).splitlines()[0]
     found = [torch.cuda.get_device_properties(k) for k in range(torch.cuda.device_count())]

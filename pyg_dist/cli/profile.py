@@ -243,7 +243,7 @@ def _layers(recorder: Recorder, names: list[str]) -> Iterator[None]:
         yield
 
 
-class _TimeDense(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _TimeDense(TorchDispatchMode):
     """Times dense products, forward and backward, wherever they are called."""
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:

@@ -174,7 +174,7 @@ def _is_custom(base: type, step: str) -> bool:
     return written is original and written not in (None, getattr(MessagePassing, step))
 
 
-class _Defaults(MessagePassing):  # type: ignore[misc]
+class _Defaults(MessagePassing):
     """What a conv inherits from PyG where no class of its own says otherwise."""
 
     def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
@@ -190,7 +190,7 @@ def _name(conv: MessagePassing) -> str:
     return str(getattr(conv, "stock", type(conv)).__name__)
 
 
-class _OnEdges(MessagePassing):  # type: ignore[misc]
+class _OnEdges(MessagePassing):
     """What a distributed class has before the methods of the stock conv."""
 
     is_distributed = True
@@ -376,7 +376,7 @@ class _OnEdges(MessagePassing):  # type: ignore[misc]
         if not isinstance(src, NodeTensor):
             src = node_rows(self, edge_index.graph, src, dim)  # type: ignore[arg-type]
         rows, place = rows_along(_name(self), "features", src, self.node_dim)
-        return MovedRows.make(nodes_to_edges(rows, edge_index.end(dim)), place)  # type: ignore[no-any-return,arg-type]
+        return MovedRows.make(nodes_to_edges(rows, edge_index.end(dim)), place)  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         pass  # the stock class has its templates since its first conv was made

@@ -29,7 +29,7 @@ class _CachedNorm(NamedTuple):
 
 
 @own_form
-class DistributedGCNConv(GCNConv):  # type: ignore[misc]
+class DistributedGCNConv(GCNConv):
     r"""PyG's :class:`~torch_geometric.nn.GCNConv` on one process or many, with the same numbers (exact).
 
     .. math::

@@ -72,7 +72,7 @@ def softmax(
     if ids.end != 1:
         raise UnsupportedError("softmax over the edges of a source, which lie on several ranks: flip edge_index")
     out = ids.edges.softmax_by_target(_local(values, ids.edges.rows))
-    return MovedRows.make(ids.edges.tensor(out), place)  # type: ignore[no-any-return]
+    return MovedRows.make(ids.edges.tensor(out), place)
 
 
 @_stands_for(pyg.scatter)
@@ -84,7 +84,7 @@ def scatter(src: Tensor, index: object, dim: int = 0, dim_size: int | None = Non
     ids = _require_ids("scatter", index)
     values, place = rows_along("scatter", "values", src, dim)
     require_all_at("scatter", ids.edges.graph, ids.end, dim_size)
-    return MovedRows.make(edges_to_nodes(values, ids, reduce), place)  # type: ignore[no-any-return]
+    return MovedRows.make(edges_to_nodes(values, ids, reduce), place)
 
 
 @_stands_for(pyg.degree)

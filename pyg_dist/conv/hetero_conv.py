@@ -55,7 +55,7 @@ class LinearTerms:
         return project_first(lin, self.graph, self.source, self.operator, on_tie=keeps_less)
 
 
-class DistributedHeteroConv(HeteroConv):  # type: ignore[misc]
+class DistributedHeteroConv(HeteroConv):
     r"""PyG's :class:`~torch_geometric.nn.HeteroConv` over relations of a distributed graph, same numbers (exact).
 
     .. math::

@@ -60,7 +60,7 @@ class LazyNorm:
         if self._learns:
             return self._make(self._all, self._weight)
         kept = self._all.kept.get((self._norm, self.dtype), self._weight, lambda: _Kept(self._make))
-        return kept.get(self._all, self._weight)  # type: ignore[no-any-return]
+        return kept.get(self._all, self._weight)
 
     @property
     def _learns(self) -> bool:

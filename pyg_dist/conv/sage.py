@@ -22,7 +22,7 @@ from pyg_dist.tensor.row_tensor import local_tensors
 
 
 @own_form
-class DistributedSAGEConv(SAGEConv):  # type: ignore[misc]
+class DistributedSAGEConv(SAGEConv):
     r"""PyG's :class:`~torch_geometric.nn.SAGEConv` on one process or many, with the same numbers (exact).
 
     .. math::

@@ -87,4 +87,4 @@ def _joined(edges: Sequence[Edges]) -> Edges:
 
     if len(edges) == 1:
         return edges[0]
-    return edges[0].kept.get(("joined", *map(id, edges)), None, make)[0]  # type: ignore[no-any-return]
+    return edges[0].kept.get(("joined", *map(id, edges)), None, make)[0]

@@ -46,7 +46,7 @@ _plans: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """Those of the data that live, by ``id``: they say what training takes."""
 
 
-class DistributedData(OfThisRun, OnDevice, Data):  # type: ignore[misc]
+class DistributedData(OfThisRun, OnDevice, Data):
     """A graph spread over all ranks that a script uses like the ``Data`` it was made from. Collective.
 
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are

@@ -29,7 +29,7 @@ from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.store.hetero_input import read_hetero
 
 
-class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):  # type: ignore[misc]
+class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
     """A graph of several types of nodes and edges, spread over all ranks; what ``DistributedData(HeteroData)`` gives.
 
     It is used like the ``HeteroData`` it was made from. ``data["paper"].x`` and every other attribute with a row per

@@ -40,7 +40,7 @@ def local_rows(value: Tensor, rows: RowSharding, device: torch.device) -> Any:
     return RowTensor.from_local(local, rows).requires_grad_(value.requires_grad)
 
 
-class RowStorage(BaseStorage):  # type: ignore[misc]
+class RowStorage(BaseStorage):
     """A storage with every assignment (attribute, item, transform) through :meth:`distributed`."""
 
     def __setitem__(self, key: str, value: object) -> None:
@@ -54,7 +54,7 @@ class RowStorage(BaseStorage):  # type: ignore[misc]
         raise NotImplementedError  # by each kind of storage
 
 
-class DistributedStorage(RowStorage, GlobalStorage):  # type: ignore[misc]
+class DistributedStorage(RowStorage, GlobalStorage):
     """That of a graph with one kind of nodes and edges."""
 
     def distributed(self, key: str, value: object) -> Any:
@@ -85,7 +85,7 @@ class DistributedStorage(RowStorage, GlobalStorage):  # type: ignore[misc]
         return value
 
 
-class TypedNodes(RowStorage, NodeStorage):  # type: ignore[misc]
+class TypedNodes(RowStorage, NodeStorage):
     """That of one type of nodes."""
 
     @property
@@ -126,7 +126,7 @@ class TypedNodes(RowStorage, NodeStorage):  # type: ignore[misc]
         return value
 
 
-class TypedEdges(RowStorage, EdgeStorage):  # type: ignore[misc]
+class TypedEdges(RowStorage, EdgeStorage):
     """That of one relation."""
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,10 +35,10 @@ _MOST_WEIGHTS = 8
 
 
 @dataclass(eq=False)
-class _Entry(Generic[T]):
+class _Entry:
     weight: weakref.ref[RowTensor] | None
     version: int | None
-    operator: T | None  # None: the weight is gone, and its place is not
+    operator: object  # None: the weight is gone, and its place is not
 
     def is_of(self, weight: RowTensor | None) -> bool:
         return (None if self.weight is None else self.weight()) is weight and self.operator is not None
@@ -48,7 +48,7 @@ class _Entry(Generic[T]):
             self.operator = None
 
 
-class OperatorCache(Generic[T]):
+class OperatorCache:
     """What was built from weights, by a key and these weights.
 
     Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor object and
@@ -59,7 +59,7 @@ class OperatorCache(Generic[T]):
 
     def __init__(self, num_entries: int) -> None:
         self._num_entries = num_entries
-        self._kept: dict[Hashable, list[_Entry[T]]] = {}
+        self._kept: dict[Hashable, list[_Entry]] = {}
 
     @lasting
     def get(self, key: Hashable, weight: RowTensor | None, build: Callable[[], T]) -> T:
@@ -76,7 +76,7 @@ class OperatorCache(Generic[T]):
         for kept in places:
             if kept.is_of(weight) and kept.version == version and (weight is None or version is not None):
                 places.append(places.pop(places.index(kept)))
-                return kept.operator  # type: ignore[return-value]
+                return cast(T, kept.operator)  # a key stands for one kind
         operator = build()
         trim_after(self._num_entries, each_step=True)  # weights may be drawn in each step
         if weight is None or version is not None:

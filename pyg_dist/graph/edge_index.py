@@ -107,7 +107,7 @@ class DistributedEdgeIndex(EdgeHandle):
             self._refuse("adj_t.full_tensor()")
         return self.graph.full_edge_index()
 
-    def to(self, device: Any, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
+    def to(self, device: object, *args: object, **kwargs: object) -> DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
         if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
             raise LayoutMismatchError(
@@ -126,7 +126,7 @@ class DistributedEdgeIndex(EdgeHandle):
         rows = self.graph.edge_sharding
         return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.group.rank})"
 
-    def clone(self, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
+    def clone(self, *args: object, **kwargs: object) -> DistributedEdgeIndex:
         """Itself: it is immutable."""
         return self
 
@@ -239,7 +239,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def __iter__(self) -> Iterator[EdgeTensor]:
         return iter(self.unbind())
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective)."""
         first, *rest = index if isinstance(index, tuple) else (index,)
         if self.is_sparse or len(rest) > 1:
@@ -297,7 +297,7 @@ class DistributedEdgeIndex(EdgeHandle):
             + ("" if self.is_sparse else ", or to edge_index.full_tensor(), all edges, which convs take as well")
         )
 
-    def _refuse_operator(self, *args: Any) -> NoReturn:
+    def _refuse_operator(self, *args: object) -> NoReturn:
         self._refuse("Arithmetic or comparison with edge_index")
 
     __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_operator
@@ -306,7 +306,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         self._refuse("Converting edge_index to an array")
 
     def __dlpack_device__(self) -> NoReturn:
@@ -320,7 +320,7 @@ class DistributedEdgeIndex(EdgeHandle):
         self._refuse(f"edge_index.{name}")
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: object, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
         first = args[0] if args else kwargs.pop("input", kwargs.pop("tensors", None))
         if func in (torch.flip, torch.unbind) and isinstance(first, DistributedEdgeIndex):

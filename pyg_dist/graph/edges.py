@@ -255,7 +255,7 @@ class Edges(Tensor):
         return (self.source >= self.graph.num_sources).nonzero().view(-1)
 
     @cached_property
-    def kept(self) -> OperatorCache[Any]:
+    def kept(self) -> OperatorCache:
         """What was made from these edges and weights of theirs."""
         return OperatorCache(self.rows.num_local)
 

@@ -57,7 +57,7 @@ class LearnedScales:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[torch.dtype, bool], tuple[Any, Any]] = {}
+        self._known: dict[tuple[torch.dtype, bool], tuple[object, object]] = {}
 
     def get(self, dtype: torch.dtype, degree: Callable[[], Any], is_source: Tensor | None) -> tuple[Any, Any]:
         """Those of rows and of columns (collective at the first use, if ``degree`` is).

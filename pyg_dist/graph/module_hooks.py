@@ -56,11 +56,11 @@ def _add_hooks() -> None:
     _autograd._engine_run_backward = _run_backward
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
     training_state.note_step(optimizer)
 
 
-def _before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
+def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
     if torch.compiler.is_compiling():  # the rest of this function cannot be traced
         if _is_distributed(args):
             raise UnsupportedError(_no_compile(module))
@@ -101,7 +101,7 @@ def _is_called_by_script() -> bool:
 _CALLS = nn.Module._call_impl.__code__.co_filename
 
 
-def _keyword_arguments() -> tuple[Any, ...]:
+def _keyword_arguments() -> tuple[object, ...]:
     """Those of the call that the hook runs before: torch passes only positional ones on to hooks for all modules."""
     calling = sys._getframe(2).f_locals.get("kwargs")
     return tuple(calling.values()) if isinstance(calling, dict) else ()
@@ -182,7 +182,7 @@ def _has_own_function(outputs: object) -> bool:
     return next(_first_own_functions(outputs), None) is not None
 
 
-def _first_own_functions(outputs: Any) -> Iterator[Any]:
+def _first_own_functions(outputs: Any) -> Iterator[object]:
     """The functions of this package that the engine comes to first on its ways from ``outputs``."""
     nodes = [getattr(output, "node", None) or output.grad_fn for output in outputs]
     seen = set(nodes)

@@ -148,4 +148,4 @@ class TypedSubset:
 
     nodes: Mapping[str, Subset]  # of each type, without edges
     edges: Mapping[EdgeType, KeptEdges]  # of each relation
-    edge_attributes: Mapping[EdgeType, Mapping[str, Any]]  # plain attributes of each relation, by name
+    edge_attributes: Mapping[EdgeType, Mapping[str, object]]  # plain attributes of each relation, by name

@@ -46,7 +46,7 @@ class _Model:
         self._state: _State = ()
         self._digest = 0
         self._flags: object = None
-        self._layers: list[tuple[Callable[[], Any], Callable[[dict[str, Any]], object]]] = []
+        self._layers: list[tuple[Callable[[], object], Callable[[dict[str, object]], object]]] = []
         self._parameters: dict[int, Callable[[], Any]] = {}
 
     def settings(self, model: nn.Module) -> Settings:
@@ -70,7 +70,7 @@ class _Model:
             return None
 
     def _look(self, model: nn.Module) -> None:
-        state: list[tuple[Any, ...]] = []
+        state: list[tuple[object, ...]] = []
         self._layers, self._parameters = [], {}
         for path, layer in model.named_modules():
             numbers = dict(_numbers(layer.__dict__)) if _is_library(type(layer)) else {}
@@ -154,7 +154,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
         model.num_steps += 1
 
 
-def _numbers(attributes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _numbers(attributes: dict[str, object]) -> Iterator[tuple[str, object]]:
     for name, value in attributes.items():
         if type(value) in _SCALARS and name[0] != "_" and name != "training":
             yield name, value
@@ -168,7 +168,7 @@ def _is_library(kind: type) -> bool:
     return _is_of_library[kind]
 
 
-def _set_in(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _set_in(group: dict[str, Any]) -> Iterator[tuple[str, object]]:
     for name, value in group.items():
         if name == "params":
             yield "number of parameters", len(value)
@@ -178,8 +178,8 @@ def _set_in(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _model_in_words(model: str, state: _State, num_steps: int) -> dict[str, Any]:
-    values: dict[str, Any] = {"": model}
+def _model_in_words(model: str, state: _State, num_steps: int) -> dict[str, object]:
+    values: dict[str, object] = {"": model}
     for path, first, second, third in state:
         name = f"{model}.{path}".rstrip(".")
         if isinstance(third, tuple):
@@ -189,7 +189,7 @@ def _model_in_words(model: str, state: _State, num_steps: int) -> dict[str, Any]
     return {**values, "steps of its optimizers": num_steps}
 
 
-def _optimizer_in_words(optimizer: str, groups: _State) -> dict[str, Any]:
+def _optimizer_in_words(optimizer: str, groups: _State) -> dict[str, object]:
     named = len(groups) > 1
     values = {f"param_groups[{k}].{n}" if named else n: v for k, group in enumerate(groups) for n, v in group}
     return {"": optimizer, **values}

@@ -63,7 +63,7 @@ class GridAttention(PartedAttention):
         ]
         group = targets.transport.group
         largest = lambda logits: group.all_reduce_(logits, "max")  # noqa: E731
-        sums = sums_by_edge(part.csr, self.edge_key, self.spec, AttentionInputs(*held), largest)  # type: ignore[arg-type]
+        sums = sums_by_edge(part.csr, self.edge_key, self.spec, AttentionInputs._make(held), largest)
 
         def total(sums: Tensor) -> Tensor:
             return reduce_scatter(sums, targets.transport, targets.sizes)

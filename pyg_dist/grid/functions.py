@@ -33,7 +33,7 @@ from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.layers import product, relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, public_name
+from pyg_dist.tensor.registry import KEEPS_ROWS, TABLE, Args, Function, Kwargs, bind, public_name
 from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
@@ -85,7 +85,7 @@ def elementwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
         return as_row_tensor_(function(*operands, **named), tile)
 
 
-elementwise.keeps_rows = True  # type: ignore[attr-defined]
+KEEPS_ROWS.add(elementwise)
 
 
 def elementwise_(function: Function, args: Args, kwargs: Kwargs) -> object:

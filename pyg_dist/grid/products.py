@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,9 +61,9 @@ class GridProducts(CopiedToDevices):
         self.digest: str | None = None
         self._read_tile = read_tile
         self._adjacency: dict[Tiling, AdjacencyTile] = {}
-        self._operators: OperatorCache[GridOperator] = OperatorCache(edge_rows.num_local)
+        self._operators = OperatorCache(edge_rows.num_local)
         self.used_by_batches: UsedOperators[GridOperator] = UsedOperators()
-        self._elsewhere: dict[torch.device, Any] = {}
+        self._elsewhere: dict[torch.device, object] = {}
 
     @property
     def traffic(self) -> Traffic:

@@ -124,7 +124,7 @@ def start_redistribution(
 TILES: dict[Function, Handler] = {}
 
 
-def on_tiles(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
+def on_tiles(*names: str, namespaces: Sequence[object] = NAMESPACES) -> Callable[[Handler], Handler]:
     """Register the decorated handler for the functions called ``names``; ``NotImplemented`` means: on whole rows."""
 
     def decorate(handler: Handler) -> Handler:
@@ -220,7 +220,7 @@ def _in_rows(value: Any) -> Any:
     return value
 
 
-def _write_rows(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _write_rows(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Apply an in-place function to a copy in whole rows, and copy the result into the tile (collective)."""
     x: TileTensor = args[0]
     rows = x.to_rows().clone()

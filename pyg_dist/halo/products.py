@@ -195,7 +195,7 @@ class HaloProducts(HaloView):
             scale = degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
             return LinearOperator(Matrix(here, values), halo, row_scale=scale, divides=True)
 
-        return edges.kept.get((norm, dtype), weight, build)  # type: ignore[no-any-return]
+        return edges.kept.get((norm, dtype), weight, build)
 
     @property
     def _remote(self) -> Tensor:

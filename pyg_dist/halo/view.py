@@ -83,7 +83,7 @@ class HaloView(CopiedToDevices):
         self._sum_transfer = (
             self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
         )
-        self._operators: OperatorCache[LinearOperator] = OperatorCache(num_edges)
+        self._operators = OperatorCache(num_edges)
         self.used_by_batches: UsedOperators[LinearOperator] = UsedOperators()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}

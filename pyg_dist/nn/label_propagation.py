@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import MutableMapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class MaskedLabelPropagation(nn.Module):
 
     def __init__(self, num_classes: int, channels: int, rate: float = 0.5) -> None:
         super().__init__()
-        given: Any = rate
+        given: object = rate
         if type(given) is bool or not isinstance(given, numbers.Real) or not 0.0 <= rate < 1.0:
             raise OptionError(f"Expected 0 <= rate < 1, the share of training labels to embed (got {rate!r})")
         self.num_classes, self.channels, self.rate = num_classes, channels, rate

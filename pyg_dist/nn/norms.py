@@ -171,7 +171,7 @@ class NormReLUDropout(nn.Module):
         return f"{self.channels}, norm={self.norm!r}, p={self.p}, relu={self.relu}"
 
 
-class DistributedGraphNorm(GraphNorm):  # type: ignore[misc]
+class DistributedGraphNorm(GraphNorm):
     r"""PyG's :class:`~torch_geometric.nn.GraphNorm` on plain or distributed rows, with the same numbers (exact).
 
     .. math::
@@ -200,7 +200,7 @@ class DistributedGraphNorm(GraphNorm):  # type: ignore[misc]
         return self.weight * out / std + self.bias  # type: ignore[no-any-return]
 
 
-class DistributedInstanceNorm(InstanceNorm):  # type: ignore[misc]
+class DistributedInstanceNorm(InstanceNorm):
     r"""PyG's :class:`~torch_geometric.nn.InstanceNorm` on plain or distributed rows, with the same numbers (exact).
 
     .. math::

@@ -46,7 +46,7 @@ class StoreFolder:
         path.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
         self._lock = lock(self.work / "lock")
-        self._journal: dict[str, dict[str, Any]] = {}
+        self._journal: dict[str, dict[str, object]] = {}
         known = self._read_journal() if resume else {}
         if resume and known and known["identity"]["is"] != identity:
             raise StoreError(
@@ -96,7 +96,7 @@ class StoreFolder:
         """What the journal says of a finished step."""
         return self._journal.get(key)
 
-    def note(self, key: str, content: Mapping[str, Any]) -> None:
+    def note(self, key: str, content: Mapping[str, object]) -> None:
         """Write to the journal that a step is finished; its files are on the disk."""
         self._journal[key] = dict(content)
         with (self.work / _JOURNAL).open("a") as file:
@@ -116,7 +116,7 @@ class StoreFolder:
                     found[key] = shard
         return found
 
-    def keep(self, key: str, writer: ShardWriter, blocks: Mapping[str, list[Any]] | None = None) -> Shard:
+    def keep(self, key: str, writer: ShardWriter, blocks: Mapping[str, list[object]] | None = None) -> Shard:
         """Give a finished file its name, and note it."""
         shard = finished(self.path, key, writer, blocks)
         self.note(f"shard {key}", {"shard": shard.to_dict()})
@@ -132,8 +132,8 @@ class StoreFolder:
         self._lock.close()
         shutil.rmtree(self.work)
 
-    def _read_journal(self) -> dict[str, dict[str, Any]]:
-        entries: dict[str, dict[str, Any]] = {}
+    def _read_journal(self) -> dict[str, dict[str, object]]:
+        entries: dict[str, dict[str, object]] = {}
         try:
             lines = (self.work / _JOURNAL).read_text().splitlines()
         except FileNotFoundError:
@@ -171,7 +171,7 @@ def lock(file: Path, seconds: float = 0.0) -> IO[str]:
             return stream
 
 
-def finished(path: Path, key: str, writer: ShardWriter, blocks: Mapping[str, list[Any]] | None = None) -> Shard:
+def finished(path: Path, key: str, writer: ShardWriter, blocks: Mapping[str, list[object]] | None = None) -> Shard:
     """Give a written file its name in the folder ``path``, which ends in its digest."""
     digests, layout = writer.close(), writer.layout
     name = f"{key}-{name_digest(layout.header, digests)}.safetensors"

@@ -88,7 +88,7 @@ class Manifest(Signed):
     graph: dict[str, Any]  # how a script sees the edges: ``key``, ``loop_rule`` and whether they have ``values``
     node_attributes: Rows  # type and shape of a row, by name: ``(dtype, row shape)``
     edge_attributes: Rows  # the same for rows of edges
-    other: dict[str, Any]  # attributes that are neither, as JSON; tensors among them are in the shard ``other``
+    other: dict[str, object]  # attributes that are neither, as JSON; tensors among them are in the shard ``other``
     plan: dict[str, Any]  # what was decided when the store was written, as plain values
     shards: dict[str, Shard]  # files by key, such as ``edges-00003``
     digest: str = ""  # of all of the above

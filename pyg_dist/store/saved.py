@@ -48,7 +48,7 @@ def save_graph(data: Data | HeteroData, path: str | Path) -> None:
         hetero = read_hetero(data, allow_nan=True, warn=False)
         described = {key: _described(graph, f"{key}/") for key, graph in hetero.pieces().items()}
         tensors = {name: tensor for found, _ in described.values() for name, tensor in found.items()}
-        content: dict[str, Any] = {"types": list(hetero.num_nodes), "relations": list(hetero.relations)}
+        content: dict[str, object] = {"types": list(hetero.num_nodes), "relations": list(hetero.relations)}
         content["pieces"] = {key: piece for key, (_, piece) in described.items()}
         metadata = {TYPES: json.dumps(content)}
     else:
@@ -63,7 +63,7 @@ def save_graph(data: Data | HeteroData, path: str | Path) -> None:
     sync(path.parent)
 
 
-def _described(graph: GraphInput, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _described(graph: GraphInput, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, object]]:
     """The tensors of a graph, whose names get a prefix, and what the header says of them."""
     others, plain = by_kind(graph.other_attributes)
     for name, value in plain.items():

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import xxhash
 
@@ -49,7 +49,7 @@ class Signed(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls: type[M], content: dict[str, Any], digest: str) -> M:
+    def of(cls: type[M], content: dict[str, object], digest: str) -> M:
         """The reverse of :meth:`content`; raises a ValueError, KeyError, TypeError or AttributeError."""
 
     def to_json(self) -> str:

@@ -21,12 +21,14 @@ Handler = Callable[[Function, Args, Kwargs], object]
 TABLE: dict[Function, Handler] = {}
 ARITHMETIC: set[Function] = set()
 """Functions whose integers are values, such as factors."""
+KEEPS_ROWS: set[Handler] = set()
+"""Handlers of functions whose values stay in their rows, so that they can write to ``out``."""
 # PyG replaces torch.index_select and torch.select by wrappers: these namespaces hold the originals.
 _BELOW = (torch._C._VariableFunctions, torch._C._nn)
 NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, *_BELOW)
 
 
-def functions(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Iterator[Function]:
+def functions(*names: str, namespaces: Sequence[object] = NAMESPACES) -> Iterator[Function]:
     """Every function with one of ``names`` in ``namespaces``; ``"shape.__get__"`` is a property's getter."""
     for name in names:
         attribute, _, accessor = name.partition(".")
@@ -43,13 +45,13 @@ def functions(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Iterator[F
             raise LookupError(f"torch has no function named {name!r}")
 
 
-def register(handler: Handler, *names: str, namespaces: Sequence[Any] = NAMESPACES) -> None:
+def register(handler: Handler, *names: str, namespaces: Sequence[object] = NAMESPACES) -> None:
     """Let ``handler(function, args, kwargs)`` answer for the functions called ``names``."""
     for function in functions(*names, namespaces=namespaces):
         TABLE[function] = handler
 
 
-def implements(*names: str, namespaces: Sequence[Any] = NAMESPACES) -> Callable[[Handler], Handler]:
+def implements(*names: str, namespaces: Sequence[object] = NAMESPACES) -> Callable[[Handler], Handler]:
     """Decorator form of :func:`register`."""
 
     def decorate(handler: Handler) -> Handler:

@@ -26,6 +26,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, Unsu
 from pyg_dist.tensor.calling_code import is_constructor_call
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
+    KEEPS_ROWS,
     TABLE,
     Args,
     Function,
@@ -175,10 +176,10 @@ class RowTensor(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if not torch._C._is_torch_function_enabled():  # hooks of autograd that save tensors: of this rank, for it
-            return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
         return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def set_(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def set_(self, *args: Any, **kwargs: object) -> NoReturn:
         """Refused: torch asks nobody before it gives a tensor another memory."""
         raise MixedRowsError(
             f"set_ has no distributed form for a {type(self).__name__}, whose rows lie on several ranks: write x[:] = "
@@ -239,7 +240,7 @@ _FLOATS = frozenset((float, np.float64, np.float32))
 _NUMBERS = _FLOATS | {int, bool, np.int64, np.int32}
 
 
-def _refuse_copy(function: Function, written: Any) -> None:
+def _refuse_copy(function: Function, written: object) -> None:
     """Raise where ``written`` is a copy, and torch would change what it was copied from."""
     source = copy_of(written) if isinstance(written, RowTensor) else ""
     if not source or not changes_values(function) or (source == SLICE and assigns_result(function)):
@@ -251,9 +252,9 @@ def _refuse_copy(function: Function, written: Any) -> None:
     )
 
 
-def takes_out(handler: Handler, out: Any) -> bool:
+def takes_out(handler: Handler, out: object) -> bool:
     """Whether a function can write to ``out``: a row tensor, where values stay in their rows (optimizers do that)."""
-    return isinstance(out, RowTensor) and getattr(handler, "keeps_rows", False)
+    return isinstance(out, RowTensor) and handler in KEEPS_ROWS
 
 
 KEPT = frozenset(
@@ -344,7 +345,7 @@ def copy_of(x: RowTensor) -> str:
         return x._copy_of or getattr(x._base, "_copy_of", "")
 
 
-def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
+def on_rows(function: Function, x: object, *args: object, **kwargs: object) -> Any:
     """``function(x, ...)`` on the local rows of x, where no other argument is a tensor; the result has x's rows."""
     if not isinstance(x, RowTensor):
         raise MixedRowsError(
@@ -355,7 +356,7 @@ def on_rows(function: Function, x: Any, *args: Any, **kwargs: Any) -> Any:
         return as_row_tensor_(function(x, *args, **kwargs), x._sharding)
 
 
-def like_rows(function: Function, *operands: Any) -> tuple[tuple[Any, ...], RowSharding]:
+def like_rows(function: Function, *operands: object) -> tuple[tuple[Any, ...], RowSharding]:
     """The operands, with all row tensors distributed as the first one is, and their rows; under :data:`local_tensors`.
 
     Collective where two masks, or lists, made the rows.

@@ -50,18 +50,23 @@ def rows_by_index(rows: RowSharding, index: Tensor) -> Selection:
     # Ranks skip the comparison only where this very object has been seen: equal values might be cached on one rank
     # and not on another. Values are compared as well, since NumPy can change them without a new version: only on
     # the host, where reading them does not synchronise with a device.
-    known = rows.known.compared.get(index)  # type: ignore[no-untyped-call]
-    is_known = known is not None and known[0] == version
-    if is_known and version is not None and not index.is_cpu:
-        return known[1]  # type: ignore[no-any-return]
+    known: tuple[int | None, Selection] | None = rows.known.compared.get(index)
+    same = known[1] if known is not None and known[0] == version else None
+    if same is not None and version is not None and not index.is_cpu:
+        return same
     wanted = torch.where(index < 0, index + rows.size, index).cpu()
-    if is_known and torch.equal(known[1].rows._index, wanted):
-        return known[1]  # type: ignore[no-any-return]
+    if same is not None and _is_of(same, wanted):
+        return same
     rows.require_equal(wanted, "list")
-    equal = (s for s in rows.known.by_list if torch.equal(s.rows._index, wanted))
+    equal = (s for s in rows.known.by_list if _is_of(s, wanted))
     selection = next(equal, None) or _select(rows, wanted)
     rows.known.compared[index] = (version, selection)
     return selection
+
+
+def _is_of(selection: Selection, wanted: Tensor) -> bool:
+    """Whether it is that of a list."""
+    return isinstance(selection.rows, IndexedRows) and torch.equal(selection.rows._index, wanted)
 
 
 def _select(rows: RowSharding, wanted: Tensor) -> Selection:
@@ -162,8 +167,11 @@ class MaskedRows(_PartRows):
         # All ranks reach each collective `all_true`, or none: the conditions before it are equal on all ranks.
         if self.size != other.size:
             return False
-        is_of_same = isinstance(other, MaskedRows) and self._parent.is_equivalent(other._parent)
-        if is_of_same and self.group.all_true(torch.equal(self._picked, other._picked)):  # type: ignore[attr-defined]
+        if (
+            isinstance(other, MaskedRows)
+            and self._parent.is_equivalent(other._parent)
+            and self.group.all_true(torch.equal(self._picked, other._picked))
+        ):
             return True
         for one, another in ((self, other), (other, self)):
             rows, num_picked = one.undivided
@@ -204,8 +212,9 @@ class ElementRows(_PartRows):
         return _numbered(self._parent.position, self._width)
 
     def _equals(self, other: RowSharding) -> bool:
-        is_alike = isinstance(other, ElementRows) and other._width == self._width
-        return is_alike and self._parent.is_equivalent(other._parent)  # type: ignore[attr-defined]
+        if not isinstance(other, ElementRows) or other._width != self._width:
+            return False
+        return self._parent.is_equivalent(other._parent)
 
 
 def _numbered(row: Tensor, width: int) -> Tensor:

@@ -293,7 +293,7 @@ def _are_large(a: object, b: object) -> bool:
     return type(b) in (int, float)
 
 
-def _plain(operand: object) -> Any:
+def _plain(operand: object) -> object:
     return operand.as_subclass(Tensor) if isinstance(operand, Tensor) else operand
 
 
@@ -358,8 +358,10 @@ class _LogSoftmax(LocalFunction[Tensor]):
         (y,) = ctx.saved_tensors
         derivative = torch.ops.aten._log_softmax_backward_data
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-            return derivative(grad, y, 1, y.dtype)  # type: ignore[no-any-return]
-        return derivative.out(grad, y, 1, y.dtype, out=ops.empty_rows(y, *y.shape))  # type: ignore[no-any-return]
+            by_x: Tensor = derivative(grad, y, 1, y.dtype)
+        else:
+            by_x = derivative.out(grad, y, 1, y.dtype, out=ops.empty_rows(y, *y.shape))
+        return by_x
 
 
 def log_softmax(x: Tensor) -> Tensor:
@@ -417,7 +419,8 @@ def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> 
     """The sum, or mean, of the rows with each index, zero where there are none; as PyG's ``scatter``."""
     columns = rows.shape[1:].numel()
     if rows.dim() == 1 or not columns or not _moves_rows(rows, rows.numel(), index):
-        return scatter(rows, index, 0, num_sums, "mean" if mean else "sum")  # type: ignore[no-any-return]
+        out: Tensor = scatter(rows, index, 0, num_sums, "mean" if mean else "sum")
+        return out
     sums = _SumRows.apply(rows.as_subclass(Tensor).view(-1, columns), index, num_sums)
     if mean:
         ones = rows.new_ones(index.numel()).detach()

@@ -31,7 +31,7 @@ class LateErrors(deque[_Cell]):
 
     def close(self) -> None:
         """Wait for the device, and raise the first error that nobody has heard of."""
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self.raise_found()
 

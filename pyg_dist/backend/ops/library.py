@@ -54,7 +54,7 @@ def _find(name: str = "pyg_dist") -> Path:
 def _load(name: str) -> None:
     path = _find(name)
     try:
-        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+        torch.ops.load_library(path)
     except OSError as error:
         raise LibraryNotBuiltError(
             f"expected a native library for torch {torch.__version__}, got {str(error).splitlines()[0]}; "
@@ -71,7 +71,7 @@ def _load_cuda() -> str | None:
         return str(error)
     if "cuda" not in devices():
         return f"it was built from other sources; {_REMEDIES['pyg_dist_cuda']}"
-    torch.cuda._lazy_call(_check_gpu)  # type: ignore[no-untyped-call]  # once CUDA starts: no import does that
+    torch.cuda._lazy_call(_check_gpu)  # once CUDA starts: no import does that
     return None
 
 
@@ -156,7 +156,7 @@ _why_no_cuda = _load_cuda()
 
 native = torch.ops.pyg_dist
 
-_meta = torch.library.Library("pyg_dist", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+_meta = torch.library.Library("pyg_dist", "IMPL", "Meta")
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes of rows that the kernels know."""
@@ -174,7 +174,7 @@ def meta_kernel(*names: str) -> Callable[[Kernel], Kernel]:
 
     def register(kernel: Kernel) -> Kernel:
         for name in names:
-            _meta.impl(name, kernel)  # type: ignore[no-untyped-call]
+            _meta.impl(name, kernel)
         return kernel
 
     return register

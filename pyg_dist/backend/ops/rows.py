@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -111,7 +111,7 @@ _Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 stands for each row (``None``: nothing is dropped, and all is multiplied by ``1 / (1 - p)``)."""
 
 
-def _arguments(x: Tensor, factors: _Factors, spec: NormReLUDropoutSpec, *eps: float) -> tuple[Any, ...]:
+def _arguments(x: Tensor, factors: _Factors, spec: NormReLUDropoutSpec, *eps: float) -> tuple[object, ...]:
     weight, bias, key = factors
     numbers = spec.relu, spec.p, signed(spec.seed), spec.first_column
     return factor_of(weight, x), factor_of(bias, x), key, _NORM_NUMBER[spec.norm], *eps, *numbers

@@ -179,7 +179,7 @@ def _described(error: BaseException, rank: int) -> dict[str, Any]:
     return {"kind": "RankFailedError", "args": [failed.message], "suffix": failed.suffix}
 
 
-def _rebuilt(kind: str, args: list[Any], suffix: str) -> Exception:
+def _rebuilt(kind: str, args: list[object], suffix: str) -> Exception:
     """The exception that another rank has described."""
     known = getattr(errors, kind, None) or getattr(builtins, kind)
     if not issubclass(known, Exception):

@@ -25,7 +25,7 @@ def choose_when_started() -> None:
     The import of pyg_dist calls it. Nothing happens in processes that a rank starts, or where CUDA runs already. What a
     script chooses afterwards holds. Not collective.
     """
-    if multiprocessing.parent_process() is not None or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if multiprocessing.parent_process() is not None or torch.cuda.is_initialized():
         return
     try:
         found = launch.detect(os.environ)
@@ -33,7 +33,7 @@ def choose_when_started() -> None:
         return
     if found.launcher != "alone":
         # It runs before whatever a script does first on a GPU, and not at all where it uses none.
-        torch.cuda._lazy_call(lambda: _choose(found.local_rank))  # type: ignore[no-untyped-call]
+        torch.cuda._lazy_call(lambda: _choose(found.local_rank))
 
 
 def _choose(local_rank: int) -> None:
@@ -46,7 +46,7 @@ def own_gpu(local_rank: int) -> str:
     """The host and the UUID of this rank's GPU; "" if it has none. Not collective."""
     if not torch.cuda.is_available():
         return ""
-    is_chosen = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    is_chosen = torch.cuda.is_initialized()
     index = torch.cuda.current_device() if is_chosen else local_rank % torch.cuda.device_count()
     # torch's own way to it would start the device.
     uuid, handle = ctypes.create_string_buffer(_NUM_UUID_BYTES), ctypes.c_int()

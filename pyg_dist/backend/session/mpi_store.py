@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-Reply = Callable[[Any], object]
+Reply = Callable[[object], object]
 
 _REQUEST = 0  # the tag of requests; an answer's is chosen by who asks
 _FIRST_SECONDS, _LONGER, _LONGEST = 1e-4, 2.0, 0.05  # between two looks for a message
@@ -96,7 +96,7 @@ class MpiStore(dist.Store):
             raise dist.DistStoreError("Expected MPI to run (got MPI.Finalize() before the script's end)")
         seconds = self._seconds if timeout is None else timeout.total_seconds()
         if self._table is not None:
-            answers = queue.SimpleQueue[Any]()
+            answers = queue.SimpleQueue[object]()
             self._table.ask(what, keys, values, answers.put)
             try:
                 return answers.get(timeout=seconds)
@@ -153,7 +153,7 @@ class _Table:
             if what == "get":
                 self._reply_when_there(keys, reply)
                 return
-            answer: Any = None
+            answer: object = None
             if what == "set":
                 for key, value in zip(keys, values, strict=True):
                     self._set(key, value)

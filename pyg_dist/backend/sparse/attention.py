@@ -295,7 +295,7 @@ def _differentiable_gradients(
 ) -> Gradients:
     """The gradients by the inputs of ``run``, of torch's functions, as these are differentiated."""
     # Views: of a tensor that is given twice, as value and as query, each place has its own gradient.
-    own = AttentionInputs(*(None if x is None else x.view_as(x) for x in inputs))  # type: ignore[arg-type]
+    own = AttentionInputs._make(None if x is None else x.view_as(x) for x in inputs)
     wanted = [x for x, needed in zip(own, needs, strict=True) if needed and x is not None]
     # A rank without edges has weights of none, which follow from nothing.
     pairs = [(out, g) for out, g in zip(run(own), gradients, strict=True) if g is not None and out.requires_grad]

@@ -155,7 +155,7 @@ def gradients_of_logits(
                 if piece is not None and total is not None
             ]
             with torch.enable_grad():
-                logits = _logits(spec, AttentionInputs(*pieces))  # type: ignore[arg-type]
+                logits = _logits(spec, AttentionInputs._make(pieces))
             found: Any = (None,) * len(learning)
             if logits.requires_grad:
                 found = torch.autograd.grad(logits, [x for x, *_ in learning], slopes[edge], allow_unused=True)
@@ -172,12 +172,13 @@ def _some_edges(csr: CSR, spec: AttentionSpec, inputs: AttentionInputs) -> Itera
     step = max(_NUMBERS_AT_A_TIME // max(columns, features, 1), 1)
     row, edge = csr.row(), csr.edge
     for low in range(0, csr.num_entries, step):
-        yield tuple(x[low : low + step].long() for x in (row, csr.col, edge))  # type: ignore[misc]
+        some = slice(low, low + step)
+        yield row[some].long(), csr.col[some].long(), edge[some].long()
 
 
 def _flat(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
     """Matrices in ``dtype``; but ``att`` has no rows."""
-    wide = AttentionInputs(*(None if x is None else x.detach().to(dtype) for x in inputs))  # type: ignore[arg-type]
+    wide = AttentionInputs._make(None if x is None else x.detach().to(dtype) for x in inputs)
     flat = {name: x.flatten(1) for name, x in wide._asdict().items() if x is not None and name != "att"}
     return wide._replace(**flat, att=None if wide.att is None else wide.att.reshape(-1))
 
@@ -190,7 +191,7 @@ def _at_edges(spec: AttentionSpec, inputs: AttentionInputs, row: Tensor, col: Te
         return None if rows is None else rows.flatten(1).index_select(0, index)
 
     if spec.form == "dynamic":
-        return AttentionInputs(at(value, col), None, at(query, row), at(attr, edge), weight, att)  # type: ignore[arg-type]
+        return AttentionInputs._make((at(value, col), None, at(query, row), at(attr, edge), weight, att))
     weight = weight if is_shared(weight) else at(weight, row)
     return AttentionInputs(value[:0], at(key, col), at(query, row), at(attr, edge), weight, None)
 

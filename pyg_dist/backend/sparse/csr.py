@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -224,8 +224,10 @@ class CSR:
         trial = self._trial(x)
 
         def product(way: ops.SpmmWay | None) -> Tensor:
-            scales = {"row_scale": row_scale, "col_scale": col_scale, "divide": divide}
-            return ops.spmm_csr(self.rowptr, self.col, x, values, **scales, out=out, accumulate=accumulate, form=way)  # type: ignore[arg-type]
+            return ops.spmm_csr(
+                self.rowptr, self.col, x, values, row_scale=row_scale, col_scale=col_scale, divide=divide,
+                out=out, accumulate=accumulate, form=way,
+            )  # fmt: skip
 
         if trial is None or trial.is_over or not tries:
             return product(None if trial is None else trial.best)
@@ -261,7 +263,7 @@ class CSR:
         key = *(size.bit_length() for size in sizes), row_bytes, x.dtype, guess
         tried = current().of(_TrialsBySize).setdefault(key, [])
         if len(tried) < _MOST_TRIALS:
-            others: dict[Any, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
+            others: dict[object, ops.SpmmForm] = {"plain": "blocks", "blocks": "plain"}
             tried.append(FormTrial([guess] if guess is None else [guess, others[guess]], product=product))
         return tried[-1]
 
@@ -317,7 +319,7 @@ _MOST_TRIALS = 4
 """Of patterns of like size: a graph has four, with loops and without, and their transposes."""
 
 
-class _TrialsBySize(dict[Any, list[FormTrial]]):
+class _TrialsBySize(dict[object, list[FormTrial]]):
     """By sizes in powers of two. Further patterns share the last trial: those of a batch, or of edges that a step
     draws, serve a few products only.
     """

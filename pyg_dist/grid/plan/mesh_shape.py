@@ -59,7 +59,8 @@ class MeshShape:
         return f"{data}x={self.x} x y={self.y} x z={self.z}"
 
     def __getitem__(self, axis: str) -> int:
-        return getattr(self, axis)  # type: ignore[no-any-return]
+        size: int = getattr(self, axis)
+        return size
 
     @property
     def size(self) -> int:

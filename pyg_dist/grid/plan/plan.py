@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -139,7 +138,7 @@ class GridPlan(DistributionPlan):
     def _described_model(self, model: Model | None) -> Model:
         return self.model if model is None else model
 
-    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
+    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, object]:
         """Messages, ``step_bytes``, memory and seconds are of a training step."""
         return {
             "mesh": {axis: self.shape[axis] for axis in reversed(RANK_ORDER)},

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -137,7 +136,7 @@ def torch_file_types(path: Path) -> HeteroInput | None:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _content(path: Path) -> Mapping[Any, Any]:
+def _content(path: Path) -> Mapping[object, object]:
     """The attributes of the graph in the file."""
     try:
         # Classes of PyG that hold a graph, all without code of their own that a file could make run.

@@ -6,6 +6,8 @@ orders rows, or picks them by an index for each element, gathers them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -88,7 +90,7 @@ def join(function: Function, args: Args, kwargs: Kwargs) -> object:
     stacks = function is torch.stack or (function in (torch.vstack, torch.row_stack) and num_dims < 2)
     if 0 in dims_of(dim, num_dims + (function is torch.stack)):
         if stacks and function is torch.stack and num_dims > 1:
-            return MovedRows.make(torch.stack(tensors, dim=1), 1)  # type: ignore[arg-type]
+            return MovedRows.make(torch.stack(tensors, dim=1), 1)
         if stacks:
             raise refuse(function, "along dimension 0 would move rows (along the last one, dim=-1, it does not)")
         return _append(function, tensors)
@@ -135,11 +137,11 @@ def pad(function: Function, args: Args, kwargs: Kwargs) -> object:
     return on_rows(lambda x, *rest, **named: _of_some_rows(function, x, *rest, **named), *args, **kwargs)
 
 
-def _of_some_rows(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+def _of_some_rows(function: Callable[..., Tensor], x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """``function`` of local rows, of which it wants one at least; in the graph on every rank."""
     if x.shape[0]:
-        return function(x, *args, **kwargs)  # type: ignore[no-any-return]
-    return function(torch.cat([x, x.new_zeros(1, *x.shape[1:])]), *args, **kwargs)[:0]  # type: ignore[no-any-return]
+        return function(x, *args, **kwargs)
+    return function(torch.cat([x, x.new_zeros(1, *x.shape[1:])]), *args, **kwargs)[:0]
 
 
 @implements("normalize")

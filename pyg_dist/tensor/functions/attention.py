@@ -63,7 +63,7 @@ def _rows_of(mask: object, dim: int, rows: RowSharding) -> Any:
     return rows.slice(mask.movedim(dim, 0)).movedim(0, dim)
 
 
-def _as_seen(local: Tensor, place: int, rows: RowSharding) -> Any:
+def _as_seen(local: Tensor, place: int, rows: RowSharding) -> object:
     """Rows in dimension ``place``."""
     of: Any = as_row_tensor_(local.movedim(place, 0).contiguous(), rows)
     return MovedRows.make(of, place)

@@ -23,7 +23,7 @@ from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, copy_of,
 from pyg_dist.tensor.sharding import RowSharding
 
 
-def as_stored(value: Any, rows: RowSharding) -> Any:
+def as_stored(value: object, rows: RowSharding) -> Any:
     """``value`` as autograd stores it for a tensor with these rows."""
     if not isinstance(value, Tensor):
         return value
@@ -156,7 +156,7 @@ class _HookedNode:
         return self._node.register_hook(distributed_hook)  # type: ignore[no-any-return]
 
 
-def _local_outputs(outputs: Any, gradients: Any) -> tuple[list[Any], list[Tensor | None]]:
+def _local_outputs(outputs: object, gradients: Any) -> tuple[list[Any], list[Tensor | None]]:
     """Outputs and their gradients as the engine takes them."""
     outputs = _sequence(outputs)
     gradients = [None] * len(outputs) if gradients is None else _sequence(gradients)
@@ -178,7 +178,7 @@ def _sequence(value: Any) -> list[Any]:
     return [value] if isinstance(value, (Tensor, GradientEdge)) else list(value)
 
 
-def _edge(x: Any) -> Any:
+def _edge(x: object) -> Any:
     """Where the gradient of x arrives; torch takes it in place of a tensor, and dispatches on it no more."""
     if not isinstance(x, RowTensor):
         return x
@@ -229,13 +229,13 @@ TABLE[torch.autograd.grad] = grad
 def _compare_local_rows() -> None:
     """Let checkpointing compare local shapes: torch's own check sees the global ones in the second forward only."""
     checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
-    stock = checks["default"]
+    stock: Callable[[Tensor], dict[str, Any]] = checks["default"]
 
     def metadata_of_local_rows(x: Tensor) -> dict[str, Any]:
         if not isinstance(x, RowTensor):
-            return stock(x)  # type: ignore[no-any-return]
+            return stock(x)
         with local_tensors():
-            return stock(x)  # type: ignore[no-any-return]
+            return stock(x)
 
     checks["default"] = metadata_of_local_rows
 

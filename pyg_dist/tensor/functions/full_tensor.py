@@ -36,7 +36,7 @@ def on_full_tensor(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-def _full(value: object) -> Any:
+def _full(value: object) -> object:
     if isinstance(value, RowTensor):
         return value.full_tensor()
     return tuple(map(_full, value)) if type(value) is tuple else value  # x[rows, 0] has a tuple for an index
@@ -64,7 +64,7 @@ def representation(function: Function, args: Args, kwargs: Kwargs) -> str:
         return f"{type(x).__name__}(shape={list(global_shape(x))}, local rows {x._sharding.num_local}: {local!r})"
 
 
-Constructor = Callable[..., Any]
+Constructor = Callable[..., object]
 
 # ``torch.tensor(x)``, ``torch.as_tensor(x, dtype=...)`` and ``torch.asarray(x, dtype=...)`` read the memory of ``x``
 # without ``__torch_function__``, so they would give one rank's rows. While distributed rows are, functions of the same

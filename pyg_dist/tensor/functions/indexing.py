@@ -62,7 +62,7 @@ def select_rows(rows: RowSharding, index: object) -> Selection:
     return rows_by_whole_mask(rows, index)
 
 
-def _split(x: RowTensor, index: object) -> tuple[Any, tuple[Any, ...]]:
+def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
     """``x[index]`` as (index of rows, index within rows); the former is ``_ALL``, an int, or for `select_rows`."""
     index = index if isinstance(index, tuple) else (index,)
     if not index or index[0] is Ellipsis:
@@ -210,7 +210,7 @@ def _look_up(table: Tensor, index: object) -> Any:
     return on_full_tensor(Tensor.__getitem__, (table, index), {})
 
 
-def _elements(x: RowTensor, mask: Tensor) -> Any:
+def _elements(x: RowTensor, mask: Tensor) -> object:
     """The elements where a mask of several dimensions holds, row by row: ``out[~labels.isnan()]`` (collective)."""
     with local_tensors():
         mask = _mask_of(x, mask)
@@ -239,10 +239,11 @@ def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
         return as_row_tensor_(x._sharding.slice_alike(mask), x._sharding)
     if x._sharding.is_equivalent(mask._sharding):
         return mask
-    return like_rows(Tensor.__getitem__, x, mask)[0][1]  # type: ignore[no-any-return]
+    placed: RowTensor = like_rows(Tensor.__getitem__, x, mask)[0][1]
+    return placed
 
 
-def _beside(rows: RowSharding, value: object) -> Any:
+def _beside(rows: RowSharding, value: object) -> object:
     """What is assigned to ``rows``, with its own moved there by position; to be called under :data:`local_tensors`."""
     if not isinstance(value, RowTensor) or rows.is_equivalent(value._sharding):
         return value

@@ -230,7 +230,7 @@ def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 def _of_batch_norm(function: Function, args: Args, kwargs: Kwargs, of: type[Tensor]) -> Iterator[Any]:
     """Its arguments: x, of this class, running mean and variance, weight, bias, training, momentum and eps."""
-    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    bound: dict[str, object] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
     bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
     x, *channels = (bound[name] for name in ("x", "running_mean", "running_var", "weight", "bias"))
     if not isinstance(x, of) or any(isinstance(c, (RowTensor, MovedRows)) for c in channels):
@@ -285,7 +285,7 @@ def _conv2d_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
         raise refuse_moved(function, x)
     size, batch = x.of.shape[:2]
     out = F.conv1d(x.of.flatten(0, 1), weight.squeeze(x.place), **bound, **rest)
-    return MovedRows.make(out.view(size, batch, *out.shape[1:]), x.place)  # type: ignore[arg-type]
+    return MovedRows.make(out.view(size, batch, *out.shape[1:]), x.place)
 
 
 HANDLERS[F.conv2d] = _conv2d_of_moved

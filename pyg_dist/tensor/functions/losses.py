@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -122,12 +123,13 @@ def elementwise_loss(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 def _widen(operands: dict[str, Any]) -> torch.dtype | None:
     """Give scores and targets of two dtypes the wider one; return the targets', the loss's, if they differ."""
-    scores, target = operands["input"], operands["target"]
+    scores: Tensor = operands["input"]
+    target: Tensor = operands["target"]
     if scores.dtype == target.dtype or not target.dtype.is_floating_point:
         return None
     wide = torch.promote_types(scores.dtype, target.dtype)
     operands["input"], operands["target"] = scores.to(wide), target.to(wide)
-    return target.dtype  # type: ignore[no-any-return]
+    return target.dtype
 
 
 @implements("cross_entropy", "nll_loss", namespaces=(F,))
@@ -153,12 +155,12 @@ def class_loss(function: Function, args: Args, kwargs: Kwargs) -> object:
         return (total_of_all / number_of_all.detach()).to(total.dtype)
 
 
-def _total(function: Function, operands: dict[str, Any]) -> Tensor:
+def _total(function: Callable[..., Tensor], operands: dict[str, Any]) -> Tensor:
     """The sum over this rank's rows."""
     scores, target = operands["input"], operands["target"]
     plain = function is F.cross_entropy and scores.dim() == 2 and target.dim() == 1 and not operands["label_smoothing"]
     if not plain or torch.is_autocast_enabled(scores.device.type):
-        return function(**operands, reduction="sum")  # type: ignore[no-any-return]
+        return function(**operands, reduction="sum")
     weight, ignored = operands["weight"], operands["ignore_index"]
     return F.nll_loss(large_tensors.log_softmax(scores), target, weight, ignore_index=ignored, reduction="sum")
 

@@ -8,7 +8,7 @@ from them, or moving the rows back gives a row tensor again. Products and other 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from pyg_dist.tensor.functions.pointwise import pointwise, pointwise_
 from pyg_dist.tensor.functions.shapes import dims_of, global_shape, refuse
 from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, functions, implements, public_name
 from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, local_tensors, on_rows
+
+T = TypeVar("T", bound=Tensor)
 
 
 class MovedRows(DerivedOperand):
@@ -33,16 +35,16 @@ class MovedRows(DerivedOperand):
     place: int
 
     @staticmethod
-    def make(of: RowTensor, place: int) -> Any:
+    def make(of: T, place: int) -> T:
         """``of.movedim(0, place)``: a row tensor again for place 0."""
         if place == 0:
             return of
-        whole = global_shape(of)
+        whole = global_shape(cast(RowTensor, of))
         shape = [*whole[1 : place + 1], whole[0], *whole[place + 1 :]]
         # On the meta device: functions that torch does not dispatch to __torch_function__ find no values to read.
-        result: Any = torch.empty(shape, dtype=of.dtype, device="meta").as_subclass(MovedRows)
-        result.of, result.place = of, place
-        return result
+        moved: Any = torch.empty(shape, dtype=of.dtype, device="meta").as_subclass(MovedRows)
+        moved.of, moved.place = of, place
+        return cast(T, moved)
 
     def full_tensor(self) -> Tensor:
         """The whole tensor on every rank; differentiable (collective)."""
@@ -157,7 +159,7 @@ def _where(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return _pointwise(function, args, kwargs)
 
 
-def _pointwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _pointwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
     """In place."""
     if type(args[0]) is not MovedRows:
         raise refuse_moved(function, moved_in((args, tuple(kwargs.values())))[0])
@@ -165,7 +167,7 @@ def _pointwise_(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return args[0]
 
 
-def _loss(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _loss(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Losses that are a value per element, and then its sum or mean (collective)."""
     if kwargs.get("reduction") == "batchmean":
         raise refuse_moved(function, moved_in((args, tuple(kwargs.values())))[0])
@@ -179,7 +181,7 @@ def _of_classes(function: Function, args: Args, kwargs: Kwargs) -> object:
     if type(x) is not MovedRows or x.place < 2 or target.dim() != x.dim() - 1:
         raise refuse_moved(function, moved_in((x, target))[0])
     of: Any = x.of
-    of_targets = MovedRows.make(of.select(2, 0), x.place - 1)
+    of_targets: Any = MovedRows.make(of.select(2, 0), x.place - 1)
     out = function(of.movedim(2, 1), rows_first(target, of_targets, function), *args[2:], **bound)
     return MovedRows.make(out, x.place - 1) if isinstance(out, RowTensor) else out
 
@@ -206,7 +208,7 @@ def _plain(out: Tensor, x: MovedRows, bound: dict[str, Any]) -> Tensor:
     return out.movedim(0, x.place) if bound.get("keepdim") else out
 
 
-def _each(out: Any, turn: Callable[[Any], Any]) -> Any:
+def _each(out: Any, turn: Callable[[Any], object]) -> object:
     """``turn`` of a result, or of each of several, such as values and indices."""
     if isinstance(out, Tensor):
         return turn(out)
@@ -262,11 +264,11 @@ def _index(function: Function, args: Args, kwargs: Kwargs) -> object:
     return MovedRows.make(rows[picked], x.place - sum(dropped[: x.place]))
 
 
-def _at(dim: int, position: object) -> tuple[Any, ...]:
+def _at(dim: int, position: object) -> tuple[object, ...]:
     return (*([slice(None)] * dim), position)
 
 
-def _select(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _select(function: Function, args: Args, kwargs: Kwargs) -> object:
     bound = bind("x dim index", args, kwargs)
     x = bound["x"]
     (dim,) = dims_of(bound["dim"], x.dim())
@@ -309,8 +311,8 @@ def _join(function: Function, args: Args, kwargs: Kwargs) -> object:
     given = [rows_first(t, first, function) for t in tensors]
     if stacks:
         place = first.place + (dim <= first.place)
-        return MovedRows.make(torch.stack(given, dim=dim if dim > first.place else dim + 1), place)  # type: ignore[arg-type]
-    return MovedRows.make(torch.cat(given, dim=_dim(first, dim)), first.place)  # type: ignore[arg-type]
+        return MovedRows.make(torch.stack(given, dim=dim if dim > first.place else dim + 1), place)
+    return MovedRows.make(torch.cat(given, dim=_dim(first, dim)), first.place)
 
 
 def _as_table(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -341,7 +343,7 @@ _SHAPES = named(
     "shape.__get__", "size", "dim", "ndim.__get__", "numel", "__len__", "__hash__", "dtype.__get__",
     "is_floating_point", "layout.__get__", "is_sparse.__get__", "is_nested.__get__", "is_complex",
 )  # fmt: skip
-_HANDLER = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
+_HANDLER = Callable[[Function, tuple[object, ...], dict[str, object]], object]
 HANDLERS: dict[Function, _HANDLER] = {
     **dict.fromkeys(
         named("device.__get__", "is_cuda.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__"),

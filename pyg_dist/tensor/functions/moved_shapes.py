@@ -70,7 +70,7 @@ def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     return x[tuple(0 if d in dims else slice(None) for d in range(x.dim()))]
 
 
-def _reshape(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _reshape(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Dimensions before the rows', and those behind it, are reshaped apart; ``[B, N, F]`` may become ``[B N, F]``."""
     x = args[0]
     sizes = _sizes(x, flat_sizes(args, kwargs))
@@ -88,13 +88,13 @@ def _reshape(function: Function, args: Args, kwargs: Kwargs) -> Any:
     raise refuse_moved(function, x)
 
 
-def _flatten(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _flatten(function: Function, args: Args, kwargs: Kwargs) -> object:
     x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
     start, end = dims_of((bound.get("start_dim", 0), bound.get("end_dim", -1)), x.dim())
     return _reshape(function, (x, *x.shape[:start], prod(x.shape[start : end + 1]), *x.shape[end + 1 :]), {})
 
 
-def _expand(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _expand(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Expand or repeat other dimensions; new ones come before all."""
     x, sizes = args[0], flat_sizes(args, kwargs)
     new, repeats = len(sizes) - x.dim(), function is Tensor.repeat
@@ -141,7 +141,7 @@ class _Term(NamedTuple):
         return _Term(self.operand.full_tensor(), self.letters, "")
 
 
-def _product(function: Function, terms: list[_Term], output: str) -> Any:
+def _product(function: Function, terms: list[_Term], output: str) -> object:
     """The sum of products that an equation stands for, with the rows of the result where ``output`` has their letter.
 
     Rows stay those of a letter in the result, or else of the first operand with rows; operands with rows of another
@@ -164,7 +164,7 @@ def _product(function: Function, terms: list[_Term], output: str) -> Any:
     return out if place < 0 else MovedRows.make(out, place)
 
 
-def _matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
     """``x @ other`` of any dimensions, of which one at least has its rows moved."""
     x, other = (*args, *kwargs.values())
     if function is Tensor.__rmatmul__:
@@ -184,7 +184,7 @@ def _matmul(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return _product(function, terms, shared + left.replace("k", "") + right.replace("k", ""))
 
 
-def _einsum(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def _einsum(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Any equation with an arrow; three dots stand for the dimensions that an operand has beside its letters."""
     equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):

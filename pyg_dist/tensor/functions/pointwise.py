@@ -11,6 +11,7 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
+    KEEPS_ROWS,
     NAMESPACES,
     Args,
     Function,
@@ -107,7 +108,7 @@ def pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
     return as_row_tensor_(out, rows)  # type: ignore[arg-type]
 
 
-pointwise.keeps_rows = True  # type: ignore[attr-defined]
+KEEPS_ROWS.add(pointwise)
 
 
 def pointwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
@@ -136,10 +137,10 @@ def where(function: Function, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
-def new(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
+def new(function: Function, args: Args, kwargs: Kwargs) -> object:
     """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""
     with local_tensors():
-        return function(*args, **kwargs)  # type: ignore[no-any-return]
+        return function(*args, **kwargs)
 
 
 UNARY = """

@@ -124,7 +124,7 @@ def draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tens
     return drawn.view(x._sharding.num_local, *per_row)
 
 
-def refuse_generator(function: Function, kwargs: dict[str, Any]) -> None:
+def refuse_generator(function: Function, kwargs: dict[str, object]) -> None:
     """Raise where another generator is given than the one whose state the ranks share."""
     if kwargs.get("generator") is not None:
         raise UnsupportedError(
@@ -299,7 +299,7 @@ def rrelu(function: Function, args: Args, kwargs: Kwargs) -> object:
     bound = {**defaults, **bind("x lower upper training inplace", args, kwargs)}
     x, low, high = args[0], bound["lower"], bound["upper"]
     with local_tensors():
-        slope: Any = (low + high) / 2
+        slope: object = (low + high) / 2
         if bound["training"]:
             slope = low + (high - low) * uniform_like(x, x.shape[1:])
         local = x.as_subclass(Tensor)

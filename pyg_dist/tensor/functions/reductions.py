@@ -25,7 +25,7 @@ from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors, on_rows
 from pyg_dist.tensor.sharding import RowSharding
 
 Dims = tuple[int, ...]
-Reduce = Callable[[Tensor, Dims, bool, RowSharding, dict[str, Any]], Tensor]
+Reduce = Callable[[Tensor, Dims, bool, RowSharding, dict[str, object]], Tensor]
 
 
 def reduction(name: str, parameters: str = "dim keepdim") -> Callable[[Reduce], Reduce]:
@@ -74,7 +74,7 @@ def _sum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[st
 
 
 @reduction("nansum", "dim keepdim dtype")
-def _nansum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _nansum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     return _sum(x.masked_fill(x.isnan(), 0), dims, keepdim, rows, bound)
 
 
@@ -89,22 +89,22 @@ def _mean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[s
 
 
 @reduction("nanmean", "dim keepdim dtype")
-def _nanmean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _nanmean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     return _nansum(x, dims, keepdim, rows, bound) / _sum(~x.isnan(), dims, keepdim, rows, {})
 
 
 @reduction("count_nonzero", "dim")
-def _count_nonzero(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _count_nonzero(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     return rows.reduce_from_ranks((x != 0).sum(dims))
 
 
 @reduction("any")
-def _any(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _any(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     return rows.group.all_reduce_(torch.any(x, dims, keepdim), "max")
 
 
 @reduction("all")
-def _all(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _all(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     return rows.group.all_reduce_(torch.all(x, dims, keepdim), "min")
 
 
@@ -207,12 +207,12 @@ def over_ranks(local: Tensor, rows: RowSharding, op: str) -> Tensor:
 
 
 @reduction("amax")
-def _amax(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _amax(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     return extreme(x, dims, keepdim, rows, "max", nan_ties=False)
 
 
 @reduction("amin")
-def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     return extreme(x, dims, keepdim, rows, "min", nan_ties=False)
 
 
@@ -267,7 +267,7 @@ def _with_position(x: Tensor, keepdim: bool, rows: RowSharding, op: str) -> tupl
 
 
 @reduction("logsumexp")
-def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
+def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     if count(x, dims, rows) == 0:
         return rows.reduce_from_ranks(x.exp().sum(dims, keepdim)).log()

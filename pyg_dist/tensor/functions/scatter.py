@@ -57,7 +57,7 @@ def scatter(function: Function, args: Args, kwargs: Kwargs) -> object:
     is_sum = reduce in ("sum", "add") and bound.get("include_self", True)
     if not isinstance(x, RowTensor):
         src = src if bound.get("alpha", 1) == 1 else src * bound["alpha"]
-        out: Any = _into_plain(function, x, index, src, reduce, bound.get("include_self", True))
+        out: object = _into_plain(function, x, index, src, reduce, bound.get("include_self", True))
     elif is_sum and isinstance(index, RowIndex) and isinstance(x, NodeTensor) and isinstance(src, EdgeTensor):
         out = torch.add(x, index.add_up(src), alpha=bound.get("alpha", 1))
     else:

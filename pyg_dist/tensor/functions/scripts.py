@@ -32,11 +32,11 @@ Rows = RowSharding | None
 """Of a tensor: ``None`` of a plain one."""
 
 
-def _rows_of(value: Any) -> Rows:
+def _rows_of(value: object) -> Rows:
     return value._sharding if isinstance(value, RowTensor) else None
 
 
-def _as_rows(local: Any, rows: Rows) -> Any:
+def _as_rows(local: object, rows: Rows) -> object:
     """``local``, as the engine has it, as the script sees it."""
     if rows is None or not isinstance(local, Tensor) or isinstance(local, RowTensor):
         return local
@@ -56,7 +56,7 @@ class _Context(FunctionCtx):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._node, name)
 
-    def save_for_backward(self, *tensors: Any) -> None:
+    def save_for_backward(self, *tensors: object) -> None:
         """As torch's."""
         self._rows_of_saved = [_rows_of(tensor) for tensor in tensors]
         self._node.save_for_backward(*tensors)
@@ -66,11 +66,11 @@ class _Context(FunctionCtx):
         """As torch's: outputs and what hooks have packed come back as plain tensors, of which it makes row tensors."""
         return tuple(map(_as_rows, self._node.saved_tensors, self._rows_of_saved))
 
-    def mark_dirty(self, *tensors: Any) -> None:
+    def mark_dirty(self, *tensors: object) -> None:
         """As torch's."""
         self._node.mark_dirty(*tensors)
 
-    def mark_non_differentiable(self, *tensors: Any) -> None:
+    def mark_non_differentiable(self, *tensors: object) -> None:
         """As torch's."""
         self._node.mark_non_differentiable(*tensors)
 
@@ -85,9 +85,9 @@ class _OnRows(LocalFunction):
     script: Any
 
     @classmethod
-    def _forward(cls, node: Any, *args: Any) -> Any:
+    def _forward(cls, node: Any, *args: Any) -> object:
         node.context = context = _Context(node, args)
-        if _is_setup_context_defined(cls.script.setup_context):  # type: ignore[no-untyped-call]
+        if _is_setup_context_defined(cls.script.setup_context):
             out = cls.script.forward(*args)
             cls.script.setup_context(context, args, out)
         else:
@@ -96,7 +96,7 @@ class _OnRows(LocalFunction):
         return out
 
     @classmethod
-    def _backward(cls, node: Any, *gradients: Any) -> Any:
+    def _backward(cls, node: Any, *gradients: Any) -> object:
         context: _Context = node.context
         seen: Any = list(map(_as_rows, gradients, context.output_rows))
         script = cls.script
@@ -112,7 +112,7 @@ class _OnRows(LocalFunction):
         )
 
 
-def _gradient(value: Any, rows: Rows, shape: Any) -> Any:
+def _gradient(value: object, rows: Rows, shape: Any) -> object:
     """The gradient that a script returned, as the engine takes it for an input with these rows and this global shape.
 
     Like torch's it is summed over dimensions or columns that the input has not (collective where it has rows).
@@ -155,7 +155,7 @@ def _is_ours(cls: Any) -> bool:
     return module.startswith(_OURS) and not module.startswith("torch.distributions.")
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> object:
     if _has_rows(args) and not _is_ours(cls):
         return _on_rows(cls).apply(*args, **kwargs)
     out = super(_SingleLevelFunction, cls).apply(*args, **kwargs)
@@ -169,7 +169,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return out
 
 
-def _has_rows(values: Sequence[Any]) -> bool:
+def _has_rows(values: Sequence[object]) -> bool:
     return any(type(value) is not Tensor and isinstance(value, RowTensor) for value in values)
 
 

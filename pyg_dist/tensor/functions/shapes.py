@@ -24,7 +24,7 @@ def global_shape(x: RowTensor) -> torch.Size:
         return x._sharding.global_shape(x.shape)
 
 
-def dims_of(dim: Any, num_dims: int) -> tuple[int, ...]:
+def dims_of(dim: object, num_dims: int) -> tuple[int, ...]:
     """``dim`` as non-negative dimensions; ``None`` and ``()`` stand for all, as in torch."""
     if dim is None or dim == () or dim == []:
         return tuple(range(num_dims))
@@ -57,15 +57,15 @@ def numel(function: Function, args: Args, kwargs: Kwargs) -> int:
 
 
 @implements("nbytes.__get__")
-def num_bytes(function: Function, args: Args, kwargs: Kwargs) -> int:
+def num_bytes(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Global size in bytes."""
-    return numel(function, args, kwargs) * args[0].element_size()  # type: ignore[no-any-return]
+    return numel(function, args, kwargs) * args[0].element_size()
 
 
 @implements("__len__")
-def length(function: Function, args: Args, kwargs: Kwargs) -> int:
+def length(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Global number of rows."""
-    return args[0]._sharding.size  # type: ignore[no-any-return]
+    return args[0]._sharding.size
 
 
 @implements(

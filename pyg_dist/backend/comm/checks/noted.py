@@ -39,7 +39,7 @@ _REMEDIES = {
 # The square root of the precision of float64, in which scripts compute their numbers.
 _ROUNDING = torch.finfo(torch.float64).eps ** 0.5
 
-Sample = tuple[torch.dtype, tuple[int, ...], NDArray[Any]] | dict[str, Any]
+Sample = tuple[torch.dtype, tuple[int, ...], NDArray[Any]] | dict[str, object]
 """Of a tensor, or of numbers: dtype, shape and some of the values. Else what is set, by name."""
 
 
@@ -75,7 +75,7 @@ class Thing(ABC):
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
         """The error's line: what differs, on which ranks, and where."""
 
-    def _difference(self, name: str, values: Mapping[int, Any], line: str) -> str:
+    def _difference(self, name: str, values: Mapping[int, object], line: str) -> str:
         ranks_by_value: dict[str, list[int]] = {}
         for rank, value in values.items():
             ranks_by_value.setdefault(str(value), []).append(rank)
@@ -130,7 +130,7 @@ class Numbers(Thing):
 
     __slots__ = ("_dtype", "_given")
 
-    def __init__(self, kind: str, given: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, kind: str, given: tuple[object, ...], dtype: torch.dtype = torch.float64) -> None:
         super().__init__(kind, hash(tuple([x if x == x else 0 for x in given])))  # each NaN has a hash of its own
         self._given, self._dtype = given, dtype
 
@@ -151,7 +151,7 @@ class Settings(Thing):
 
     __slots__ = ("_read",)
 
-    def __init__(self, kind: str, digest: int, read: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, kind: str, digest: int, read: Callable[[], dict[str, object]]) -> None:
         super().__init__(kind, digest)
         self._read = read
 
@@ -217,7 +217,7 @@ def differ_by_rounding(samples: Sequence[Sample]) -> bool:
     return all(np.allclose(v, first, rtol=0, atol=tolerance * scale, equal_nan=True) for _, _, v in tensors)
 
 
-def _are_close(values: Sequence[Any]) -> bool:
+def _are_close(values: Sequence[object]) -> bool:
     """Whether they are the same, or floating-point numbers that differ by rounding."""
     first = values[0]
     return len({repr(value) for value in values}) == 1 or all(

@@ -61,7 +61,7 @@ class Noted:
         self.is_on = False
         self._values: dict[int, Values] = {}  # by id: tensors compare by value
         self._meetings: deque[tuple[Thing, str, int]] = deque(maxlen=_MAX_MEETINGS)  # with file and line
-        self._numbers: set[tuple[tuple[Any, ...], str, int]] = set()
+        self._numbers: set[tuple[tuple[object, ...], str, int]] = set()
         self._digest = 0
         self.num_rests = 0
         self._num_sums = 0
@@ -95,7 +95,7 @@ class Noted:
         if values is not None and values.reference is reference:
             del self._values[reference.key]
 
-    def numbers(self, given: tuple[Any, ...]) -> None:
+    def numbers(self, given: tuple[object, ...]) -> None:
         """Note the numbers that a function computes rows with: once for a line."""
         file, line, _ = user_line(2)
         if len(self._numbers) == _MAX_MEETINGS:
@@ -200,7 +200,7 @@ def compare(group: Ranks) -> None:
         )  # fmt: skip
 
 
-def _gathered(group: Ranks, value: Any) -> list[Any]:
+def _gathered(group: Ranks, value: object) -> list[Any]:
     return [plain_json.from_bytes(content) for content in group.gather_bytes(plain_json.to_bytes(value))]
 
 

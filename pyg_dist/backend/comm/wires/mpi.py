@@ -111,7 +111,7 @@ def _has_thread() -> bool:
 
 
 @cache
-def _type_of(num_bytes: int) -> Any:
+def _type_of(num_bytes: int) -> object:
     """Of a message as one element: MPI libraries of MPI 3, as Open MPI 5, have counts of 31 bits."""
     from mpi4py import MPI
 
@@ -149,7 +149,7 @@ class MpiWire(PointToPoint):
     def receive_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
         return self._start_rows(self._comm.Irecv, x, low, high, peer, tag)
 
-    def _start_rows(self, start: Any, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
+    def _start_rows(self, start: object, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
         row_bytes = x.nbytes // len(x)
         return self._start(start, x, low * row_bytes, (high - low) * row_bytes, peer, tag)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +64,7 @@ class StagedWire:
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
         return self._staged(self._wire.all_to_all, out, rows, sent, received, tag)
 
-    def _staged(self, start: Callable[..., Flight], out: Tensor, rows: Tensor, *args: Any) -> Flight:
+    def _staged(self, start: Callable[..., Flight], out: Tensor, rows: Tensor, *args: object) -> Flight:
         staged_rows, staged_out = self._lift(rows), self._like(out)
         flight = start(staged_out, staged_rows, *args)
         messages = [*flight.arriving.values(), *flight.others]
