@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -47,26 +48,21 @@ class Matrix:
 
     def columns(self, low: int, high: int) -> Matrix:
         """The columns from ``low`` to ``high``, exclusive. Kept: a product cuts its matrix alike every time."""
-        if (low, high) == (0, self.num_cols):
-            return self
-        if (low, high) not in self._columns:
-            self._columns[low, high] = Matrix(self.pattern.columns(low, high), self.storage)
-        return self._columns[low, high]
+        return self._part(CSR.columns, low, high, self.num_cols)
 
     def rows(self, low: int, high: int) -> Matrix:
         """The rows from ``low`` to ``high``, exclusive. Kept, as :meth:`columns`."""
-        if (low, high) == (0, self.num_rows):
+        return self._part(CSR.rows, low, high, self.num_rows)
+
+    def _part(self, cut: Callable[[CSR, int, int], CSR], low: int, high: int, size: int) -> Matrix:
+        if (low, high) == (0, size):
             return self
-        if (low, high) not in self._rows:
-            self._rows[low, high] = Matrix(self.pattern.rows(low, high), self.storage)
-        return self._rows[low, high]
+        if (cut, low, high) not in self._parts:
+            self._parts[cut, low, high] = Matrix(cut(self.pattern, low, high), self.storage)
+        return self._parts[cut, low, high]
 
     @cached_property
-    def _columns(self) -> dict[tuple[int, int], Matrix]:
-        return {}
-
-    @cached_property
-    def _rows(self) -> dict[tuple[int, int], Matrix]:
+    def _parts(self) -> dict[tuple[object, int, int], Matrix]:
         return {}
 
     def multiply(
