@@ -4,6 +4,7 @@
     python benchmarks/spmm.py --graph A --widths 47 128 256 --threads 1
     python benchmarks/spmm.py --graph B.npz --transposed
     python benchmarks/spmm.py --graph B --only "pyg_dist float32" plain blocks --rounds 3    # the choice alone
+    python benchmarks/spmm.py --graph B --widths 100 --mkl-as-on-intel    # MKL's faster code, on a processor of AMD
 
 Variants take turns in one process. A sample during which another process had the cores is taken again: the system says
 how long our threads waited for one (``/proc/self/task/*/schedstat``). What a sample waited even so stands in the JSON,
@@ -21,7 +22,9 @@ at most, and how far apart two measurements of the same way are. Results are kep
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import mmap
 import statistics
 import sys
 import time
@@ -71,6 +74,20 @@ class Samples:
     @property
     def median_cpu(self) -> float:
         return statistics.median(self.cpu_seconds)
+
+
+def run_mkl_as_on_intel() -> None:
+    """Let MKL run the code that it has for Intel's processors on those of others, too (x86, the MKL within torch).
+
+    It asks two functions who has made the processor; in this process they now say Intel.
+    """
+    torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    protect, page = ctypes.CDLL(None).mprotect, mmap.PAGESIZE
+    for name in ("mkl_serv_intel_cpu", "mkl_serv_intel_cpu_true"):
+        start = ctypes.cast(getattr(torch_cpu, name), ctypes.c_void_p).value or 0
+        if protect(ctypes.c_void_p(start // page * page), 2 * page, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC):
+            raise OSError("Expected code of MKL that may be written (got a refusal of the system)")
+        ctypes.memmove(start, b"\xb8\x01\x00\x00\x00\xc3", 6)  # mov eax, 1; ret
 
 
 def waited_seconds() -> float:
@@ -198,6 +215,7 @@ def main() -> None:
     parser.add_argument("--retries", type=int, default=10, help="tries for each sample")
     parser.add_argument("--max-waited", type=float, default=0.03, help="share of a sample that may be spent waiting")
     parser.add_argument("--only", nargs="+", help="variants to measure, of all")
+    parser.add_argument("--mkl-as-on-intel", action="store_true", help="let MKL run its code for Intel's processors")
     parser.add_argument("--skip", nargs="*", default=[], help="variants to leave out")
     parser.add_argument(
         "--output", type=Path, help="the JSON file (default: benchmarks/results/spmm-GRAPH-PROCESSOR.json)"
@@ -208,6 +226,8 @@ def main() -> None:
         gpu_spmm.run(Place.of("cuda"), Log(args.output or gpu_measure.RESULTS, "spmm"))
         return
 
+    if args.mkl_as_on_intel:
+        run_mkl_as_on_intel()
     warnings.filterwarnings("ignore", message="Sparse")
     description = machine.describe()
     data = power_law.load(args.graph)
