@@ -54,9 +54,7 @@ def run_script(
         return _run([([*mpirun(num_ranks), *python], environ)], timeout)
     if launcher == "python" or (launcher == "ranks" and num_ranks == 1):
         return _run([(python, environ)], timeout)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]), WORLD_SIZE=str(num_ranks))
+    environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(num_ranks))
     environs = [{**environ, "RANK": str(rank)} for rank in range(num_ranks)]
     if launcher == "ranks":
         local = {"LOCAL_WORLD_SIZE": str(num_ranks), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "tests"}
@@ -64,6 +62,14 @@ def run_script(
     else:
         assert launcher == "by hand"
     return _run([(python, environ) for environ in environs], timeout)
+
+
+def free_port() -> int:
+    """One that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def plain_environ() -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.session import generators, session
+from pyg_dist.backend.session import generators, launch, session
 from pyg_dist.backend.session.leaving import stop_requested
 from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint.checkpoint import load_into, named, newest, positive
@@ -85,7 +85,7 @@ class Checkpointer:
         self._writer = None if path is None else Writer(Path(path), positive("keep", keep))
         self._memory: MachineMemory | None = None
         if memory is None:
-            memory = int(int(os.environ.get("TORCHELASTIC_MAX_RESTARTS") or 0) > 0)
+            memory = int(launch.num_restarts(os.environ) > 0)
         self._memory_every = memory if memory == 0 else positive("memory", memory)
         self._num_steps = 0  # of the run so far
         self._next: int | None = None  # the epoch to go on with

@@ -125,6 +125,11 @@ def identify(environ: Mapping[str, str]) -> Run | None:
     return Run(words, claim.rank_variable, claim.world_size in local_sizes)
 
 
+def num_restarts(environ: Mapping[str, str]) -> int:
+    """How many times torchrun starts the ranks again when one of them fails. Not collective."""
+    return _integer(environ, "TORCHELASTIC_MAX_RESTARTS") or 0
+
+
 def _choose(environ: Mapping[str, str]) -> tuple[_Claim | None, int | None]:
     """Return the launcher whose ranks these are, and the local rank by one around it that has the same ranks."""
     script, mpi, slurm = _script_claim(environ), _mpi_claim(environ), _slurm_claim(environ)

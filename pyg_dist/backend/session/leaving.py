@@ -24,12 +24,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import NoReturn
 
 import torch.distributed as dist
 
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session import failure, launch, rendezvous, state
 from pyg_dist.backend.session.agreement import Control, one_line
 from pyg_dist.backend.session.failure import FailureWatch, flush, report
@@ -47,6 +49,7 @@ _PROCESS = "_PYG_DIST_PROCESS"  # the variable by which processes know that a ra
 
 _STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)]
 _ONCE_SECONDS = 2.0  # signals that follow one so soon are the same request: Ctrl-C comes from torchrun, too
+_AGENT_SECONDS = 1.0  # for an agent of torchrun to ask as well: it looks every 0.1 s for machines that join
 
 _leaving = threading.Lock()
 
@@ -85,10 +88,12 @@ class WayOut:
 
     Attributes:
         is_at_exit: whether handlers of ``atexit`` run, or have run.
+        stop: the request by which the ranks have stopped.
     """
 
     def __init__(self) -> None:
         self.is_at_exit = False
+        self.stop: StopRequest | None = None
         self._early: launch.Launch | None = None
         self._process = 0
         self._innermost = self._previous = sys.excepthook
@@ -161,7 +166,11 @@ class WayOut:
             return
         self.is_at_exit = True
         if self._early is None:
+            is_left = self.stop is not None and self.stop.is_for_other_machines()
             self._end_run()
+            if is_left:
+                report("another machine was asked to stop; this rank ends with status 1, so that torchrun restarts it")
+                leave()
         elif not state.is_group_open():  # else it has met them in another way
             self._leave_word(self._early, f"rank {self._early.rank} has ended before pyg_dist.init()")
         store = state.current().meeting.store
@@ -207,9 +216,32 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number, self.is_told = 0, False
+        self._may_go_on = False
         self._time = 0.0
         is_main = threading.current_thread() is threading.main_thread()  # no other thread may
         self._before = {n: signal.signal(n, self._note) for n in _STOP_SIGNALS} if is_main else {}
+
+    def tell(self, group: Group, numbers: Sequence[int]) -> None:
+        """Note the signals that the ranks have got (collective)."""
+        self.is_told, way_out.stop = True, self
+        agents = group.gather_counts(int(os.environ.get("GROUP_RANK") or 0))
+        asked = [rank for rank, number in enumerate(numbers) if number]
+        is_by_agent = not any(numbers[rank] == getattr(signal, "SIGUSR1", -1) for rank in asked)
+        is_restarted = launch.num_restarts(os.environ) > 0 and state.current().launcher == "torchrun"
+        self._may_go_on = is_by_agent and is_restarted and agents[group.rank] not in {agents[rank] for rank in asked}
+        if group.rank == 0:
+            logger.warning("rank %d got %s: the ranks stop", asked[0], signal.Signals(numbers[asked[0]]).name)
+
+    def is_for_other_machines(self) -> bool:
+        """Whether torchrun is to go on here: its agents of other machines alone have asked, within another second.
+
+        An agent that was asked to end asks its ranks, and so does each of them when a machine joins, some a little
+        later than the first. By status 0 an agent would take the run to have come to its end.
+        """
+        end = time.monotonic() + _AGENT_SECONDS
+        while self._may_go_on and not self.number and time.monotonic() < end:
+            time.sleep(0.02)
+        return self._may_go_on and not self.number
 
     def close(self) -> None:
         """Let signals do again what they did before."""
@@ -231,6 +263,8 @@ def stop_requested() -> bool:
 
     From its first call on, a rank that gets SIGTERM, SIGUSR1 (Slurm's ``--signal``) or Ctrl-C goes on. The next call
     returns True on all ranks, so that they save and end at the same step. A second signal does what it did before.
+    Where torchrun restarts ranks (``--max-restarts``) and SIGTERM or Ctrl-C concerns one machine of several, the ranks
+    of the others end with status 1, by which torchrun goes on with these machines.
 
     Example:
         >>> for epoch in range(10):
@@ -239,10 +273,8 @@ def stop_requested() -> bool:
     """
     session = state.current()
     request = session.of(StopRequest)
-    numbers = session.of(Control).group.gather_counts(request.number)
-    asked = [rank for rank, number in enumerate(numbers) if number]
-    if asked and not request.is_told:
-        request.is_told = True
-        if session.rank == 0:
-            logger.warning("rank %d got %s: the ranks stop", asked[0], signal.Signals(numbers[asked[0]]).name)
-    return bool(asked)
+    group = session.of(Control).group
+    numbers = group.gather_counts(request.number)
+    if any(numbers) and not request.is_told:
+        request.tell(group, numbers)
+    return any(numbers)
