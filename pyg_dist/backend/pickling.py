@@ -39,4 +39,7 @@ def refuse(error: PygDistError) -> Any:
 
 
 def _raise(error: PygDistError) -> NoReturn:
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # a variable of the traceback's frame would keep the loader, and its workers, until gc runs

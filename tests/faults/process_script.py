@@ -77,11 +77,14 @@ if __name__ == "__main__":
         "a sum in a pool": lambda: from_pool(total),
     }
     for name, call in tries.items():
+        before = {*multiprocessing.active_children()}
         try:
             line = f"nothing: {call()}"
         except Exception as error:
             told = [line for line in str(error).splitlines() if "num_workers=0" in line]
             line = f"{type(error).__name__}: {told[-1]}"
+        if name.endswith("from a worker"):  # it ends with the error
+            assert {*multiprocessing.active_children()} <= before, name
         sys.stdout.write(f"{name} | {line}\n")
         sys.stdout.flush()
     sys.stdout.write(f"{pyg_dist.rank()} goes on: {total()}\n")
