@@ -180,13 +180,13 @@ def sampling(data: Data, num_neighbors: Any, inputs: Inputs, steps: Steps, optio
         in_edges = InEdges.of_edge_index(data.edge_index, (data.num_nodes, data.num_nodes), weight)
         ranks = SamplingRanks.alone()
     return NeighborSampling(
-        in_edges,
-        data.num_nodes,
-        ranks,
-        inputs.seeds_of(steps),
-        tuple(int(count) for count in num_neighbors),
-        steps.seed,
-        options["subgraph_type"] if options["directed"] else "induced",
-        bool(options["replace"]),
-        bool(options["disjoint"]),
+        in_edges=in_edges,
+        num_nodes=data.num_nodes,
+        ranks=ranks,
+        seeds=inputs.seeds_of(steps),
+        num_neighbors=tuple(int(count) for count in num_neighbors),
+        seed=steps.seed,
+        subgraph_type=options["subgraph_type"] if options["directed"] else "induced",
+        replace=bool(options["replace"]),
+        disjoint=bool(options["disjoint"]),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.ids import IdLists
+from pyg_dist.backend.comm.ids import IdList, IdLists
 from pyg_dist.backend.session.agreement import group_of_thread
 from pyg_dist.graph.protocol import DistributedGraph
+from pyg_dist.graph.sample import CrossingEdges
 from pyg_dist.loader.columns import Columns
 
 
@@ -135,9 +136,8 @@ class KnownNodes:
         owner, common = self.owner.index_select(0, other), self.common(other)
         order = _ascending(owner * self._span + common)
         counts = torch.bincount(owner, minlength=size).tolist()
-        arrived, from_rank = self._lists.exchange(
-            common.index_select(0, order).view(-1, 1), counts, kind=f"hop {len(self.hops)}"
-        )
+        asked = IdList(common.index_select(0, order).view(-1, 1), counts)
+        ((arrived, from_rank),) = self._lists.exchange(asked, kind=f"hop {len(self.hops)}")
         told = arrived.view(-1) if self._columns is None else self._columns.here(arrived.view(-1))
         before = self.code.numel()
         self._asked.append(_ByRank(other.index_select(0, order), counts))
@@ -157,9 +157,9 @@ class KnownNodes:
             self._place_of = None
 
     def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[list[int]], list[int]]:
-        """Number the nodes of each type: by hop, data group and code; ranks learn those that they know (collective).
+        """Number this rank's nodes, of each type: by hop, data group and code (collective).
 
-        The codes of a hop go in equal ranges to the ranks, which sort them and send back the places.
+        Every rank of a data group learns the codes of its nodes for that, and merges them: O(B) time.
 
         Args:
             num_seeds: of all data groups, by type.
@@ -174,45 +174,108 @@ class KnownNodes:
             self.number = torch.arange(self.code.numel())
             self.number[sum(counts) :] = -1
             return [counts], num_edges
-        ranks, lists = self._ranks, self._lists
-        num_hops, num_types, size, span = len(self.hops) - 1, len(self._first), lists.group.size, self._span
-        ends = torch.arange(1, size) * -(-span // size)
-        hops = []
-        for hop, code in enumerate(self._codes_of_hops):
-            places = [0, *torch.searchsorted(code, ends).tolist(), code.numel()]
-            hops.append(_ByRank(code + hop * span, [high - low for low, high in pairwise(places)]))
-        sent = _ByRank.joined(hops, self.code)
-        arrived, counts = lists.exchange(sent.rows.view(-1, 1), sent.counts, kind="codes")
-        place = _ascending(arrived.view(-1))
-        ordered = arrived.view(-1).index_select(0, place)
+        num_hops, num_types, size, span = len(self.hops) - 1, len(self._first), self._lists.group.size, self._span
+        mine = torch.cat(
+            [torch.tensor(num_edges), *(code + hop * span for hop, code in enumerate(self._codes_of_hops))]
+        )
+        told = IdList(mine.repeat(size).view(-1, 1), [mine.numel()] * size)
+        ((rows, counts),) = self._lists.exchange(told, kind="codes")
+        of_ranks = torch.split(rows.view(-1), counts)
+        edges = torch.stack([of_rank[: len(num_edges)] for of_rank in of_ranks]).sum(0)
+        codes = torch.cat([of_rank[len(num_edges) :] for of_rank in of_ranks])
+        order = _ascending(codes)
         begins = (torch.arange(num_hops).view(-1, 1) * span + torch.tensor(self._first)).view(-1)
-        bounds = torch.cat([torch.searchsorted(ordered, begins), torch.tensor([ordered.numel()])])
-        table = ranks.everyone.gather([ranks.index, *num_edges, *bounds.diff().tolist()])
-        group, edges, nodes = torch.split(table, [1, len(num_edges), num_hops * num_types], dim=1)
-        group = group.view(-1)
-        before = nodes[group < ranks.index].sum(0) + nodes[group == ranks.index][: lists.group.rank].sum(0)
-        totals = torch.cat([torch.tensor([num_seeds]), nodes.sum(0).view(num_hops, num_types)])
+        bounds = torch.searchsorted(codes.index_select(0, order), begins)
+        nodes = torch.cat([bounds, torch.tensor([codes.numel()])]).diff()
+        edges_of_groups, nodes_of_groups = self._of_groups(edges, nodes)
+        before = nodes_of_groups[: self._ranks.index].sum(0)
+        totals = torch.cat([torch.tensor([num_seeds]), nodes_of_groups.sum(0).view(num_hops, num_types)])
         first = totals.cumsum(0)[:-1].view(-1) + before
-        number = torch.arange(ordered.numel()) + torch.repeat_interleave(first - bounds[:-1], bounds.diff())
-        back = torch.empty_like(number).index_copy_(0, place, number)
-        numbers, _ = lists.exchange(back.view(-1, 1), counts, num_types == 1, kind="numbers")
-        number = torch.cat([numbers.view(-1)[:0], *_ByRank(numbers.view(-1), sent.counts).parted(hops)])
+        ordered = torch.arange(codes.numel()) + torch.repeat_interleave(first - bounds, nodes)
+        number = torch.empty_like(codes).index_copy_(0, order, ordered)
+        begin = sum(counts[: self._rank]) - self._rank * len(num_edges)
+        number = number[begin : begin + mine.numel() - len(num_edges)]
         self.number = torch.full_like(self.code, -1)
         self.number.index_copy_(0, torch.cat(self.hops), torch.cat([self._seed_number, number]))
-        if size > 1:
-            self._answer()
-        return totals.t().tolist(), edges.sum(0).tolist()
+        return totals.t().tolist(), edges_of_groups.sum(0).tolist()
 
-    def _answer(self) -> None:
-        """Send the ranks that told of nodes the numbers of these (collective)."""
-        asked, told = _ByRank.joined(self._asked, self.code), _ByRank.joined(self._told, self.code)
-        number = self.number.index_select(0, told.rows)
-        answers, _ = self._lists.exchange(number.view(-1, 1) + 1, told.counts, is_ascending=False, kind="answers")
-        self.number.index_copy_(0, asked.rows, answers.view(-1) - 1)
+    def _of_groups(self, edges: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of edges and nodes of each data group, given those of this one (collective)."""
+        ranks = self._ranks
+        if ranks.count == 1:
+            return edges.view(1, -1), nodes.view(1, -1)
+        table = ranks.everyone.gather([ranks.index, *edges.tolist(), *nodes.tolist()])
+        group, *_ = table.unbind(1)
+        one_of_each = torch.stack([(group == index).nonzero()[0, 0] for index in range(ranks.count)])
+        found = torch.split(table.index_select(0, one_of_each), [1, edges.numel(), nodes.numel()], dim=1)
+        return found[1], found[2]
+
+    def tell(
+        self, source: Tensor, target: Tensor, of_relation: Sequence[int], numbers: bool = False
+    ) -> list[CrossingEdges | None]:
+        """Tell the owners of sources of this rank's edges from them, once its nodes are numbered (collective).
+
+        Args:
+            source: places of these, int64 ``[m]``.
+            target: places of their other ends, int64 ``[m]``, which mostly ascend, as hops are drawn.
+            of_relation: how many edges each relation has, one relation after another.
+            numbers: whether to learn the numbers of other ranks' nodes, in the same message.
+
+        Returns:
+            For each relation, who has what ends, by the numbers of the batch; ``None``: there is one rank.
+        """
+        size, num_relations = self._lists.group.size, len(of_relation)
+        if size == 1 or not of_relation:
+            return [None] * num_relations
+        asked, told = (_ByRank.joined(lists, self.code) for lists in (self._asked, self._told))
+        owner = self.owner.index_select(0, source)
+        inside, arriving = ((owner == self._rank) == is_here for is_here in (True, False))
+        inside, arriving = inside.nonzero().view(-1), arriving.nonzero().view(-1)
+        sender = owner.index_select(0, arriving)
+        if size > 2:
+            order = torch.from_numpy(np.argsort(sender.to(torch.int16).numpy(), kind="stable"))  # 16 bits: by digits
+            arriving, sender = (x.index_select(0, order) for x in (arriving, sender))
+        relation = torch.repeat_interleave(torch.arange(num_relations), torch.tensor(of_relation))
+        # A source goes by its place among those of which this rank has told its owner.
+        place_of = torch.empty_like(self.code)
+        place_of[asked.rows] = torch.cat([torch.arange(count) for count in asked.counts])
+        place = place_of.index_select(0, source.index_select(0, arriving))
+        rows = torch.stack(
+            [
+                self.number.index_select(0, target.index_select(0, arriving)),
+                place * num_relations + relation.index_select(0, arriving),
+            ],
+            1,
+        )
+        lists = [IdList(rows, torch.bincount(sender, minlength=size).tolist())]
+        if numbers:
+            answer = self.number.index_select(0, told.rows).view(-1, 1) + 1
+            lists.append(IdList(answer, told.counts, is_ascending=False))
+        (edges, counts), *answers = self._lists.exchange(*lists, kind=f"edges, {len(lists)}")
+        for answer, _ in answers:
+            self.number.index_copy_(0, asked.rows, answer.view(-1) - 1)
+        receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(counts))
+        first = torch.tensor([0, *told.counts]).cumsum(0).index_select(0, receiver)
+        place, of_leaving = edges[:, 1], torch.zeros_like(receiver)
+        if num_relations > 1:
+            place, of_leaving = place // num_relations, place % num_relations
+        node = told.rows.index_select(0, first + place)
+        leaving = torch.stack([self.number.index_select(0, node), edges[:, 0], receiver], 1)
+        if num_relations == 1:
+            return [CrossingEdges(inside, arriving, sender, leaving)]
+        found: list[CrossingEdges | None] = []
+        for number, begin in enumerate(accumulate(of_relation[:-1], initial=0)):
+            here, there = (relation.index_select(0, which) == number for which in (inside, arriving))
+            found.append(
+                CrossingEdges(
+                    inside[here] - begin, arriving[there] - begin, sender[there], leaving[of_leaving == number]
+                )
+            )
+        return found
 
 
 class _ByRank(NamedTuple):
-    """Rows, those of a rank together, and how many each rank has."""
+    """Places of nodes, those of a rank together, and how many each rank has."""
 
     rows: Tensor
     counts: list[int]
@@ -223,12 +286,6 @@ class _ByRank(NamedTuple):
         pieces = [torch.split(rows, counts) for rows, counts in lists]
         rows = torch.cat([like[:0], *(piece for of_rank in zip(*pieces, strict=True) for piece in of_rank)])
         return _ByRank(rows, [sum(counts) for counts in zip(*(counts for _, counts in lists), strict=True)])
-
-    def parted(self, lists: list[_ByRank]) -> list[Tensor]:
-        """What stands for the rows of lists that were joined, by list."""
-        sizes = [count for of_rank in zip(*(counts for _, counts in lists), strict=True) for count in of_rank]
-        pieces = torch.split(self.rows, sizes)
-        return [torch.cat(pieces[k :: len(lists)]) for k in range(len(lists))]
 
 
 def _ascending(values: Tensor) -> Tensor:

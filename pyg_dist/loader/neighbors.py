@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset
 from pyg_dist.loader.columns import Columns
@@ -22,29 +22,20 @@ from pyg_dist.loader.seeds import Seeds, Start
 SubgraphType = Literal["directional", "induced", "bidirectional"]
 
 
-@dataclass(frozen=True, eq=False)
-class NeighborSampling:
-    """Batches of nodes that are reached from seeds along drawn edges.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HopSampling(ABC):
+    """A :class:`~pyg_dist.loader.sampler.Sampler` of nodes that are reached from seeds along drawn edges, by hop.
 
-    A :class:`~pyg_dist.loader.sampler.Sampler`. Which in-edges of a node are kept is a function of the seed, the step,
-    the hop, the data group and the node. The owner of a node draws them, and each hop sends the ids of the nodes that
-    it reaches to their owners. A rank knows its own nodes of the batch and the edges that begin or end at them: O(B/P)
-    memory and messages. Where the layout needs the whole subset on each rank, it is gathered at the end: O(B).
-
-    Nodes are numbered by hop, seeds first as they are given, then ascending; in each hop data group after data group.
-    Edges are ordered by the hop that draws them, and in it as in the graph.
-    In a disjoint batch a node is one for each tree, and stands by its *code* ``tree * N + node``; else by its id.
+    Which in-edges of a node are kept is a function of the seed, the step, the hop, the data group and the node. The
+    owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops H + 2
+    messages between two ranks. A rank keeps its own nodes of the batch and the edges that begin or end at them, O(B/P)
+    memory; to number its nodes it is told the ids of all.
     """
 
-    in_edges: InEdges  # of this rank's nodes
-    num_nodes: int  # N
     ranks: SamplingRanks  # those that sample
     seeds: Seeds  # what batches begin with
-    num_neighbors: tuple[int, ...]  # in-edges of a node by hop; -1: all
     seed: int  # of the draws
-    subgraph_type: SubgraphType = "directional"  # which edges a batch has
     replace: bool = False  # whether an edge may be drawn several times
-    disjoint: bool = False  # whether each seed has nodes of its own
 
     @property
     def sends(self) -> bool:
@@ -56,9 +47,39 @@ class NeighborSampling:
 
     @cached_property
     def options(self) -> dict[str, Any]:
+        return {**self.seeds.options, "replace": self.replace, **self._options}
+
+    @property
+    @abstractmethod
+    def _options(self) -> dict[str, Any]:
+        """What subsets follow from beside seeds and replacement."""
+
+    @abstractmethod
+    def sample(self, step: int) -> Any:
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NeighborSampling(HopSampling):
+    """That of a graph with one type of nodes.
+
+    Where the layout needs the whole subset on each rank, it is gathered at the end: O(B) memory.
+
+    Nodes are numbered by hop, seeds first as they are given, then ascending; in each hop data group after data group.
+    Edges are ordered by the hop that draws them, and in it as in the graph.
+    In a disjoint batch a node is one for each tree, and stands by its *code* ``tree * N + node``; else by its id.
+    """
+
+    in_edges: InEdges  # of this rank's nodes
+    num_nodes: int  # N
+    num_neighbors: tuple[int, ...]  # in-edges of a node by hop; -1: all
+    subgraph_type: SubgraphType = "directional"  # which edges a batch has
+    disjoint: bool = False  # whether each seed has nodes of its own
+
+    @property
+    def _options(self) -> dict[str, Any]:
         return {
-            **self.seeds.options, "num_nodes": self.num_nodes, "num_neighbors": list(self.num_neighbors),
-            "subgraph_type": self.subgraph_type, "replace": self.replace, "disjoint": self.disjoint,
+            "num_nodes": self.num_nodes, "num_neighbors": list(self.num_neighbors),
+            "subgraph_type": self.subgraph_type, "disjoint": self.disjoint,
             "is_weighted": self.in_edges.weight is not None,
         }  # fmt: skip
 
@@ -76,7 +97,7 @@ class NeighborSampling:
         return _Batch(self, step).subset()
 
 
-class _Edges(NamedTuple):
+class Drawn(NamedTuple):
     """Edges to this rank's nodes, int64 ``[m]`` each.
 
     Attributes:
@@ -88,8 +109,14 @@ class _Edges(NamedTuple):
     target: Tensor
     stored: Tensor
 
-    def some(self, which: Tensor) -> _Edges:
-        return _Edges(*(at(x, which) for x in self))
+    @staticmethod
+    def joined(pieces: Iterable[Drawn]) -> Drawn:
+        """One list after another."""
+        return Drawn(*map(torch.cat, zip(*pieces, strict=True)))
+
+    def some(self, which: Tensor) -> Drawn:
+        """Those at some places."""
+        return Drawn(*(at(x, which) for x in self))
 
 
 class _Batch:
@@ -116,21 +143,23 @@ class _Batch:
         for hop, count in enumerate(sampling.num_neighbors):
             seed = ops.mixed_seed(sampling.seed, self.step, hop, 5, groups.index)
             hops.append(self._in_edges(nodes.hops[-1], count, seed, sampling.replace, True))
-        drawn, edges = [hop.stored.numel() for hop in hops], _Edges(*map(torch.cat, zip(*hops, strict=True)))
+        drawn, edges = [hop.stored.numel() for hop in hops], Drawn.joined(hops)
         is_directional = sampling.subgraph_type == "directional"
         every = edges if is_directional else self._in_edges(torch.cat(nodes.hops), -1, 0, False, False)
         num_seeds = sum(seed.numel() for seed in self.start.seeds)
         (counts,), num_edges = nodes.assign_numbers([num_seeds], drawn)
+        (crossing,) = nodes.tell(edges.source, edges.target, [len(edges.stored)], numbers=True)
         known: dict[str, Any] = {"num_sampled_nodes": counts}
         if is_directional:
             known["num_sampled_edges"] = num_edges
         else:  # all sources of those that were drawn are nodes of the batch
             every = every.some((at(nodes.number, every.source) >= 0).nonzero().view(-1))
-        if sampling.subgraph_type == "bidirectional":
-            every = self._both_ways(edges, every, sum(counts))
+            if sampling.subgraph_type == "bidirectional":
+                every = self._both_ways(edges, crossing, every, sum(counts))
+            (crossing,) = nodes.tell(every.source, every.target, [len(every.stored)])
         own = torch.cat(nodes.hops)
         code, number = nodes.common(own), at(nodes.number, own)
-        kept = self._kept(every, drawn if is_directional else [])
+        kept = self._kept(every, drawn if is_directional else [len(every.stored)], crossing)
         if groups.gathers:
             (code, number), kept = self._gathered(code, number, kept)
         return Subset(
@@ -143,7 +172,7 @@ class _Batch:
             node_attributes={"batch": self.start.tree[code // sampling.num_nodes]} if sampling.disjoint else {},
         )
 
-    def _in_edges(self, place: Tensor, count: int, seed: int, replace: bool, reaches: bool) -> _Edges:
+    def _in_edges(self, place: Tensor, count: int, seed: int, replace: bool, reaches: bool) -> Drawn:
         """Some in-edges of this rank's nodes; whether their sources belong to the batch thereby (collective)."""
         nodes, in_edges = self.nodes, self.sampling.in_edges
         tree, row = self.columns.split(at(nodes.code, place))
@@ -151,16 +180,16 @@ class _Batch:
         code = self.columns.codes(None if tree is None else tree.repeat_interleave(degree), column)
         owner_of = lambda first: in_edges.owner_of(at(column, first))  # noqa: E731
         source = nodes.reach(code, owner_of) if reaches else nodes.meet(code, owner_of)[0]
-        return _Edges(source, place.repeat_interleave(degree, output_size=stored.numel()), stored)
+        return Drawn(source, place.repeat_interleave(degree, output_size=stored.numel()), stored)
 
-    def _ends(self, edges: _Edges) -> tuple[Tensor, Tensor]:
+    def _ends(self, edges: Drawn) -> tuple[Tensor, Tensor]:
         """The numbers of sources and targets in the batch."""
         if self.nodes.stand_by_numbers:
             return edges.source, edges.target
         return at(self.nodes.number, edges.source), at(self.nodes.number, edges.target)
 
-    def _both_ways(self, drawn: _Edges, every: _Edges, num_nodes: int) -> _Edges:
-        """The edges that were drawn and their opposites (collective).
+    def _both_ways(self, drawn: Drawn, crossing: CrossingEdges | None, every: Drawn, num_nodes: int) -> Drawn:
+        """The edges that were drawn, which ``crossing`` is of, and their opposites (collective).
 
         With replacement, all edges between the same nodes as one that was drawn.
 
@@ -168,10 +197,10 @@ class _Batch:
             DataError: An opposite edge is missing, on every rank.
         """
         source, target = self._ends(drawn)
-        owner = at(self.nodes.owner, drawn.source)
-        leaving = crossing_edges(self.sampling.ranks.part, source, target, owner).leaving
-        is_here = owner == self.sampling.ranks.part.group.rank
-        wanted = torch.cat([leaving[:, 1] * num_nodes + leaving[:, 0], (target * num_nodes + source)[is_here]])
+        wanted = target * num_nodes + source
+        if crossing is not None:
+            there = crossing.leaving
+            wanted = torch.cat([there[:, 1] * num_nodes + there[:, 0], at(wanted, crossing.inside)])
         source_of_every, target_of_every = self._ends(every)
         pair = source_of_every * num_nodes + target_of_every
         if self.sampling.replace:
@@ -186,21 +215,14 @@ class _Batch:
             )
         return every.some((is_drawn | _is_among(pair, wanted)).nonzero().view(-1))
 
-    def _kept(self, edges: _Edges, edges_of_hops: list[int]) -> KeptEdges:
-        """The edges by hop (collective). What is induced or goes both ways belongs to no hop."""
-        sampling, group = self.sampling, self.sampling.ranks.part.group
-        source, target = self._ends(edges)
-        place, edge_id = edges.stored, sampling.in_edges.id_of(edges.stored)
+    def _kept(self, edges: Drawn, edges_of_hops: list[int], crossing: CrossingEdges | None) -> KeptEdges:
+        """The edges by hop. What is induced or goes both ways belongs to no hop."""
+        sampling = self.sampling
         tree = self.nodes.common(edges.target) // sampling.num_nodes if sampling.disjoint else None
-        copies = max(1, *sampling.num_neighbors) if sampling.replace else 1
-        key, num_keys = edge_keys(
-            edge_id, sampling.in_edges.num_edges, edges_of_hops or [edge_id.numel()], tree, sampling.num_trees,
-            copies_of(edges.stored, edges.target) if sampling.replace else None, copies,
-        )  # fmt: skip
-        crossing = None
-        if group.size > 1:
-            crossing = crossing_edges(sampling.ranks.part, source, target, at(self.nodes.owner, edges.source))
-        return KeptEdges(edge_id, place, key, source, target, num_keys, sampling.repeats, crossing)
+        counts = sampling.num_neighbors if sampling.replace else None
+        key, num_keys = edge_keys(sampling.in_edges, edges, edges_of_hops, counts, tree, sampling.num_trees)
+        edge_id = sampling.in_edges.id_of(edges.stored)
+        return KeptEdges(edge_id, edges.stored, key, *self._ends(edges), num_keys, sampling.repeats, crossing)
 
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
         """Those of all ranks of the data group, edges by what stands for them (collective)."""
@@ -220,47 +242,29 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.index_select(0, index)
 
 
-def crossing_edges(ranks: IdLists, source: Tensor, target: Tensor, owner: Tensor) -> CrossingEdges:
-    """Tell the owners of sources of the edges from them (collective).
-
-    ``source`` and ``target``, int64 ``[m]``, number the ends of this rank's edges; targets mostly ascend, as hops are
-    drawn. ``owner`` has the ranks of the sources.
-    """
-    size, is_inside = ranks.group.size, owner == ranks.group.rank
-    inside, arriving = (which.nonzero().view(-1) for which in (is_inside, ~is_inside))
-    sender = at(owner, arriving)
-    if size > 2:
-        order = np.argsort(sender.to(torch.int16).numpy(), kind="stable")  # by digits, as 16 bits are sorted
-        arriving, sender = (at(x, torch.from_numpy(order)) for x in (arriving, sender))
-    rows = torch.stack([at(target, arriving), at(source, arriving)], 1)
-    told, of_rank = ranks.exchange(rows, torch.bincount(sender, minlength=size).tolist(), kind="edges")
-    receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(of_rank))
-    return CrossingEdges(inside, arriving, sender, torch.stack([told[:, 1], told[:, 0], receiver], 1))
-
-
 def edge_keys(
-    edge_id: Tensor,
-    num_edges: int,
+    in_edges: InEdges,
+    edges: Drawn,
     edges_of_hops: list[int],
-    tree: Tensor | None,
-    num_trees: int,
-    copy: Tensor | None,
-    num_copies: int,
+    counts: tuple[int, ...] | None,
+    tree: Tensor | None = None,
+    num_trees: int = 1,
 ) -> tuple[Tensor, int]:
-    """What puts edges in order, by hop, place in the graph, tree and copy, int64 ``[m]``; and an upper bound of it."""
-    key = edge_id.clone()
+    """What puts edges in order, by hop, place in the graph, tree and copy, int64 ``[m]``; and an upper bound of it.
+
+    ``counts``: with replacement, the in-edges that are drawn of a node, by hop.
+    """
+    key, num_copies = in_edges.id_of(edges.stored).clone(), 1
     for hop, of_hop in enumerate(torch.split(key, edges_of_hops)):
-        of_hop += hop * num_edges
-    key = key if tree is None else key * num_trees + tree
-    key = key if copy is None else key * num_copies + copy
-    return key, len(edges_of_hops) * num_edges * num_trees * num_copies
-
-
-def copies_of(stored: Tensor, target: Tensor) -> Tensor:
-    """How many edges before each are the same one, ``stored``, to the same target; int64 ``[m]``."""
-    number, is_new = torch.arange(stored.numel()), torch.ones_like(stored, dtype=torch.bool)
-    is_new[1:] = (stored.diff() != 0) | (target.diff() != 0)
-    return number - torch.where(is_new, number, 0).cummax(0).values
+        of_hop += hop * in_edges.num_edges
+    if tree is not None:
+        key = key * num_trees + tree
+    if counts is not None:  # how many edges before each are the same one
+        number, is_new = torch.arange(len(key)), torch.ones(len(key), dtype=torch.bool)
+        is_new[1:] = (edges.stored.diff() != 0) | (edges.target.diff() != 0)
+        num_copies = max(1, *counts)
+        key = key * num_copies + number - torch.where(is_new, number, 0).cummax(0).values
+    return key, len(edges_of_hops) * in_edges.num_edges * num_trees * num_copies
 
 
 def _is_among(value: Tensor, some: Tensor) -> Tensor:

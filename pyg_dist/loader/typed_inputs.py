@@ -132,5 +132,13 @@ def sampling(
         ranks = SamplingRanks.alone()
     assert inputs.of is not None
     return TypedNeighborSampling(
-        in_edges, rows, types, ranks, inputs.seeds_of(steps), inputs.of, counts, steps.seed, bool(options["replace"])
+        in_edges=in_edges,
+        rows=rows,
+        types=types,
+        ranks=ranks,
+        seeds=inputs.seeds_of(steps),
+        input_type=inputs.of,
+        num_neighbors=counts,
+        seed=steps.seed,
+        replace=bool(options["replace"]),
     )

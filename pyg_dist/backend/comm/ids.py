@@ -7,6 +7,7 @@ Nothing here sums, so a thread of its own may use it while the main thread train
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +16,24 @@ from pyg_dist.backend import ops, timing
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group
 
-_LENGTH = 8
-"""Bytes of a message's length, which it begins with."""
+
+class IdList(NamedTuple):
+    """Rows of ids, int64 ``[n, columns]``, those for a rank together, and how many each rank gets.
+
+    ``is_ascending``: whether the first column mostly ascends in what goes to a rank; where it falls, and where an id is
+    negative, a row takes ten bytes more.
+    """
+
+    rows: Tensor
+    counts: Sequence[int]
+    is_ascending: bool = True
 
 
 class IdLists:
     """Sends lists of ids, and counts their bytes.
 
     A message has room for an eighth more than the one of the same kind before it, which both ranks know, so that no
-    other one says how long it is. It begins with its length; what has no room follows in another.
+    other one says how long it is. It begins with the lengths of its lists; what has no room follows in another.
 
     ``num_bytes``: what this rank has sent to others so far.
     """
@@ -32,32 +42,38 @@ class IdLists:
         self.group, self.num_bytes = group, 0
         self._rooms: dict[str, tuple[list[int], list[int]]] = {}  # by kind: to each rank, and from each
 
-    def exchange(
-        self, rows: Tensor, counts: Sequence[int], is_ascending: bool = True, kind: str = ""
-    ) -> tuple[Tensor, list[int]]:
-        """Send each rank its rows (collective).
+    def exchange(self, *lists: IdList, kind: str = "") -> list[tuple[Tensor, list[int]]]:
+        """Send each rank its rows of each list, in one message (collective).
 
-        ``rows`` are ids, none negative, int64 ``[n, columns]``, by receiver; ``is_ascending``: whether the first column
-        ascends in what goes to each rank; ``kind``: what they are, for those of a kind take about as many bytes each
-        time.
+        ``kind``: what they are, for those of a kind take about as many bytes each time.
 
         Returns:
-            The rows that arrive, ``[m, columns]``, by sender, and how many there are by sender.
+            Of each list, the rows that arrive, ``[m, columns]``, by sender, and how many there are by sender.
         """
-        size = self.group.size
-        if size == 1:
-            return rows, list(counts)
-        content, num_bytes = ops.encode_ids(rows, torch.tensor(counts), is_ascending)
-        arrived = self._exchange_bytes(torch.split(content, num_bytes.tolist()), kind)
-        lengths = torch.tensor([piece.numel() for piece in arrived])
-        found, of_sender = ops.decode_ids(torch.cat(arrived), lengths, rows.shape[1], is_ascending)
-        return found, of_sender.tolist()
+        if self.group.size == 1:
+            return [(rows, list(counts)) for rows, counts, _ in lists]
+        encoded = [ops.encode_ids(rows, torch.tensor(counts), ascends) for rows, counts, ascends in lists]
+        lengths = torch.stack([num_bytes for _, num_bytes in encoded], 1)
+        by_list = [torch.split(content, num_bytes.tolist()) for content, num_bytes in encoded]
+        pieces = [torch.cat(to_rank) for to_rank in zip(*by_list, strict=True)]
+        arrived, lengths = self._exchange_bytes(pieces, lengths, kind)
+        by_sender = [torch.split(piece, sizes) for piece, sizes in zip(arrived, lengths.tolist(), strict=True)]
+        found = []
+        for number, (rows, _, ascends) in enumerate(lists):
+            content = torch.cat([pieces[number] for pieces in by_sender])
+            ids, counts = ops.decode_ids(content, lengths[:, number], rows.shape[1], ascends)
+            found.append((ids, counts.tolist()))
+        return found
 
-    def _exchange_bytes(self, pieces: Sequence[Tensor], kind: str) -> list[Tensor]:
-        """What the ranks send this one, given what it sends to each, uint8 ``[n]`` (collective)."""
+    def _exchange_bytes(self, pieces: Sequence[Tensor], lengths: Tensor, kind: str) -> tuple[list[Tensor], Tensor]:
+        """What the ranks send this one, and its ``lengths``, given what it sends to each, uint8 ``[n]`` (collective).
+
+        ``lengths``: of the lists in each piece, int64 ``[ranks, lists]``.
+        """
         none = [0] * self.group.size
         room, their_room = self._rooms.get(kind, (none, none))
         wire, tag, call = self.group.begin("ids", pieces[0], 1)
+        begin = lengths[0].nbytes
 
         def exchanged(leaving: list[Tensor], arriving: list[int]) -> list[Tensor]:
             sent = [x.numel() for x in leaving]
@@ -69,13 +85,14 @@ class IdLists:
             return list(torch.split(out.view(-1), arriving))
 
         with call:
-            begun = [_message(piece, n) for piece, n in zip(pieces, room, strict=True)]
-            first = exchanged(begun, [_LENGTH + n for n in their_room])
-            length = [int(message[:_LENGTH].clone().view(torch.int64)) for message in first]
+            begun = [_message(of, piece, n) for of, piece, n in zip(lengths, pieces, room, strict=True)]
+            first = exchanged(begun, [begin + n for n in their_room])
+            theirs = torch.stack([message[:begin].clone().view(torch.int64) for message in first])
+            length = theirs.sum(1).tolist()
             left = [piece[n:] for piece, n in zip(pieces, room, strict=True)]
             rest = exchanged(left, [max(0, n - m) for n, m in zip(length, their_room, strict=True)])
         self._rooms[kind] = _rooms([piece.numel() for piece in pieces]), _rooms(length)
-        return [torch.cat([x[_LENGTH : _LENGTH + n], y]) for x, n, y in zip(first, length, rest, strict=True)]
+        return [torch.cat([x[begin : begin + n], y]) for x, n, y in zip(first, length, rest, strict=True)], theirs
 
     def gather(self, row: Sequence[int]) -> Tensor:
         """Every rank's row of numbers, int64 ``[size, len(row)]`` (collective)."""
@@ -93,12 +110,10 @@ class IdLists:
         timing.count_ids(num_bytes)
 
 
-def _message(piece: Tensor, room: int) -> Tensor:
-    """The first message of some bytes, uint8."""
-    message = torch.zeros(_LENGTH + room, dtype=torch.uint8)
-    message[:_LENGTH].view(torch.int64)[0] = piece.numel()
-    message[_LENGTH:][: piece.numel()] = piece[:room]
-    return message
+def _message(lengths: Tensor, piece: Tensor, room: int) -> Tensor:
+    """The first message of some bytes, uint8: the lengths of its lists, then what it has room for."""
+    padding = torch.zeros(max(0, room - piece.numel()), dtype=torch.uint8)
+    return torch.cat([lengths.contiguous().view(torch.uint8), piece[:room], padding])
 
 
 def _rooms(lengths: list[int]) -> list[int]:

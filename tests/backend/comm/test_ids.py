@@ -20,7 +20,7 @@ def lists(sender: int, receiver: int, columns: int, is_ascending: bool) -> torch
 
 def exchanged() -> None:
     import pyg_dist
-    from pyg_dist.backend.comm.ids import IdLists
+    from pyg_dist.backend.comm.ids import IdList, IdLists
     from pyg_dist.backend.session.agreement import group_of_thread
 
     pyg_dist.init()
@@ -29,14 +29,17 @@ def exchanged() -> None:
     for columns in (1, 2, 3):
         for is_ascending in (True, False):
             rows = [lists(rank, other, columns, is_ascending) for other in range(size)]
-            found, counts = ids.exchange(torch.cat(rows), [len(r) for r in rows], is_ascending)
+            mine = IdList(torch.cat(rows), [len(r) for r in rows], is_ascending)
+            numbers = IdList(torch.arange(size).view(-1, 1) - rank, [1] * size, False)
+            (found, counts), (others, _) = ids.exchange(mine, numbers)
             expected = [lists(other, rank, columns, is_ascending) for other in range(size)]
             assert counts == [len(r) for r in expected]
             assert torch.equal(found, torch.cat(expected))
+            assert others.view(-1).tolist() == ([0] if size == 1 else [rank - other for other in range(size)])
     before = ids.num_bytes
     for step, count in enumerate((1000, 1000, 1140, 0, 300)):  # as many bytes as the room, more, none; two messages
         dense = torch.arange(count).view(-1, 1)
-        found, counts = ids.exchange(dense.repeat(size, 1), [count] * size, kind="dense")
+        ((found, counts),) = ids.exchange(IdList(dense.repeat(size, 1), [count] * size), kind="dense")
         assert torch.equal(found, dense.repeat(size, 1))
         assert counts == [count] * size
         if step == 0:  # a byte an id, and how many bytes they are
@@ -55,7 +58,7 @@ def of_another_thread() -> None:
 
     import pyg_dist
     from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.ids import IdLists
+    from pyg_dist.backend.comm.ids import IdList, IdLists
     from pyg_dist.backend.session.agreement import group_of_thread
 
     pyg_dist.init()
@@ -67,9 +70,9 @@ def of_another_thread() -> None:
     def beside() -> None:
         for step in range(200):
             sent = torch.tensor([[1000 * step + rank]]).repeat(size, 1)
-            rows, _ = ids.exchange(sent, [1] * size)
+            ((rows, _),) = ids.exchange(IdList(sent, [1] * size))
             assert rows.view(-1).tolist() == [1000 * step + other for other in range(size)]
-            rows, _ = pair.exchange(sent[: len(some)], [1] * len(some))
+            ((rows, _),) = pair.exchange(IdList(sent[: len(some)], [1] * len(some)))
             assert rows.view(-1).tolist() == [1000 * step + other for other in some]
             found.append(step)
 
