@@ -174,12 +174,11 @@ class KnownNodes:
             self.number = torch.arange(self.code.numel())
             self.number[sum(counts) :] = -1
             return [counts], num_edges
-        num_hops, num_types, size, span = len(self.hops) - 1, len(self._first), self._lists.group.size, self._span
+        num_hops, num_types, span = len(self.hops) - 1, len(self._first), self._span
         mine = torch.cat(
             [torch.tensor(num_edges), *(code + hop * span for hop, code in enumerate(self._codes_of_hops))]
         )
-        told = IdList(mine.repeat(size).view(-1, 1), [mine.numel()] * size)
-        ((rows, counts),) = self._lists.exchange(told, kind="codes")
+        ((rows, counts),) = self._lists.exchange(IdList(mine.view(-1, 1)), kind="codes")
         of_ranks = torch.split(rows.view(-1), counts)
         edges = torch.stack([of_rank[: len(num_edges)] for of_rank in of_ranks]).sum(0)
         codes = torch.cat([of_rank[len(num_edges) :] for of_rank in of_ranks])

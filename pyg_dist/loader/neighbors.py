@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.comm.ids import IdList
 from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset
 from pyg_dist.loader.columns import Columns
@@ -88,11 +89,6 @@ class NeighborSampling(HopSampling):
         """An upper bound of the trees of a step, all data groups together."""
         return self.seeds.max_seeds if self.disjoint else 1
 
-    @property
-    def repeats(self) -> bool:
-        """Whether nodes or edges of the graph may be in a batch several times."""
-        return self.disjoint or self.replace
-
     def sample(self, step: int) -> Subset:
         return _Batch(self, step).subset()
 
@@ -159,7 +155,16 @@ class _Batch:
             (crossing,) = nodes.tell(every.source, every.target, [len(every.stored)])
         own = torch.cat(nodes.hops)
         code, number = nodes.common(own), at(nodes.number, own)
-        kept = self._kept(every, drawn if is_directional else [len(every.stored)], crossing)
+        kept = kept_edges(
+            sampling.in_edges,
+            every,
+            self._ends(every),
+            drawn if is_directional else [len(every.stored)],  # what is induced or goes both ways belongs to no hop
+            sampling.num_neighbors if sampling.replace else None,
+            crossing,
+            nodes.common(every.target) // sampling.num_nodes if sampling.disjoint else None,
+            sampling.num_trees,
+        )
         if groups.gathers:
             (code, number), kept = self._gathered(code, number, kept)
         return Subset(
@@ -215,23 +220,12 @@ class _Batch:
             )
         return every.some((is_drawn | _is_among(pair, wanted)).nonzero().view(-1))
 
-    def _kept(self, edges: Drawn, edges_of_hops: list[int], crossing: CrossingEdges | None) -> KeptEdges:
-        """The edges by hop. What is induced or goes both ways belongs to no hop."""
-        sampling = self.sampling
-        tree = self.nodes.common(edges.target) // sampling.num_nodes if sampling.disjoint else None
-        counts = sampling.num_neighbors if sampling.replace else None
-        key, num_keys = edge_keys(sampling.in_edges, edges, edges_of_hops, counts, tree, sampling.num_trees)
-        edge_id = sampling.in_edges.id_of(edges.stored)
-        return KeptEdges(edge_id, edges.stored, key, *self._ends(edges), num_keys, sampling.repeats, crossing)
-
     def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
         """Those of all ranks of the data group, edges by what stands for them (collective)."""
-        part = self.sampling.ranks.part
-        counts = part.gather([code.numel(), kept.key.numel()]).t().tolist()
-        nodes = part.gather_rows(torch.stack([code, number], 1), counts[0])
+        mine = torch.stack([code, number], 1), torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
+        lists = [IdList(rows, is_ascending=False) for rows in mine]
+        (nodes, _), (table, _) = self.sampling.ranks.part.exchange(*lists, kind="whole batch")
         code, number = nodes[nodes[:, 1].argsort()].t().contiguous()
-        mine = torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
-        table = part.gather_rows(mine, counts[1])
         edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
         kept = KeptEdges(edge_id, edge_id[:0], key, source, target, kept.num_keys, kept.repeats)
         return (code, number), kept
@@ -242,19 +236,23 @@ def at(values: Tensor, index: Tensor) -> Tensor:
     return values.index_select(0, index)
 
 
-def edge_keys(
+def kept_edges(
     in_edges: InEdges,
     edges: Drawn,
+    ends: tuple[Tensor, Tensor],
     edges_of_hops: list[int],
     counts: tuple[int, ...] | None,
+    crossing: CrossingEdges | None,
     tree: Tensor | None = None,
     num_trees: int = 1,
-) -> tuple[Tensor, int]:
-    """What puts edges in order, by hop, place in the graph, tree and copy, int64 ``[m]``; and an upper bound of it.
+) -> KeptEdges:
+    """This rank's edges of a batch, in the order of hop, place in the graph, tree and copy.
 
-    ``counts``: with replacement, the in-edges that are drawn of a node, by hop.
+    ``ends``: their numbers in the batch; ``counts``: with replacement, the in-edges that are drawn of a node, by hop;
+    ``tree``: of each edge, int64 ``[m]``, in a disjoint batch.
     """
-    key, num_copies = in_edges.id_of(edges.stored).clone(), 1
+    edge_id, num_copies = in_edges.id_of(edges.stored), 1
+    key = edge_id.clone()
     for hop, of_hop in enumerate(torch.split(key, edges_of_hops)):
         of_hop += hop * in_edges.num_edges
     if tree is not None:
@@ -264,7 +262,9 @@ def edge_keys(
         is_new[1:] = (edges.stored.diff() != 0) | (edges.target.diff() != 0)
         num_copies = max(1, *counts)
         key = key * num_copies + number - torch.where(is_new, number, 0).cummax(0).values
-    return key, len(edges_of_hops) * in_edges.num_edges * num_trees * num_copies
+    num_keys = len(edges_of_hops) * in_edges.num_edges * num_trees * num_copies
+    repeats = tree is not None or counts is not None
+    return KeptEdges(edge_id, edges.stored, key, *ends, num_keys, repeats, crossing)
 
 
 def _is_among(value: Tensor, some: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from pyg_dist.graph.sample import KeptEdges, Subset, TypedSubset
 from pyg_dist.halo.plan.share import LocalRows
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import KnownNodes
-from pyg_dist.loader.neighbors import Drawn, HopSampling, at, edge_keys
+from pyg_dist.loader.neighbors import Drawn, HopSampling, at, kept_edges
 
 _ENDS = {"src_index": 0, "dst_pos_index": -1, "dst_neg_index": -1}
 """Attributes of the seeds that belong to the type at an end of their relation."""
@@ -141,10 +141,7 @@ class _TypedBatch:
         for number, (relation, in_edges) in enumerate(sampling.in_edges.items()):
             edges = drawn[number]
             counts = sampling.num_neighbors[relation] if sampling.replace else None
-            key, num_keys = edge_keys(in_edges, edges, [hop[number] for hop in sizes], counts)
-            source, target = at(nodes.number, edges.source), at(nodes.number, edges.target)
-            edge_id = in_edges.id_of(edges.stored)
-            found.append(
-                KeptEdges(edge_id, edges.stored, key, source, target, num_keys, sampling.replace, crossing[number])
-            )
+            both = at(nodes.number, edges.source), at(nodes.number, edges.target)
+            of_hops = [hop[number] for hop in sizes]
+            found.append(kept_edges(in_edges, edges, both, of_hops, counts, crossing[number]))
         return found

@@ -18,14 +18,14 @@ from pyg_dist.backend.comm.group import Group
 
 
 class IdList(NamedTuple):
-    """Rows of ids, int64 ``[n, columns]``, those for a rank together, and how many each rank gets.
+    """Rows of ids, int64 ``[n, columns]``, those for a rank together, and how many each gets; ``None``: all of them.
 
     ``is_ascending``: whether the first column mostly ascends in what goes to a rank; where it falls, and where an id is
     negative, a row takes ten bytes more.
     """
 
     rows: Tensor
-    counts: Sequence[int]
+    counts: Sequence[int] | None = None
     is_ascending: bool = True
 
 
@@ -50,19 +50,23 @@ class IdLists:
         Returns:
             Of each list, the rows that arrive, ``[m, columns]``, by sender, and how many there are by sender.
         """
-        if self.group.size == 1:
-            return [(rows, list(counts)) for rows, counts, _ in lists]
-        encoded = [ops.encode_ids(rows, torch.tensor(counts), ascends) for rows, counts, ascends in lists]
-        lengths = torch.stack([num_bytes for _, num_bytes in encoded], 1)
-        by_list = [torch.split(content, num_bytes.tolist()) for content, num_bytes in encoded]
+        size = self.group.size
+        if size == 1:
+            return [(rows, [len(rows)]) for rows, *_ in lists]
+        by_list, num_bytes = [], []
+        for rows, counts, ascends in lists:
+            content, length = ops.encode_ids(rows, torch.tensor([len(rows)] if counts is None else counts), ascends)
+            by_list.append([content] * size if counts is None else torch.split(content, length.tolist()))
+            num_bytes.append(length.expand(size))
+        lengths = torch.stack(num_bytes, 1)
         pieces = [torch.cat(to_rank) for to_rank in zip(*by_list, strict=True)]
         arrived, lengths = self._exchange_bytes(pieces, lengths, kind)
         by_sender = [torch.split(piece, sizes) for piece, sizes in zip(arrived, lengths.tolist(), strict=True)]
         found = []
         for number, (rows, _, ascends) in enumerate(lists):
             content = torch.cat([pieces[number] for pieces in by_sender])
-            ids, counts = ops.decode_ids(content, lengths[:, number], rows.shape[1], ascends)
-            found.append((ids, counts.tolist()))
+            ids, of_sender = ops.decode_ids(content, lengths[:, number], rows.shape[1], ascends)
+            found.append((ids, of_sender.tolist()))
         return found
 
     def _exchange_bytes(self, pieces: Sequence[Tensor], lengths: Tensor, kind: str) -> tuple[list[Tensor], Tensor]:
@@ -99,11 +103,6 @@ class IdLists:
         mine = torch.tensor([row], dtype=torch.int64)
         self._count(mine.nbytes * (self.group.size - 1))
         return self.group.gather_rows(mine, [1] * self.group.size)
-
-    def gather_rows(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Every rank's rows, by rank (collective)."""
-        self._count(rows.nbytes * (self.group.size - 1))
-        return self.group.gather_rows(rows, counts)
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
