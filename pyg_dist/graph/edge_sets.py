@@ -70,8 +70,8 @@ def in_layout_of(
 class SampledEdges(RowSharding):
     """The edges between sampled nodes. They are counted when their number is first read (collective), and not before.
 
-    ``place`` are the local ones among the ``parent``'s, ``parent_key`` their keys there, and ``kept_key`` those among
-    the edges that a subset names, with repetitions standing for them: int64 ``[e]`` each.
+    ``place`` are the local ones among the ``parent``'s, ``parent_key`` their keys there. ``which`` of the
+    edges that a subset names they are; the keys of these stand for them where some are repeated. int64 ``[e]`` each.
     """
 
     counts_selections = False
@@ -83,15 +83,15 @@ class SampledEdges(RowSharding):
         parent_key: Tensor,
         ranks: Group,
         subset: Subset,
-        kept_key: Tensor | None = None,
+        which: Tensor | None = None,
     ) -> None:
         group, kept = 0 if subset.group is None else subset.group.index, subset.kept
         key, num_keys = parent_key, parent.num_rng_keys
-        if kept is not None and kept_key is not None and kept.repeats:
-            key, num_keys = kept_key, kept.num_keys
+        if kept is not None and which is not None and kept.repeats:
+            key, num_keys = kept.key.index_select(0, which), kept.num_keys
         super().__init__(ranks, "edge", 0, key + group * num_keys if group else key)
         self.parent, self.place, self.parent_key = parent, place, parent_key
-        self._kept_key, self._subset, self._num_keys = kept_key, subset, num_keys * (group + 1)
+        self._which, self._subset, self._num_keys = which, subset, num_keys * (group + 1)
         del self.size
 
     @cached_property
@@ -110,11 +110,11 @@ class SampledEdges(RowSharding):
     @lasting
     def position(self) -> Tensor:
         """Where each edge stands among those of all ranks, which keep the graph's order (collective)."""
-        kept, mine, num_keys = self._subset.kept, self._kept_key, self.parent.size
-        if kept is None or mine is None:
-            mine = self.parent.position[self.place]
+        kept = self._subset.kept
+        if kept is None or self._which is None:
+            mine, num_keys = self.parent.position[self.place], self.parent.size
         else:
-            num_keys = kept.num_keys
+            mine, num_keys = kept.key[self._which], kept.num_keys
         if self._subset.group is not None:
             mine = mine + self._subset.group.index * num_keys
         return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,14 +86,27 @@ class CrossingEdges:
 class KeptEdges:
     """The edges of a batch that has not all between its nodes, as far as a rank has to do with them."""
 
-    edge_id: Tensor  # of the edges that end here, their places in the graph's order, int64 ``[m]``
-    place: Tensor  # where the rank's edge view stores each, int64 ``[m]``
-    key: Tensor  # of each of these: distinct, and in the order of the batch's edges, int64 ``[m]``
+    place: Tensor  # where the rank's edge view stores each of the edges that end here, int64 ``[m]``
+    named: Callable[[], tuple[Tensor, Tensor]]  # makes edge_id and key, which most layouts do not need of a batch
     source: Tensor  # numbers of their ends in the batch, int64 ``[m]``
     target: Tensor
     num_keys: int  # an upper bound of the keys, exclusive
     repeats: bool = False  # whether nodes or edges may be there several times: keys stand for them then
     crossing: CrossingEdges | None = None  # ``None``: ranks are not told apart, as where there is one
+
+    @cached_property
+    def _names(self) -> tuple[Tensor, Tensor]:
+        return self.named()
+
+    @property
+    def edge_id(self) -> Tensor:
+        """The place of each in the graph's order, int64 ``[m]``."""
+        return self._names[0]
+
+    @property
+    def key(self) -> Tensor:
+        """Of each: distinct, and in the order of the batch's edges, int64 ``[m]``."""
+        return self._names[1]
 
     def edge_index(self, order: Tensor) -> Tensor:
         """The edges in some order, int64 ``[2, m]``."""

@@ -238,7 +238,7 @@ class GridBatch(ProductsAtSample, GridGraph):
         self.parent = parent
         self._sample = sample
         grid = SampledGrid(parent.grid, sample)
-        kept_key, kept = None, sample.kept
+        which, kept = None, sample.kept
         if kept is None:
             node_id, stored = sample.node_id, parent.stored_by_source
             pattern, entry = stored.to(parent.device).restricted(node_id, node_id)
@@ -248,11 +248,11 @@ class GridBatch(ProductsAtSample, GridGraph):
         else:
             ids, places = parent.edge_sharding.ordered_position
             at = ops.find_sorted(ids, kept.edge_id)
-            stored_here = (at >= 0).nonzero().view(-1)
-            place, kept_key = places[at[stored_here]], kept.key[stored_here]
-            edge_index = torch.stack([kept.source[stored_here], kept.target[stored_here]])
+            which = (at >= 0).nonzero().view(-1)
+            place = places[at[which]]
+            edge_index = kept.edge_index(which)
         key = parent.edge_sharding.rng_key.index_select(0, place)
-        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample, kept_key)
+        rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample, which)
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
 

@@ -194,7 +194,7 @@ class HaloBatch(HaloGraph):
         of_edges = parent.edge_sharding
         is_known = of_edges.rng_key is parent.share.edge_id  # but for a graph with loops or of a batch
         key = share.edge_id if is_known else of_edges.rng_key.index_select(0, cut.edge)
-        rows = SampledEdges(of_edges, cut.edge, key, targets.group, sample, cut.kept_key)
+        rows = SampledEdges(of_edges, cut.edge, key, targets.group, sample, cut.which)
         self._replicas = None if sample.group is None else targets.parent.groups.data
         ranks, device = parent.exchange_group, parent.device
         super().__init__(share, targets, parent.loop_rule, parent.num_messages, rows, ranks, device, sources)

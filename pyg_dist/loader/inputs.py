@@ -99,15 +99,14 @@ def input_nodes_of(nodes: Nodes, input_nodes: Any) -> tuple[Tensor, Tensor]:
 
 def negatives_of(ends: Ends, neg_sampling: Any, ratio: float | None) -> Negatives:
     """What is drawn beside the edges (collective for weights that are node tensors)."""
-    if ratio:
-        if neg_sampling is not None:
-            raise OptionError("Expected neg_sampling or neg_sampling_ratio (got both): leave one out")
-        neg_sampling = NegativeSampling("binary", ratio)
+    if ratio and neg_sampling is not None:
+        raise OptionError("Expected neg_sampling or neg_sampling_ratio (got both): leave one out")
     try:
-        cast = NegativeSampling.cast(neg_sampling)
+        cast = NegativeSampling("binary", ratio) if ratio else NegativeSampling.cast(neg_sampling)
     except (TypeError, ValueError, AttributeError) as error:
         raise OptionError(
-            f"Expected neg_sampling to be 'binary', 'triplet' or a NegativeSampling (got {neg_sampling!r})"
+            f"Expected neg_sampling to be 'binary', 'triplet' or a NegativeSampling (got {neg_sampling!r}), and "
+            f"neg_sampling_ratio a number from 0 (got {ratio!r})"
         ) from error
     if cast is None:
         return Negatives()

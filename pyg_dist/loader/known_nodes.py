@@ -51,6 +51,10 @@ class SamplingRanks:
         return SamplingRanks(lists, lists)
 
 
+_SPARSE = 64
+"""A table with fewer entries than one in so many is cleared entry by entry: one takes as long as that many in a row."""
+
+
 class KnownNodes:
     """This rank's nodes of a batch, and the sources of their edges. They stand by codes; each belongs to one rank.
 
@@ -153,7 +157,9 @@ class KnownNodes:
 
     def _give_table_back(self) -> None:
         if self._place_of is not None and self._columns is not None:
-            self._columns.in_edges.give_table(self._place_of.index_fill_(0, self.code, -1))
+            is_sparse = _SPARSE * self.code.numel() < self._place_of.numel()
+            table = self._place_of.index_fill_(0, self.code, -1) if is_sparse else self._place_of.fill_(-1)
+            self._columns.in_edges.give_table(table)
             self._place_of = None
 
     def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[list[int]], list[int]]:

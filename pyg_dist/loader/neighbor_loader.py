@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch_geometric.loader
@@ -254,7 +255,7 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
     _reader_of(data).check(loader, data, options)
     lists = _reader_of(data).fan_outs(data, num_neighbors)
     try:
-        counts = [[int(count) for count in of_hops] for of_hops in lists]
+        counts = [[index(count) for count in of_hops] for of_hops in lists]
     except (TypeError, ValueError):
         counts = [[]]
     is_list = all(of_hops and min(of_hops) >= -1 for of_hops in counts)

@@ -227,7 +227,7 @@ class _Batch:
         (nodes, _), (table, _) = self.sampling.ranks.part.exchange(*lists, kind="whole batch")
         code, number = nodes[nodes[:, 1].argsort()].t().contiguous()
         edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
-        kept = KeptEdges(edge_id, edge_id[:0], key, source, target, kept.num_keys, kept.repeats)
+        kept = KeptEdges(edge_id[:0], lambda: (edge_id, key), source, target, kept.num_keys, kept.repeats)
         return (code, number), kept
 
 
@@ -251,20 +251,24 @@ def kept_edges(
     ``ends``: their numbers in the batch; ``counts``: with replacement, the in-edges that are drawn of a node, by hop;
     ``tree``: of each edge, int64 ``[m]``, in a disjoint batch.
     """
-    edge_id, num_copies = in_edges.id_of(edges.stored), 1
-    key = edge_id.clone()
-    for hop, of_hop in enumerate(torch.split(key, edges_of_hops)):
-        of_hop += hop * in_edges.num_edges
-    if tree is not None:
-        key = key * num_trees + tree
-    if counts is not None:  # how many edges before each are the same one
-        number, is_new = torch.arange(len(key)), torch.ones(len(key), dtype=torch.bool)
-        is_new[1:] = (edges.stored.diff() != 0) | (edges.target.diff() != 0)
-        num_copies = max(1, *counts)
-        key = key * num_copies + number - torch.where(is_new, number, 0).cummax(0).values
+    num_copies = 1 if counts is None else max(1, *counts)
+
+    def named() -> tuple[Tensor, Tensor]:
+        edge_id = in_edges.id_of(edges.stored)
+        key = edge_id.clone()
+        for hop, of_hop in enumerate(torch.split(key, edges_of_hops)):
+            of_hop += hop * in_edges.num_edges
+        if tree is not None:
+            key = key * num_trees + tree
+        if counts is not None:  # how many edges before each are the same one
+            number, is_new = torch.arange(len(key)), torch.ones(len(key), dtype=torch.bool)
+            is_new[1:] = (edges.stored.diff() != 0) | (edges.target.diff() != 0)
+            key = key * num_copies + number - torch.where(is_new, number, 0).cummax(0).values
+        return edge_id, key
+
     num_keys = len(edges_of_hops) * in_edges.num_edges * num_trees * num_copies
     repeats = tree is not None or counts is not None
-    return KeptEdges(edge_id, edges.stored, key, *ends, num_keys, repeats, crossing)
+    return KeptEdges(edges.stored, named, *ends, num_keys, repeats, crossing)
 
 
 def _is_among(value: Tensor, some: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from operator import index
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def _by_relation(data: HeteroData, num_neighbors: Any) -> dict[EdgeType, list[in
     try:
         given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         found = given.get_values(data.edge_types)
-        return {relation: [int(count) for count in found[relation]] for relation in data.edge_types}
+        return {relation: [index(count) for count in found[relation]] for relation in data.edge_types}
     except (ValueError, TypeError, AssertionError) as error:
         raise OptionError(
             f"Expected num_neighbors to be a list of counts of each hop, or one for each relation (got "

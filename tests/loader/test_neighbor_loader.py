@@ -256,6 +256,7 @@ def refusals() -> list[str]:
         lambda: NeighborLoader([graph], [2]),
         lambda: NeighborLoader(data, []),
         lambda: NeighborLoader(data, [2, -2]),
+        lambda: NeighborLoader(data, [1.5]),
         lambda: NeighborLoader(data, {("v", "e", "v"): [2]}),
         lambda: NeighborLoader(data, [2], batch_size=0),
         lambda: NeighborLoader(data, [2], batch_size=21, drop_last=True),
@@ -275,6 +276,7 @@ def refusals() -> list[str]:
         lambda: LinkNeighborLoader(data, [2], edges, torch.ones(7)),
         lambda: LinkNeighborLoader(data, [2], edges, torch.ones(60), neg_sampling="triplet"),
         lambda: LinkNeighborLoader(data, [2], edges, neg_sampling="some"),
+        lambda: LinkNeighborLoader(data, [2], edges, neg_sampling_ratio=-1.0),
         lambda: LinkNeighborLoader(data, [2], edges, edge_label_time=edges[0]),
         lambda: LinkNeighborLoader(
             data, [2], edges, neg_sampling=NegativeSampling("binary", 1, src_weight=torch.ones(19))
@@ -297,6 +299,7 @@ def test_refusals(workers: Pools) -> None:
         "DataError: Expected a Data or DistributedData (got list)",
         "OptionError: Expected num_neighbors to be a list of counts of each hop, -1 for all (got [])",
         "OptionError: Expected num_neighbors to be a list of counts of each hop",
+        "OptionError: Expected num_neighbors to be a list of counts of each hop, -1 for all (got [1.5])",
         "OptionError: Expected num_neighbors to be a list of counts of each hop",
         "OptionError: Expected batch_size to be an integer from 1 (got 0)",
         "OptionError: Expected at least one batch of 21 inputs (got 20 inputs and drop_last=True)",
@@ -316,6 +319,8 @@ def test_refusals(workers: Pools) -> None:
         "DataError: Expected 'edge_label' to have 60 rows (got shape [7])",
         "OptionError: Expected no edge_label with neg_sampling='triplet'",
         "OptionError: Expected neg_sampling to be 'binary', 'triplet' or a NegativeSampling (got 'some')",
+        "OptionError: Expected neg_sampling to be 'binary', 'triplet' or a NegativeSampling (got None), and "
+        "neg_sampling_ratio a number from 0 (got -1.0)",
         "UnsupportedError: Expected LinkNeighborLoader without edge_label_time",
         "DataError: Expected 'src_weight' of neg_sampling to be 20 weights of at least 0, not all 0 (got shape [19])",
     ]

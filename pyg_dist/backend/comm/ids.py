@@ -111,7 +111,7 @@ class IdLists:
 
 def _message(lengths: Tensor, piece: Tensor, room: int) -> Tensor:
     """The first message of some bytes, uint8: the lengths of its lists, then what it has room for."""
-    padding = torch.zeros(max(0, room - piece.numel()), dtype=torch.uint8)
+    padding = torch.empty(max(0, room - piece.numel()), dtype=torch.uint8)
     return torch.cat([lengths.contiguous().view(torch.uint8), piece[:room], padding])
 
 

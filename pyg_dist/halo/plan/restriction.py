@@ -210,7 +210,7 @@ class Restriction:
     edge: Tensor  # places of the edges in the graph's edge storage, int64 ``[e]``
     remote_edge: Tensor  # other ranks' edges that are summed here: places in the list of :attr:`RemoteLinks.place`
     remote_ends: Tensor  # global ids of source and target of these edges, int64 ``[2, k]``
-    kept_key: Tensor | None = None  # the edges' keys in the subset, int64 ``[e]``; ``None``: it names no edges
+    which: Tensor | None = None  # of the edges that the subset names each is, int64 ``[e]``; ``None``: it names none
 
 
 class _Edges(NamedTuple):
@@ -317,12 +317,12 @@ def _restriction(
     none, remote = torch.empty(0, dtype=torch.int64), edges.remote
 
     def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Places in edge storage, given those or the places of kept edges, and the keys of these."""
-        return (edge, None) if kept is None else (_at(kept.place, edge), _at(kept.key, edge))
+        """Places in edge storage, given those or the places of kept edges, and these."""
+        return (edge, None) if kept is None else (_at(kept.place, edge), edge)
 
     if remote is None:
         nothing = no_transfer(share.num_ranks, sources.row.numel(), num_local - num_inner)
-        edge, kept_key = numbered(edges.local_edge)
+        edge, which = numbered(edges.local_edge)
         alone = share_of(
             edge_id=_at(share.edge_id, edge),
             row_transfer=nothing,
@@ -331,12 +331,12 @@ def _restriction(
             halo_owner=none.int(),
             rows_sent=dict.fromkeys(kinds, 0),
         )
-        return Restriction(alone, rows, edge, none, none.view(2, 0), kept_key)
+        return Restriction(alone, rows, edge, none, none.view(2, 0), which)
 
     here, (arriving, leaving) = remote.arriving(share.rank), OneWay.both(remote, share.rank)
     assert arriving.edge is not None
     places = Places.of(arriving, targets.local_id, num_local, num_inner, edges.local.num_entries)
-    edge, kept_key = numbered(torch.cat([edges.local_edge, places.stored(arriving.edge)]))
+    edge, which = numbered(torch.cat([edges.local_edge, places.stored(arriving.edge)]))
 
     def slots(edges: OneWay, cover: Cover, by: Routes | None) -> Slots:
         return Slots.of(edges, cover) if by is None else by.slots(edges, cover)
@@ -369,7 +369,7 @@ def _restriction(
         rows_sent={kind: int(cover.left.sum() + cover.right.sum()) for kind, (_, cover) in covers.items()},
     )
     ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
-    return Restriction(result, rows, edge, remote.edge[summed], ends, kept_key)
+    return Restriction(result, rows, edge, remote.edge[summed], ends, which)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
