@@ -57,6 +57,7 @@ class HopSampling(ABC):
 
     @abstractmethod
     def sample(self, step: int) -> Any:
+        """The subset of a step (:class:`~pyg_dist.loader.sampler.Sampler`)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
