@@ -240,18 +240,14 @@ class KnownNodes:
         if size > 2:
             order = torch.from_numpy(np.argsort(sender.to(torch.int16).numpy(), kind="stable"))  # 16 bits: by digits
             arriving, sender = (x.index_select(0, order) for x in (arriving, sender))
-        relation = torch.repeat_interleave(torch.arange(num_relations), torch.tensor(of_relation))
         # A source goes by its place among those of which this rank has told its owner.
         place_of = torch.empty_like(self.code)
         place_of[asked.rows] = torch.cat([torch.arange(count) for count in asked.counts])
         place = place_of.index_select(0, source.index_select(0, arriving))
-        rows = torch.stack(
-            [
-                self.number.index_select(0, target.index_select(0, arriving)),
-                place * num_relations + relation.index_select(0, arriving),
-            ],
-            1,
-        )
+        relation = torch.repeat_interleave(torch.arange(num_relations), torch.tensor(of_relation))
+        if num_relations > 1:
+            place = place * num_relations + relation.index_select(0, arriving)
+        rows = torch.stack([self.number.index_select(0, target.index_select(0, arriving)), place], 1)
         lists = [IdList(rows, torch.bincount(sender, minlength=size).tolist())]
         if numbers:
             answer = self.number.index_select(0, told.rows).view(-1, 1) + 1
@@ -261,14 +257,12 @@ class KnownNodes:
             self.number.index_copy_(0, asked.rows, answer.view(-1) - 1)
         receiver = torch.repeat_interleave(torch.arange(size), torch.tensor(counts))
         first = torch.tensor([0, *told.counts]).cumsum(0).index_select(0, receiver)
-        place, of_leaving = edges[:, 1], torch.zeros_like(receiver)
-        if num_relations > 1:
-            place, of_leaving = place // num_relations, place % num_relations
+        place = edges[:, 1] if num_relations == 1 else edges[:, 1] // num_relations
         node = told.rows.index_select(0, first + place)
         leaving = torch.stack([self.number.index_select(0, node), edges[:, 0], receiver], 1)
         if num_relations == 1:
             return [CrossingEdges(inside, arriving, sender, leaving)]
-        found: list[CrossingEdges | None] = []
+        of_leaving, found = edges[:, 1] % num_relations, list[CrossingEdges | None]()
         for number, begin in enumerate(accumulate(of_relation[:-1], initial=0)):
             here, there = (relation.index_select(0, which) == number for which in (inside, arriving))
             found.append(
