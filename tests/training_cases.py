@@ -50,8 +50,13 @@ CASES = [
 ]
 
 
-BATCHES = [Case(layout, model) for layout in (HALO, GRID) for model in ("sage", "gcn", "gcn weights")]
-"""Trained on uniform batches."""
+BATCHES = [
+    *[Case(layout, model) for layout in (HALO, GRID) for model in ("sage", "gcn", "gcn weights", "graph learning")],
+    *[Case(layout, model, "neighbours") for layout in (HALO, GRID) for model in ("sage", "gat")],
+]
+"""Trained on batches: uniform ones, or of sampled neighbours."""
+WAITING = ("gat", "graph learning")
+"""Models for which messages make something of each batch: self loops and values of edges."""
 
 
 def _gin(a: int, b: int) -> nn.Module:
@@ -123,13 +128,17 @@ class Training:
         self.data.learning.requires_grad_()
         self.optimizer = torch.optim.Adam(self.model.parameters(), foreach=False)
         self.class_weight = torch.linspace(1, 2, NUM_CLASSES, device=device, dtype=torch.float64)
+        self.samples_neighbours = case.picks == "neighbours"
         self.uses_weight = case.picks == "class weights"
         self.picked = torch.arange(0, graph.num_nodes, 3, device=device) if case.picks == "list" else None
 
     def loader(self) -> Any:
-        """Batches of half of the nodes."""
-        from pyg_dist.loader import UniformVertexLoader
+        """Batches of half of the nodes, or of some nodes and their neighbours."""
+        from pyg_dist.loader import NeighborLoader, UniformVertexLoader
 
+        if self.samples_neighbours:
+            seeds = -(-self.data.num_nodes // NUM_STEPS)
+            return NeighborLoader(self.data, [3, 2], batch_size=seeds, shuffle=True)
         return UniformVertexLoader(self.data, self.data.num_nodes // 2, num_steps=NUM_STEPS, seed=1)
 
     def step(self, spoil: Callable[[Tensor], Tensor] = lambda x: x, batch: Any = None) -> Tensor:

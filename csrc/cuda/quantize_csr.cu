@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "cuda/kernels.h"
 #include "cuda/sum_edges.cuh"
 #include "cuda/warp.cuh"
@@ -7,9 +9,9 @@
 namespace pyg_dist::gpu {
 namespace {
 
-// Whether a row is a row of x as it is, which nobody copies.
-PYG_DIST_DEVICE bool is_row_of_x(const SpmmCsr& sums, int64_t row) {
-  return sums.weight == nullptr && sums.col_scale == nullptr && sums.rowptr[row + 1] - sums.rowptr[row] == 1;
+// Whether a row is a row of x, perhaps times a number: it is packed as it is read.
+PYG_DIST_DEVICE bool has_one_edge(const SpmmCsr& sums, int64_t row) {
+  return sums.rowptr[row + 1] - sums.rowptr[row] == 1;
 }
 
 // The other rows are summed into scratch memory, unless there are as many edges as rows: messages of rows have one
@@ -23,10 +25,10 @@ struct SumsToQuantize : SumEdges<X, accumulator_t<X>, kVec, kCount, false> {
 
   PYG_DIST_DEVICE void add(int64_t row, int64_t begin, int64_t end, const Columns& columns,
                            A (&sum)[kCount][kVec]) const {
-    if (!is_row_of_x(this->p, row)) Base::add(row, begin, end, columns, sum);
+    if (!has_one_edge(this->p, row)) Base::add(row, begin, end, columns, sum);
   }
   PYG_DIST_DEVICE void finish(int64_t row, const Columns& columns, A (&sum)[kCount][kVec]) const {
-    if (!is_row_of_x(this->p, row)) Base::finish(row, columns, sum);
+    if (!has_one_edge(this->p, row)) Base::finish(row, columns, sum);
   }
 };
 
@@ -82,6 +84,60 @@ struct Parameters {
   static PYG_DIST_DEVICE float rounded_up(float value) { return as_float((bits_of(value) + 0xffffu) & 0xffff0000u); }
 };
 
+// What an edge's row is multiplied by.
+template <class X>
+PYG_DIST_DEVICE accumulator_t<X> factor_of(const SpmmCsr& p, int64_t e) {
+  using A = accumulator_t<X>;
+  const A factor = p.weight == nullptr ? A{1} : static_cast<const A*>(p.weight)[e];
+  return p.col_scale == nullptr ? factor : factor * static_cast<const A*>(p.col_scale)[p.col[e]];
+}
+
+// Rows are functions of the column. One that memory has: of x, times a factor, or of the sums, where `sum` is not null.
+template <class X>
+struct StoredRow {
+  using A = accumulator_t<X>;
+  static constexpr int kAtOnce = 16;  // values that are on their way together
+
+  const X* x;
+  const A* sum;
+  A factor, zero;
+
+  PYG_DIST_DEVICE StoredRow(const SpmmCsr& p, const A* sums, int64_t row) {
+    const bool is_of_x = has_one_edge(p, row);
+    const int64_t e = p.rowptr[row];
+    x = is_of_x ? static_cast<const X*>(p.x) + p.col[e] * p.x_stride : nullptr;
+    sum = is_of_x ? nullptr : sums + row * p.num_features;
+    factor = is_of_x ? factor_of<X>(p, e) : A{1};
+    zero = is_of_x && (p.weight != nullptr || p.col_scale != nullptr) ? A{0} : -A{0};  // as sums begin; else -0 stays
+    if constexpr (std::is_same_v<X, A>) x = is_of_x ? x : sum;
+  }
+  PYG_DIST_DEVICE float operator()(int64_t c) const {
+    if constexpr (!std::is_same_v<X, A>) {
+      if (sum != nullptr) return static_cast<float>(sum[c]);
+    }
+    return static_cast<float>(to_sum(x[c]) * factor + zero);
+  }
+};
+
+// One that is summed anew for each value: where there are as many edges as rows, and yet not one each.
+template <class X>
+struct SummedRow {
+  using A = accumulator_t<X>;
+  static constexpr int kAtOnce = 1;  // 16 such loops were three quarters of the kernel's instructions
+
+  const SpmmCsr& p;
+  int64_t row;
+
+  PYG_DIST_DEVICE float operator()(int64_t c) const {
+    A total = 0;
+    PYG_DIST_UNROLL_BY(1)
+    for (int64_t e = p.rowptr[row]; e < p.rowptr[row + 1]; ++e) {
+      total += to_sum(static_cast<const X*>(p.x)[p.col[e] * p.x_stride + c]) * factor_of<X>(p, e);
+    }
+    return static_cast<float>(total);
+  }
+};
+
 // A warp for each row, which it reads twice, the second time from near by.
 template <class X, int kBits>
 struct PackRows {
@@ -90,36 +146,21 @@ struct PackRows {
   using A = accumulator_t<X>;
 
   QuantizeCsr p;
-  const A* sums;  // [num_rows, num_features]: those that are no row of x; null: they are summed as they are read
+  const A*
+      sums;  // [num_rows, num_features]: those of more or fewer edges than one; null: they are summed as they are read
   int64_t row_bytes;
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t row = (block_id() * kThreads + thread_id()) / kWarp;
     if (row >= p.sums.num_rows) return;
-    if (is_row_of_x(p.sums, row)) {
-      const X* const x = static_cast<const X*>(p.sums.x) + p.sums.col[p.sums.rowptr[row]] * p.sums.x_stride;
-      pack(row, [=](int64_t c) { return static_cast<float>(to_sum(x[c])); });
-    } else if (sums != nullptr) {
-      const A* const x = sums + row * p.sums.num_features;
-      pack(row, [=](int64_t c) { return static_cast<float>(x[c]); });
+    if (sums != nullptr || has_one_edge(p.sums, row)) {
+      pack(row, StoredRow<X>(p.sums, sums, row));
     } else {
-      pack(row, [this, row](int64_t c) { return static_cast<float>(sum(row, c)); });
+      pack(row, SummedRow<X>{p.sums, row});
     }
   }
 
  private:
-  PYG_DIST_DEVICE A sum(int64_t row, int64_t c) const {
-    const SpmmCsr& s = p.sums;
-    A total = 0;
-    for (int64_t e = s.rowptr[row]; e < s.rowptr[row + 1]; ++e) {
-      A factor = s.weight == nullptr ? A{1} : static_cast<const A*>(s.weight)[e];
-      if (s.col_scale != nullptr) factor *= static_cast<const A*>(s.col_scale)[s.col[e]];
-      total += to_sum(static_cast<const X*>(s.x)[s.col[e] * s.x_stride + c]) * factor;
-    }
-    return total;
-  }
-
-  // `x(c)` is a row's value in column c.
   template <class Row>
   PYG_DIST_DEVICE void pack(int64_t row, const Row& x) const {
     uint8_t* const packed = p.packed + row * row_bytes;
@@ -138,6 +179,7 @@ struct PackRows {
   PYG_DIST_DEVICE void round_row(int64_t row, const Row& x, uint8_t* packed) const {
     constexpr uint32_t kRoundsToInfinity = 0x7f7f8000;  // from this magnitude on, or NaN
     bool is_bad = false;
+    PYG_DIST_UNROLL_BY(Row::kAtOnce < 4 ? 1 : 4)
     for (int64_t c = lane_id(); c < p.sums.num_features; c += kWarp) {
       const float value = x(c);
       const bool is_infinite = (bits_of(value) & 0x7fffffffu) >= kRoundsToInfinity;
@@ -152,6 +194,7 @@ struct PackRows {
     constexpr uint32_t kLevels = (1u << kBits) - 1;
     const int64_t n = p.sums.num_features;
     float low = x(0), high = low, bad = 0.0f;
+    PYG_DIST_UNROLL_BY(Row::kAtOnce < 4 ? 1 : 4)
     for (int64_t c = lane_id(); c < n; c += kWarp) {
       const float value = x(c);
       low = value < low ? value : low;
@@ -187,14 +230,14 @@ struct PackRows {
       words = philox<Philox::kRoundingRounds>(p.seed, static_cast<uint64_t>(p.key[row]), counter,
                                               pyg_dist::Stream::rounding);
     }
-    PYG_DIST_UNROLL
+    PYG_DIST_UNROLL_BY(Row::kAtOnce)
     for (int group = 0; group < kGroups; ++group) {
       PYG_DIST_UNROLL
       for (int w = 0; w < 4; ++w) {
         const int64_t byte = 16 * group + first + w;
         if (byte >= num_bytes) continue;
         uint32_t made = 0;
-        PYG_DIST_UNROLL
+        PYG_DIST_UNROLL_BY(Row::kAtOnce)
         for (int k = 0; k < kInByte; ++k) {
           const int64_t column = byte + k * num_bytes;
           if (column >= n) continue;

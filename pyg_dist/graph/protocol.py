@@ -386,7 +386,7 @@ class SampledGraph(DistributedGraph, Protocol):
         """``e_id``: the edges' places in the input; ``t[e_id]`` is an edge tensor of the graph at the sample."""
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
-        """Make the operators that earlier batches had, of these weights or none, before a step asks; not collective."""
+        """Make what earlier batches had, operators of these weights or none, before a step asks; not collective."""
 
 
 C = TypeVar("C", bound="CopiedToDevices")

@@ -24,9 +24,9 @@ from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.grid.adjacency import AdjacencyTile, Entries
 from pyg_dist.grid.operator import GridOperator, TiledOperator
 from pyg_dist.grid.plan.mesh_shape import TileLayout, Tiling
-from pyg_dist.grid.plan.node_order import SampledOrder
+from pyg_dist.grid.plan.node_order import RedistributionPlan, SampledOrder
 from pyg_dist.grid.products import GridProducts, learns
-from pyg_dist.grid.sharding import Grid, GridNodes
+from pyg_dist.grid.sharding import Grid, GridNodes, Tile
 from pyg_dist.grid.tile_tensor import TileTensor
 from pyg_dist.tensor.row_index import PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor, local_tensors
@@ -87,6 +87,27 @@ class SampledGrid(Grid):
         """See :class:`~pyg_dist.grid.sharding.Grid`: those of all groups, which hold other rows."""
         return self.mesh.group(*axes) if self.sample.group is None else self.mesh.group(*axes, "data")
 
+    def tile(self, layout: TileLayout, width: int) -> Tile:
+        """See :class:`~pyg_dist.grid.sharding.Grid`; noted for :meth:`make_ahead`."""
+        self.parent.tiles_of_batches.add((layout, width))
+        return super().tile(layout, width)
+
+    def _route(self, before: TileLayout, after: TileLayout) -> RedistributionPlan:
+        self.parent.routes_of_batches.add((before, after))
+        return super()._route(before, after)
+
+    def make_ahead(self, device: torch.device) -> list[Tile]:
+        """Copy to ``device`` what earlier batches' tiles and redistributions had there; tiles go with their user."""
+        for ways in [*self.parent.routes_of_batches]:
+            route = self._route(*ways)
+            for rows in (*route.send, *route.receive):
+                if rows is not None:
+                    on_device(rows, device)
+        tiles = [self.tile(layout, width) for layout, width in [*self.parent.tiles_of_batches]]
+        for tile in tiles:
+            on_device(tile.rng_key, device)
+        return tiles
+
     def places(self, layout: TileLayout) -> Tensor:
         """Which of the graph's local rows in ``layout`` are the sample's, ascending, int64 (not collective)."""
         (low, high), (first, _) = self.held(layout), self.parent.held(layout)
@@ -125,6 +146,7 @@ class ProductsAtSample(GridProducts):
         tiling = Tiling.of(layout)
         if tiling not in self._adjacency:
             self._adjacency[tiling] = self._tile(tiling, self._entries_at_sample(self.parent.adjacency(layout)))
+            self.parent.matrices_of_batches.add(layout)  # of which the graph has its own now: no messages
         return self._adjacency[tiling]
 
     def _entries_at_sample(self, whole: AdjacencyTile) -> Entries:
@@ -184,6 +206,9 @@ class ProductsAtSample(GridProducts):
         return of
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
+        self._tiles_made_ahead = self._sampled_grid.make_ahead(self.device)
+        for layout in [*self.parent.matrices_of_batches]:
+            self.adjacency(layout).csr.transposed  # noqa: B018
         if self._sample.scale is None:
             return
         for (norm, dtype, layout), whole, weight in self.parent.used_by_batches.for_batch(weights):

@@ -63,6 +63,7 @@ class GridProducts(CopiedToDevices):
         self._adjacency: dict[Tiling, AdjacencyTile] = {}
         self._operators = OperatorCache(edge_rows.num_local)
         self.used_by_batches: UsedOperators[GridOperator] = UsedOperators()
+        self.matrices_of_batches: set[TileLayout] = set()
         self._elsewhere: dict[torch.device, object] = {}
 
     @property

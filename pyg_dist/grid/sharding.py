@@ -204,7 +204,8 @@ class Grid:
     an aggregation (Plexus, 5.2).
 
     ``first`` is the number of the first node of this data group, where groups have nodes of their own (``is_union``);
-    ``sample``: of a graph's nodes, for a batch.
+    ``sample``: of a graph's nodes, for a batch. ``tiles_of_batches`` and ``routes_of_batches``: what batches of this
+    grid's nodes have used, and the next one will.
     """
 
     first = 0
@@ -229,6 +230,8 @@ class Grid:
         self._tiles: MutableMapping[tuple[TileLayout, int], Tile] = {}
         self._routes: dict[tuple[TileLayout, TileLayout], RedistributionPlan] = {}
         self._redistributions: dict[tuple[TileLayout, TileLayout, int], Redistribution] = {}
+        self.tiles_of_batches: set[tuple[TileLayout, int]] = set()
+        self.routes_of_batches: set[tuple[TileLayout, TileLayout]] = set()
 
     def __deepcopy__(self, memo: object) -> Grid:
         return self  # immutable, apart from caches

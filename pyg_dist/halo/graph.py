@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Traffic, Transport
-from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import (
@@ -204,7 +204,7 @@ class HaloBatch(HaloGraph):
     def of(parent: HaloGraph, sample: Subset) -> HaloBatch:
         """The one that a sample of the nodes of a square graph induces, or whose edges it names."""
         links = parent.links
-        cut = restricted(parent.share, links.links, sample, links.of_machine, parent.local)
+        cut = restricted(parent.share, links.links, sample, links.of_machine, parent.device)
         nodes = SampledNodes(parent.node_sharding, cut.rows, sample)
         return HaloBatch(parent, cut, nodes, nodes, sample)
 
@@ -230,6 +230,8 @@ class HaloBatch(HaloGraph):
         raises.
         """
         if self._sample.scale is None:
+            if weight is None and norm.kind != "gcn":  # whose norm needs messages
+                self.parent.norms_of_batches.add((norm, dtype))
             return super().operator(norm, weight, dtype)
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             return self._learning_at_sample(norm, weight.to_local(), dtype)
@@ -253,10 +255,13 @@ class HaloBatch(HaloGraph):
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
         if self._sample.scale is None:
-            return
-        for (norm, dtype), whole, weight in self.parent.used_by_batches.for_batch(weights):
-            make = partial(self._restricted, whole, norm, weight, dtype)
-            operator = self._operators.get((norm, dtype), weight, make)
+            made: Any = [HaloGraph.operator(self, norm, None, dtype) for norm, dtype in [*self.parent.norms_of_batches]]
+        else:
+            made = [
+                self._operators.get((norm, dtype), weight, partial(self._restricted, whole, norm, weight, dtype))
+                for (norm, dtype), whole, weight in self.parent.used_by_batches.for_batch(weights)
+            ]
+        for operator in made:
             for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
                 matrix.value, matrix.transposed.value  # noqa: B018
 
@@ -317,7 +322,7 @@ class HaloBatch(HaloGraph):
         one = torch.ones(1, dtype=dtype, device=self.device)
         storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
         source, target = self.restriction.remote_ends
-        factor = self._pairs.factor(source, target, dtype).to(self.device)
+        factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
         sent = torch.cat([factor if remote_weights is None else remote_weights * factor, one])
         halo = self._sum_transfer.weighted(sent, storage)
         local = Matrix(self.local, storage) if local is None else local
@@ -329,7 +334,7 @@ class HaloBatch(HaloGraph):
         pattern, entry = whole.pattern.restricted(row, row)
         ids = self.parent.node_sharding.global_id[row]
         ends = pattern.on_host.col.long(), pattern.on_host.row()
-        factor = self._pairs.factor(*ends, dtype, ids).to(self.device)
+        factor = copied_to(self._pairs.factor(*ends, dtype, ids), self.device)
         return Matrix(pattern, factor if whole.value is None else whole.value[on_device(entry, self.device)] * factor)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
@@ -354,7 +359,7 @@ class HaloBatch(HaloGraph):
         """One over the probability of each edge's source, by edge storage, ``[e]``."""
         source, target = self._ends_on_host()
         ids = self._sample.node_id[self._neighbour_id_on_host - self.node_sharding.first]
-        return self._pairs.factor(source, target, dtype, ids).to(self.device)
+        return copied_to(self._pairs.factor(source, target, dtype, ids), self.device)
 
 
 @in_layout_of.register

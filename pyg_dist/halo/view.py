@@ -21,7 +21,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.caches import OperatorCache, UsedOperators
 from pyg_dist.graph.edges import Edges, is_wide
 from pyg_dist.graph.gcn_norm import SelfLoops
-from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, the_one
+from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, Norm, the_one
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
 from pyg_dist.halo.operator import LinearOperator, aggregate
@@ -85,6 +85,7 @@ class HaloView(CopiedToDevices):
         )
         self._operators = OperatorCache(num_edges)
         self.used_by_batches: UsedOperators[LinearOperator] = UsedOperators()
+        self.norms_of_batches: set[tuple[Norm, torch.dtype]] = set()
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
         for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):

@@ -147,9 +147,8 @@ const std::set<std::string> waits = {
 
 /// Those of pyg_dist that plans are made with, or that are the CPU's own: they have no form for a GPU.
 const std::set<std::string> host_only = {
-    "pyg_dist::csr_from_edges", "pyg_dist::transpose_csr", "pyg_dist::find_sorted",
-    "pyg_dist::spmm_csr_guess", "pyg_dist::relu",          "pyg_dist::relu_grad",
-    "pyg_dist::sample_rows",    "pyg_dist::distinct",      "pyg_dist::bipartite_matching",
+    "pyg_dist::csr_from_edges", "pyg_dist::transpose_csr", "pyg_dist::spmm_csr_guess", "pyg_dist::relu",
+    "pyg_dist::relu_grad",      "pyg_dist::sample_rows",   "pyg_dist::distinct",       "pyg_dist::bipartite_matching",
     "pyg_dist::encode_ids",     "pyg_dist::decode_ids",
 };
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from against_stock import Results, assert_same
 from torch import Tensor
-from training_cases import BATCHES, CASES, GRID, HALO, NUM_CLASSES, NUM_STEPS, Case, Training, graph
+from training_cases import BATCHES, CASES, GRID, HALO, NUM_CLASSES, NUM_STEPS, WAITING, Case, Training, graph
 from workers import Workers
 
 
@@ -89,21 +89,6 @@ def train_there(case: Case, library: Path) -> None:
     assert not made, made
 
 
-@contextlib.contextmanager
-def plans_of_the_grid_may_wait() -> Iterator[None]:
-    """A batch's redistributions and keys of tiles are copied to the device where a step first asks for them."""
-    from pyg_dist.backend.comm import redistribution
-    from pyg_dist.backend.on_device import on_device
-    from pyg_dist.tensor.functions import random
-
-    def exempted(*args: Any) -> Any:
-        with fake_device.exempt():
-            return on_device(*args)
-
-    with patch.object(redistribution, "on_device", exempted), patch.object(random, "on_device", exempted):
-        yield
-
-
 def train_on_batches(case: Case, library: Path) -> None:
     """A thread cuts them on the device, and waits for it; what trains does not."""
     from pyg_dist.loader import prefetch
@@ -122,9 +107,8 @@ def train_on_batches(case: Case, library: Path) -> None:
         with patch.object(prefetch, "_timed", exempted):
             losses = {f"loss {k}": training.step(batch=batch).cpu() for k, batch in enumerate(loader)}
             trained.append({**losses, **{name: p.cpu() for name, p in training.model.state_dict().items()}})
-            if place == device:
-                of_grid = plans_of_the_grid_may_wait() if case.layout == GRID else contextlib.nullcontext()
-                with fake_device.strict(), staging_may_wait(), of_grid:
+            if place == device and case.model not in WAITING:
+                with fake_device.strict(), staging_may_wait():
                     for batch in loader:
                         training.step(batch=batch)
     assert_same(trained[1], trained[0], str(case))

@@ -7,6 +7,7 @@ slots.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
@@ -57,10 +59,10 @@ class MachineLinks:
             row_owner, sum_owner, share.ranks_per_machine, share.num_ranks,
         )  # fmt: skip
 
-    def ways(self, node_id: Tensor, exchange: ExchangeKind) -> Routes:
+    def ways(self, node_id: Tensor, device: torch.device, exchange: ExchangeKind) -> Routes:
         """Of what crosses between nodes of an ascending list."""
         _, of_row, of_sum, row, sums_of, _ = edges_between(
-            self.edges.rows, self.edges.sums, self.rowptr, self.edges.row, node_id
+            self.edges.rows, self.edges.sums, self.rowptr, self.edges.row, node_id, device
         )
         rows, sums = some_of(self.edges.rows, of_row), some_of(self.edges.sums, of_sum)
         edges = RemoteEdges(self.edges.num_ranks, row, row, sums_of, rows, sums, self.edges.load)
@@ -82,25 +84,29 @@ def machine_edges(
 
 
 def edges_between(
-    rows: Candidates, sums: Candidates, rowptr: Tensor, row: Tensor, node_id: Tensor
+    rows: Candidates, sums: Candidates, rowptr: Tensor, row: Tensor, node_id: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The edges with both ends in an ascending list.
+    """The edges with both ends in an ascending list, on the host: they are found on ``device``, which is waited for.
 
-    Where the nodes of all rows stand in it, which rows and sums some edge needs, which of these each edge has, and
-    which edges these are.
+    Which rows and sums some edge needs, where the nodes of these rows stand in the list, which row and sum of these
+    each edge has, and which edges these are.
     """
-    at_row = ops.find_sorted(node_id, rows.node)
+    rowptr, row, node_id, of_rows, of_sums = (
+        on_device(known, device) for known in (rowptr, row, node_id, rows.node, sums.node)
+    )
+    at_row = ops.find_sorted(node_id, of_rows)
     of_row = (at_row >= 0).nonzero().view(-1)
-    of_sum = (ops.find_sorted(node_id, sums.node) >= 0).nonzero().view(-1)
+    of_sum = (ops.find_sorted(node_id, of_sums) >= 0).nonzero().view(-1)
     rowptr, row, entry, *_ = ops.restrict_csr(rowptr, row, of_sum, of_row, len(rows))
-    sums_of, of_sum = _used(torch.repeat_interleave(torch.arange(of_sum.numel()), rowptr.diff()), of_sum)
+    sums_of, of_sum = _used(torch.repeat_interleave(torch.arange(of_sum.numel(), device=device), rowptr.diff()), of_sum)
     row, of_row = _used(row.long(), of_row)
-    return at_row, of_row, of_sum, row, sums_of, entry
+    found = at_row.index_select(0, of_row), of_row, of_sum, row, sums_of, entry
+    return tuple(x.cpu() for x in found)  # type: ignore[return-value]
 
 
 def _used(number: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """The candidates that some edge needs, and their numbers among these."""
-    used = torch.zeros(candidates.numel(), dtype=torch.bool)
+    used = torch.zeros(candidates.numel(), dtype=torch.bool, device=number.device)
     used[number] = True
     place = torch.cumsum(used, 0, dtype=torch.int32) - 1
     return place[number], candidates[used]
@@ -159,14 +165,14 @@ class RemoteLinks:
         nodes = LocalRows.of(share.node_id)
         return RemoteLinks(found.rows, found.sums, rowptr, found.row, _small(found.edge), load, nodes)
 
-    def between(self, node_id: Tensor) -> tuple[RemoteEdges, Tensor]:
+    def between(self, node_id: Tensor, device: torch.device) -> tuple[RemoteEdges, Tensor]:
         """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
         at_row, of_row, of_sum, row, sums_of, entry = edges_between(
-            self.rows, self.sums, self.rowptr, self.row, node_id
+            self.rows, self.sums, self.rowptr, self.row, node_id, device
         )
         rows, sums = some_of(self.rows, of_row), some_of(self.sums, of_sum)
         edges = RemoteEdges(self.load.numel(), self.place[entry].long(), row, sums_of, rows, sums, self.load)
-        return edges, at_row[of_row]
+        return edges, at_row
 
 
 _TABLE = 8
@@ -227,7 +233,7 @@ def restricted(
     links: RemoteLinks,
     subset: Subset,
     of_machine: MachineLinks | None = None,
-    there: CSR | None = None,
+    device: torch.device | None = None,
 ) -> Restriction:
     """The share of the batch that a subset's nodes induce, or whose edges it names.
 
@@ -235,20 +241,22 @@ def restricted(
     edges of the rank) time; where the subset names its edges, in these.
 
     The ``subset`` is the same on every rank, or with edges that are named, this rank's. ``of_machine``: the remote
-    edges of its machine, in two levels. Edges that are named go in one. ``there``: the share's local edges on another
-    device, which cuts them then.
+    edges of its machine, in two levels. Edges that are named go in one. ``device`` finds which edges are in the batch,
+    from copies that are made once; what is exchanged is planned from these on the host.
     """
+    device = share.local.device if device is None else device
     rows = SampledRows.of(links.nodes, subset)
     if subset.kept is not None:
         return restricted_to(share, subset.kept, rows, rows, links.load)
     node_id = subset.node_id
     remote, at_row = None, None
     if share.num_ranks > 1 and (links.row.numel() or of_machine is not None):
-        remote, at_row = links.between(node_id)
-    local, entry = (share.local if there is None else there).restricted(rows.row, rows.row)
+        remote, at_row = links.between(node_id, device)
+    local, entry = share.local.to(device).restricted(rows.row, rows.row)
     edges = _Edges(local.on_host, entry, remote, at_row)
     own = LocalRows(_at(node_id, rows.by_number.ascending), rows.by_number.row)
-    return _restriction(share, rows, (own, own), edges, None, node_id, of_machine)
+    ways = None if of_machine is None else partial(of_machine.ways, node_id, device)
+    return _restriction(share, rows, (own, own), edges, None, ways)
 
 
 def restricted_to(
@@ -282,7 +290,7 @@ def restricted_to(
             rank,
         )
     edges = _Edges(replace(csr, place=None), local_edge, remote)
-    return _restriction(share, targets, own, edges, kept, targets.number, None)
+    return _restriction(share, targets, own, edges, kept, None)
 
 
 def _restriction(
@@ -291,13 +299,11 @@ def _restriction(
     own: tuple[LocalRows, LocalRows],
     edges: _Edges,
     kept: KeptEdges | None,
-    node_id: Tensor,
-    of_machine: MachineLinks | None,
+    ways: Callable[[ExchangeKind], Routes] | None,
 ) -> Restriction:
     """The share of ``edges`` to ``rows``.
 
-    ``own`` are sources and targets as the ends of the edges name them; ``node_id`` are the subset's nodes, which all
-    ranks of a machine know in two levels.
+    ``own`` are sources and targets as the ends of the edges name them; ``ways`` is for two levels.
     """
     sources, targets = own
     num_local, num_inner = rows.row.numel(), int((rows.row < share.num_inner).sum())
@@ -311,7 +317,7 @@ def _restriction(
         num_inner=num_inner,
         local=edges.local,
         exchange=share.exchange,
-        ranks_per_machine=None if of_machine is None else of_machine.ranks_per_machine,
+        ranks_per_machine=None if ways is None else share.ranks_per_machine,
     )
     kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
     none, remote = torch.empty(0, dtype=torch.int64), edges.remote
@@ -342,7 +348,7 @@ def _restriction(
         return Slots.of(edges, cover) if by is None else by.slots(edges, cover)
 
     covers = {kind: remote.cover(kind, each_step=True).split(here.rows, here.sums) for kind in kinds}
-    routes = {kind: None if of_machine is None else of_machine.ways(node_id, kind) for kind in kinds}
+    routes = {kind: None if ways is None else ways(kind) for kind in kinds}
     received, sent = (
         {kind: slots(one_way, covers[kind][leaves], routes[kind]) for kind in kinds}
         for leaves, one_way in enumerate((arriving, leaving))
