@@ -88,7 +88,7 @@ class SampledGrid(Grid):
         return self.mesh.group(*axes) if self.sample.group is None else self.mesh.group(*axes, "data")
 
     def tile(self, layout: TileLayout, width: int) -> Tile:
-        """See :class:`~pyg_dist.grid.sharding.Grid`; noted for :meth:`make_ahead`."""
+        """A tile, noted for :meth:`make_ahead`."""
         self.parent.tiles_of_batches.add((layout, width))
         return super().tile(layout, width)
 
