@@ -194,6 +194,7 @@ class _OnEdges(MessagePassing):
     """What a distributed class has before the methods of the stock conv."""
 
     is_distributed = True
+    gives_terms = False  # set by a HeteroConv that adds the results of several relations up itself
     stock: Any
     code: Any
 

@@ -21,15 +21,17 @@ from torch_geometric.nn import AGNNConv, GATConv, GATv2Conv, GeneralConv, Messag
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
 from pyg_dist.conv.fast_paths import Step, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
+from pyg_dist.conv.hetero_conv import Biased
 from pyg_dist.conv.weighted_sum import can_project_last, commutes
 from pyg_dist.graph.edges import Edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor
-from pyg_dist.tensor.functions.layers import product
+from pyg_dist.tensor.functions.layers import product, sparse_rows
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import local_tensors, local_values
 
@@ -110,36 +112,41 @@ def _additive(call: _Call, edges: Edges, x: object, edge_attr: Tensor | None = N
     if weight is None or not _meet(source, weight, conv.att_src) or not _fits(conv, edges, attr, source):
         return None
     residual = None if conv.res is None or target is None else conv.res(target)
-    rows: Any = lin_source(source).to_rows()
+    heads, columns, enter = conv.heads, conv.out_channels, edges.graph.targets.copy_to_ranks
+    is_own = target is source and lin_target is lin_source
+    comes_along = _projects_heads(lin_source, source)
+    rows: Any = source.to_rows() if comes_along else lin_source(source).to_rows()
     dtype = _dtype_of_sums(rows, conv.att_src)
-    value = rows.to_local().to(dtype)
-    own: Any = value if target is source and lin_target is lin_source else None
-    reads_target = target is not None and own is None and can_project_last(lin_target, target, dtype)
-    if own is None and target is not None and not reads_target:
-        own = lin_target(target).to_rows().to_local().to(dtype)
+    by_source, by_target = (
+        _diagonal(enter(att).view(heads, columns).to(dtype)) for att in (conv.att_src, conv.att_dst)
+    )
+    by_value = torch.cat([by_source, by_target]) if is_own else by_source
+    if comes_along:
+        entered = enter(weight)
+        value, logits = large_tensors.linear_pair(rows.to_local(), entered, by_value @ entered)
+    else:
+        value = rows.to_local().to(dtype)
+        with torch.autocast(value.device.type, enabled=False):
+            logits = F.linear(value, by_value)
+    has_query = target is not None and not is_own
+    reads_target = has_query and can_project_last(lin_target, target, dtype)
+    own: Any = lin_target(target).to_rows().to_local().to(dtype) if has_query and not reads_target else None
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
         edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)
     elif attr is not None and edges.rows.size == 0:
         attr = None  # PyG does not look at it where there are no edges at all
-    key: Tensor
-    query: Tensor | None
-    heads, columns, enter = conv.heads, conv.out_channels, edges.graph.targets.copy_to_ranks
-    by_source, by_target = (
-        _diagonal(enter(att).view(heads, columns).to(dtype)) for att in (conv.att_src, conv.att_dst)
-    )
+    key: Tensor = logits[:, :heads]
+    query: Tensor | None = logits[:, heads:] if is_own else None
     edge_weight = None
     with torch.autocast(value.device.type, enabled=False):
-        if own is value:
-            both = F.linear(value, torch.cat([by_source, by_target]))
-            key, query = both[:, :heads], both[:, heads:]
-        else:
-            key, query = F.linear(value, by_source), None if own is None else F.linear(own, by_target)
-            if reads_target:  # whose projected rows nobody else needs: the heads' vectors are projected in their place
-                lin = [by_target @ enter(lin_target.weight)]
-                lin += [] if lin_target.bias is None else [by_target @ enter(lin_target.bias)]
-                with local_tensors():
-                    query = product(target.to_rows(), *lin)
+        if own is not None:
+            query = F.linear(own, by_target)
+        elif reads_target:  # whose projected rows nobody else needs: the heads' vectors are projected in their place
+            lin = [by_target @ enter(lin_target.weight)]
+            lin += [] if lin_target.bias is None else [by_target @ enter(lin_target.bias)]
+            with local_tensors():
+                query = product(target.to_rows(), *lin)
         if attr is not None:
             of_heads = conv.lin_edge.weight.view(heads, columns, -1) * conv.att_edge.view(heads, columns, 1)
             edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1)).to(dtype)
@@ -149,11 +156,24 @@ def _additive(call: _Call, edges: Edges, x: object, edge_attr: Tensor | None = N
     if not conv.concat:
         sums = sums.view(-1, heads, columns).mean(dim=1)
     if residual is None and conv.bias is not None:
-        sums = sums + enter(conv.bias)
+        if conv.gives_terms and alpha is None:
+            return Biased(_nodes(edges, sums), enter(conv.bias))
+        sums = large_tensors.add(sums, enter(conv.bias))
     out: Any = _nodes(edges, sums)
     if residual is not None:
         out = out + residual if conv.bias is None else out + residual + conv.bias
     return out if alpha is None else (out, (edges, _dropped(alpha, spec)))
+
+
+def _projects_heads(lin: Any, x: Any) -> bool:
+    """Whether the heads' vectors are projected by ``lin``, to meet the rows of x beside it, and not its output.
+
+    In place of five times that output, forward and backward read or write x up to four times more; a derivative by the
+    output would have to be added to the one of the sums.
+    """
+    if type(x) is not NodeTensor or not can_project_last(lin, x, x.dtype) or lin.bias is not None:
+        return False
+    return x.shape[1] <= lin.weight.shape[0] and sparse_rows(x, lin.weight) is None
 
 
 def _attend(

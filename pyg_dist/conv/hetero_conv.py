@@ -55,6 +55,19 @@ class LinearTerms:
         return project_first(lin, self.graph, self.source, self.operator, on_tie=keeps_less)
 
 
+@dataclass(frozen=True)
+class Biased:
+    """What a relation adds to its targets, the bias not added yet."""
+
+    rows: NodeTensor
+    bias: Tensor  # as it has entered
+
+    def value(self) -> Tensor:
+        """The result by itself."""
+        with local_tensors():
+            return as_row_tensor_(large_tensors.add(self.rows, self.bias), self.rows._sharding)
+
+
 class DistributedHeteroConv(HeteroConv):
     r"""PyG's :class:`~torch_geometric.nn.HeteroConv` over relations of a distributed graph, same numbers (exact).
 
@@ -96,7 +109,9 @@ def _grouped(results: list[Any], aggr: str | None) -> Tensor | None:
     """PyG's ``group`` of tensors and terms (collective if there are terms)."""
     if len(results) > 1 and aggr in ("sum", "mean") and _lie_alike(results):
         return _total(results, 1 / len(results) if aggr == "mean" else 1)
-    return cast("Tensor | None", group([r.value() if isinstance(r, LinearTerms) else r for r in results], aggr))
+    return cast(
+        "Tensor | None", group([r.value() if isinstance(r, (LinearTerms, Biased)) else r for r in results], aggr)
+    )
 
 
 def _lie_alike(results: Sequence[Any]) -> bool:
@@ -106,6 +121,7 @@ def _lie_alike(results: Sequence[Any]) -> bool:
         if isinstance(result, LinearTerms):
             weight = result.conv.lin_l.weight
             return id(result.graph.targets), weight.shape[0], weight.dtype
+        result = result.rows if isinstance(result, Biased) else result
         if type(result) is not NodeTensor or result.dim() != 2:
             return result  # equal to no other one
         return id(result._sharding), result.shape[1], result.dtype
@@ -117,13 +133,16 @@ def _lie_alike(results: Sequence[Any]) -> bool:
 def _total(results: Sequence[Any], scale: float) -> Tensor:
     """``scale`` times the sum (collective)."""
     terms = [result for result in results if isinstance(result, LinearTerms)]
-    tensors = [result for result in results if not isinstance(result, LinearTerms)]
+    others = [result for result in results if not isinstance(result, LinearTerms)]
+    tensors = [other.rows if isinstance(other, Biased) else other for other in others]
+    biases = [other.bias for other in others if isinstance(other, Biased)]
     rows = terms[0].graph.targets if terms else tensors[0]._sharding
     of_terms = [_sum_of(terms, scale)] if terms else []
     with local_tensors():
         if len(tensors) > 1:  # the first sum is a tensor of its own, into which the others may be added
             tensors = [reduce(large_tensors.add_into_, tensors[2:], large_tensors.add(*tensors[:2]))]
         scaled = [tensor if scale == 1 else large_tensors.multiply(tensor, scale) for tensor in tensors]
+        scaled += [sum(biases[1:], start=biases[0]) * scale] if biases else []
         total = reduce(large_tensors.add_into_, [*of_terms, *scaled])
     return cast(Tensor, as_row_tensor_(total.as_subclass(Tensor), rows))
 

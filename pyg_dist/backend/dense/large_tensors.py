@@ -80,6 +80,34 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+class _LinearPair(LocalFunction[tuple[Tensor, Tensor]]):
+    """Two linear maps of the same rows, whose gradients by these are added up in one tensor."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, weight: Tensor, narrow: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, weight, narrow)
+        return _product(x, weight.t()), x @ narrow.t()
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor, of_narrow: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, narrow = ctx.saved_tensors
+        of_x, of_weight, of_both = ctx.needs_input_grad
+        by_weight = grad.t() @ x if of_weight else None
+        by_narrow = of_narrow.t() @ x if of_both else None
+        if not of_x:
+            return None, by_weight, by_narrow
+        if torch.is_grad_enabled():  # with create_graph, torch differentiates again
+            return grad @ weight + of_narrow @ narrow, by_weight, by_narrow
+        return _product(grad, weight).addmm_(of_narrow, narrow), by_weight, by_narrow
+
+
+def linear_pair(x: Tensor, weight: Tensor, narrow: Tensor) -> tuple[Tensor, Tensor]:
+    """``x weight^T`` and ``x narrow^T``. Shapes: ``[N, F], [O, F], [P, F] -> [N, O], [N, P]``."""
+    if is_large(x, x.shape[0] * weight.shape[0]):
+        return _LinearPair.apply(x, weight, narrow)
+    return F.linear(x, weight), F.linear(x, narrow)
+
+
 class _AddProduct(LocalFunction[Tensor]):
     """``out + x weight^T``, written into out."""
 
@@ -223,18 +251,20 @@ def relu(x: Tensor, inplace: bool = False) -> Tensor:
 
 
 class _Sum(LocalFunction[Tensor]):
-    """``a + alpha * b``, where b is a tensor of the same shape or a number."""
+    """``a + alpha * b``, where b is a tensor of the same shape, a row for all, or a number."""
 
     @staticmethod
     def forward(ctx: Context, a: Tensor, b: Any, alpha: float) -> Tensor:
-        ctx.alpha = alpha
+        ctx.alpha, ctx.is_row = alpha, isinstance(b, Tensor) and b.dim() == 1
         return torch.add(a, b, alpha=alpha, out=ops.empty_rows(a, *a.shape))
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         of_a, of_b, _ = ctx.needs_input_grad
-        by_b = grad if ctx.alpha == 1 or not of_b else multiply(grad, ctx.alpha)
-        return grad if of_a else None, by_b if of_b else None, None
+        if not of_b:
+            return grad, None, None
+        by_b = grad.sum(0) if ctx.is_row else grad
+        return grad if of_a else None, by_b if ctx.alpha == 1 else multiply(by_b, ctx.alpha), None
 
 
 class _SumInto(LocalFunction[Tensor]):
@@ -293,13 +323,19 @@ def _are_large(a: object, b: object) -> bool:
     return type(b) in (int, float)
 
 
+def _is_row_for_all(a: Any, b: Any) -> bool:
+    """Whether b, a row, is to be added to each of a's, which are many."""
+    is_row = isinstance(b, Tensor) and b.dim() == 1 and b.shape == a.shape[1:] and b.dtype == a.dtype
+    return is_row and _are_large(a, 0)
+
+
 def _plain(operand: object) -> object:
     return operand.as_subclass(Tensor) if isinstance(operand, Tensor) else operand
 
 
 def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.add``, of any operands."""
-    if _are_large(a, b) and type(alpha) in (int, float):
+    if type(alpha) in (int, float) and (_are_large(a, b) or _is_row_for_all(a, b)):
         return _Sum.apply(_plain(a), _plain(b), alpha)
     return torch.add(a, b, alpha=alpha)
 

@@ -45,6 +45,44 @@ def test_linear_has_the_bits_of_torch(num_rows: int, dtype: torch.dtype, has_bia
         assert_same_bits(mine, expected)
 
 
+def test_two_maps_of_the_same_rows(num_rows: int) -> None:
+    """Values, gradients, and gradients of these."""
+    x, weight, narrow = (torch.randn(*shape, dtype=torch.float64) for shape in ((num_rows, 19), (37, 19), (3, 19)))
+
+    def both(x: Tensor, weight: Tensor, narrow: Tensor) -> Tensor:
+        return torch.cat(large_tensors.linear_pair(x, weight, narrow), 1)
+
+    def penalised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def penalty(*operands: Tensor) -> Tensor:
+            return torch.cat(
+                [
+                    g.flatten()
+                    for g in torch.autograd.grad(function(*operands).square().mean(), operands, create_graph=True)
+                ]
+            )
+
+        return penalty
+
+    def stock(x: Tensor, weight: Tensor, narrow: Tensor) -> Tensor:
+        return torch.cat([F.linear(x, weight), F.linear(x, narrow)], 1)
+
+    assert "_LinearPair" in large_tensors.linear_pair(x, weight.requires_grad_(), narrow)[1].grad_fn.name()  # type: ignore[union-attr]
+    for mine, torchs in ((both, stock), (penalised(both), penalised(stock))):
+        for got, expected in zip(results(mine, x, weight, narrow), results(torchs, x, weight, narrow), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_row_is_added_to_all(num_rows: int) -> None:
+    rows, bias = torch.randn(num_rows, 37), torch.randn(37)
+    assert "_Sum" in large_tensors.add(rows, bias.requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
+    for got, expected in zip(
+        results(lambda a, b: large_tensors.add(a, b, alpha=2), rows, bias),
+        results(lambda a, b: torch.add(a, b, alpha=2), rows, bias),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_linear_follows_torch_s_precision(matmul_precision: Callable[[str], None], has_bias: bool) -> None:
     """In bf16 matrix units where there are some; elsewhere oneDNN's float32 products stand in for MKL's."""
