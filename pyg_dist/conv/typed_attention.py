@@ -13,6 +13,7 @@ from torch_geometric.nn import HGTConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
 from pyg_dist.conv.fast_paths import fast_path
@@ -32,43 +33,66 @@ def typed_attention(conv: HGTConv, edges: dict[Any, Edges], given: dict[str, Any
     """
     x_dict, heads = given["x_dict"], conv.heads
     columns = conv.out_channels // heads
-    kqv: dict[str, Any] = {kind: torch.tensor_split(rows, 3, dim=1) for kind, rows in conv.kqv_lin(x_dict).items()}
-    first = next(iter(kqv.values()))[0]
+    projected: dict[str, Any] = conv.kqv_lin(x_dict)
+    first = next(iter(projected.values()))
     if not isinstance(first, NodeTensor) or first.dtype not in ops.FLOATS or not edges:
         return None
     if torch.is_autocast_enabled(first.device.type):
         return None
     enter = first._sharding.copy_to_ranks
-    by_key, by_value = (
-        enter(lin.weight).view(heads, len(conv.edge_types), columns, columns) for lin in (conv.k_rel, conv.v_rel)
-    )
+    weights = [enter(lin.weight) for lin in (conv.k_rel, conv.v_rel)]
+    by_key, by_value = (weight.view(heads, len(conv.edge_types), columns, columns) for weight in weights)
+    priors = {relation: enter(conv.p_rel["__".join(relation)]) for relation in edges}
+    kqv = {kind: rows.to_local() for kind, rows in projected.items()}
     outs: dict[str, Any] = {}
-    for kind, (_, query, _) in kqv.items():
+    for kind, rows in kqv.items():
         if kind not in conv.dst_node_types:
             continue
         relations = [relation for relation in edges if relation[-1] == kind]
-        if not relations:
-            outs[kind] = torch.zeros_like(query)
-            continue
+        query = torch.tensor_split(rows, 3, dim=1)[1]
         keys, values = [], []
         for relation in relations:
-            key, _, value = (rows.to_local().view(-1, heads, columns) for rows in kqv[relation[0]])
-            number, prior = conv.edge_types_map[relation], enter(conv.p_rel["__".join(relation)])
-            keys.append(torch.einsum("nhc,hcd->nhd", key, by_key[:, number]) * prior.view(1, heads, 1))
+            key, _, value = (x.view(-1, heads, columns) for x in torch.tensor_split(kqv[relation[0]], 3, dim=1))
+            number = conv.edge_types_map[relation]
+            keys.append(torch.einsum("nhc,hcd->nhd", key, by_key[:, number]) * priors[relation].view(1, heads, 1))
             values.append(torch.einsum("nhc,hcd->nhd", value, by_value[:, number]))
-        joined = _joined([edges[relation] for relation in relations])
-        spec = AttentionSpec("dot", heads, scale=1 / math.sqrt(columns))
-        inputs = AttentionInputs(torch.cat(values), torch.cat(keys), query.to_local().view(-1, heads, columns))
-        sums = joined.graph.attend(joined, inputs, spec, conv)[0]
-        outs[kind] = NodeTensor.from_local(sums, joined.graph.targets)
-    projected = conv.out_lin({kind: F.gelu(out) for kind, out in outs.items()})
+        if relations:
+            joined = _joined([edges[relation] for relation in relations])
+            spec = AttentionSpec("dot", heads, scale=1 / math.sqrt(columns))
+            inputs = AttentionInputs(torch.cat(values), torch.cat(keys), query.reshape(-1, heads, columns))
+            sums = joined.graph.attend(joined, inputs, spec, conv)[0]
+        else:
+            sums = torch.zeros_like(query)
+        sources = {relation[0] for relation in relations}
+        unused = [rows for other, rows in kqv.items() if not (relations and other in {kind, *sources})]
+        unused += [prior for relation, prior in priors.items() if relation not in relations]
+        sums = _DependsOn.apply(sums, *unused, *(weights if not relations else ()))
+        outs[kind] = NodeTensor.from_local(sums, projected[kind]._sharding)
+    mapped = conv.out_lin({kind: F.gelu(out) for kind, out in outs.items()})
     for kind in outs:
-        out = projected[kind]
+        out = mapped[kind]
         if out.size(-1) == x_dict[kind].size(-1):
             alpha = conv.skip[kind].sigmoid()
             out = alpha * out + (1 - alpha) * x_dict[kind]
         outs[kind] = out
     return outs
+
+
+class _DependsOn(LocalFunction[Tensor]):
+    """A tensor as it is; others get a gradient of zeros from it.
+
+    PyG has the rows of all types in one tensor, so each parameter gets a gradient, and an optimizer may change it
+    (weight decay), whichever types' outputs make up the loss.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.others = [(other.shape, other.dtype) for other in others]
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, ...]:
+        return grad, *(grad.new_zeros(1, dtype=dtype).expand(shape) for shape, dtype in ctx.others)
 
 
 def _joined(edges: Sequence[Edges]) -> Edges:

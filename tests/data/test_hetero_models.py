@@ -245,6 +245,11 @@ def others() -> dict[str, Callable[[], Case]]:
             graph(*dotted), lambda d: HeteroConv({r: sage(r) for r in d.edge_types}), by_relation
         ),
         "HGT": lambda: typed(HGTConv, graph(CITES, WRITES, BY, HAS)),
+        "HGT, a loss of one type": lambda: (
+            graph(WRITES, BY, HAS, ("paper", "on", "term"), width=8),
+            lambda d: nn.ModuleList(HGTConv(8, 8, d.metadata(), heads=2) for _ in range(2)),
+            lambda m, d: m[1](m[0](d.x_dict, d.edge_index_dict), d.edge_index_dict)["author"],
+        ),
         "HGT, equal widths": lambda: typed(HGTConv, graph(WRITES, BY, width=8), 8),
         "HGT, more types than there are": lambda: typed(HGTConv, graph(WRITES), metadata=more),
         "HGT, sparse": lambda: sparse(typed(HGTConv, graph(WRITES, BY))),
