@@ -138,7 +138,11 @@ class Writer:
                     raise StoreError(f"Expected one {self.path} for all ranks (got several): take a shared folder")
             manifest = Manifest(self._world_size, snapshot.state, snapshot.generators, snapshot.rows, written)
             with explained_disk_errors(folder, _REMEDY):
-                replace_text(folder / FILE, manifest.to_json())
+                try:
+                    replace_text(folder / FILE, manifest.to_json())
+                except OSError:  # its shards would take the room that the next one needs
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
                 sync(self.path)
                 remove(self.path, self.keep)
 

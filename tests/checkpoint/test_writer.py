@@ -141,14 +141,21 @@ def test_two_runs_in_one_folder(workers: Pools, tmp_path: Path) -> None:
     workers(1).run(two_runs, tmp_path)
 
 
-def test_a_full_disk_is_told_and_leaves_the_one_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["pwrite", "replace", "fsync", "mkdir"])
+def test_a_full_disk_is_told_and_leaves_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """``replace``: the room ends with the manifest."""
     write(tmp_path, 1)
+    own = getattr(os, what)
 
-    def full(*args: Any) -> int:
+    def full(*args: Any, **kwargs: Any) -> Any:
+        if what == "replace" and not str(args[1]).endswith("manifest.json"):
+            return own(*args, **kwargs)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, what, full)
         with pytest.raises(ValueError, match=r"Expected room to write in .*checkpoint-00000002 .*No space") as caught:
             write(tmp_path, 2)
     assert "\n" not in str(caught.value)
