@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 from launching import run_script
-from limits import COMMAND_SECONDS
 
 from pyg_dist.backend.session import leaving
 
@@ -144,10 +142,10 @@ way_out.watch_run()
 """
 
 
-def test_an_error_at_the_end_is_one_line_and_a_status() -> None:
-    command = [sys.executable, "-c", _FAILS_AT_THE_END]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-    assert ended.returncode == 1
+def test_an_error_at_the_end_is_one_line_and_a_status(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(_FAILS_AT_THE_END)
+    ended = run_script("python", 1, tmp_path / "script.py")
+    assert ended.codes == [1]
     assert ended.stdout == "closed, too\n"
     assert "failed at the end: ValueError: found late" in ended.stderr
     assert "Traceback" not in ended.stderr
