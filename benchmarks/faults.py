@@ -46,8 +46,11 @@ class Ended(NamedTuple):
     seconds: float
 
 
-def launch(launcher: str, ranks: int, *args: str) -> Ended:
-    """Start ``fault_ranks.py`` on some ranks, in processes forked from one with the imports, and wait for the last."""
+def launch(launcher: str, ranks: int, *args: str, seconds: float = 0.0) -> Ended:
+    """Start ``fault_ranks.py`` on some ranks, in processes forked from one with the imports, and wait for the last.
+
+    ``seconds``: how long they train.
+    """
     sys.path.insert(0, str(TESTS))
     import forked_python
 
@@ -68,7 +71,7 @@ def launch(launcher: str, ranks: int, *args: str) -> Ended:
         environs = [{**place, "RANK": str(rank)} for rank in range(ranks)]
     with tempfile.TemporaryFile("w+") as said:
         started = [subprocess.Popen(command, env=e, stdout=said, stderr=subprocess.STDOUT) for e in environs]
-        codes = [process.wait(300) for process in started]
+        codes = [process.wait(300 + seconds) for process in started]
         end = time.time()
         said.seek(0)
         text = said.read()
@@ -138,7 +141,7 @@ def kills(count: int, load: int) -> dict[str, Any]:
 
 def soak(seconds: float) -> list[dict[str, int]]:
     """Resources of rank 0 of two that train for so long, at ten moments."""
-    ended = launch("by hand", 2, "--seconds", str(seconds))
+    ended = launch("by hand", 2, "--seconds", str(seconds), seconds=seconds)
     found = [json.loads(text) for text in re.findall(r"soak (.*)", ended.said)]
     rows = found[:: max(1, len(found) // 10)]
     sys.stdout.write("\n".join(map(str, [ended.codes, *rows])) + "\n")
@@ -245,8 +248,9 @@ def main() -> None:
         found = {f"overhead, {Path(options.overhead).stem}": overhead(options.overhead)}
     else:
         found = {f"faults, {options.launcher}": measure(options.launcher, options.times)}
-    known = json.loads(options.out.read_text()) if options.out.exists() else {"machine": machine.describe()}
-    options.out.write_text(json.dumps(known | found, indent=2) + "\n")
+    of_each = {name: {"machine": machine.describe(), "found": of} for name, of in found.items()}
+    known = machine.earlier_results(options.out) or {}
+    options.out.write_text(json.dumps(known | of_each, indent=2) + "\n")
 
 
 if __name__ == "__main__":
