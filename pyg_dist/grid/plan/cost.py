@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pyg_dist.backend.session.settings import GRID_SUMS
@@ -41,6 +42,9 @@ def all_to_all_seconds(
     not; t is :meth:`Machine.turns`, since no network card works for what stays inside. Plexus, 4.2 prices rings, where
     one message of a group leaves a machine; in an all-to-all p_o of each rank do, and the k ranks of the machine that
     have such partners along these axes share its link. Contention is by axis, as there: y runs inside of x, x of z.
+
+    Along one axis are gathers and scattered sums. Where its lines have k ranks on each of m machines, these go in two
+    steps (:mod:`pyg_dist.grid.collectives`): with pieces of s bytes, m - 1 of them by the link, and m (k - 1) inside.
     """
     stride, place, size = _line(shape, axes, rank)
     if size == 1:
@@ -49,14 +53,32 @@ def all_to_all_seconds(
     high = min(low + machine.ranks_per_node, shape.size)
     partners = size - 1
     inside = min(place, (rank - low) // stride) + min(partners - place, (high - 1 - rank) // stride)
-    outside, sharing = partners - inside, 0
+    outside, sharing, steps = partners - inside, 0, 1
     for other in range(low, high) if outside else ():
         _, its_place, _ = _line(shape, axes, other)
         first = other - its_place * stride
         sharing += first < low or first + partners * stride >= high
-    near = machine.send_seconds(num_bytes * inside / partners, calls * inside, sharing, True)
+    pieces = inside
+    if len(axes) == 1 and _goes_in_two_steps(shape, axes[0], machine.ranks_per_node):
+        outside = size // (inside + 1) - 1
+        pieces, steps = inside * (outside + 1), 2
+    near = machine.send_seconds(num_bytes * pieces / partners, calls * inside, sharing, True)
     far = machine.send_seconds(num_bytes * outside / partners, calls * outside, sharing, False) if outside else 0.0
-    return machine.turns(shape.size) * (near + calls * machine.call_seconds) + far
+    return machine.turns(shape.size) * (near + steps * calls * machine.call_seconds) + far
+
+
+@cache
+def _goes_in_two_steps(shape: MeshShape, axis: str, ranks_per_node: int) -> bool:
+    """Whether every line of an axis has as many ranks, and several, on each of several machines."""
+    stride, size = shape.stride(axis), shape[axis]
+    for first in range(shape.size):
+        if shape.coordinates(first)[axis]:
+            continue
+        machines = [rank // ranks_per_node for rank in range(first, first + size * stride, stride)]
+        count = machines.count(machines[0])
+        if not (1 < count < size and machines == [m for m in dict.fromkeys(machines) for _ in range(count)]):
+            return False
+    return True
 
 
 def _line(shape: MeshShape, axes: tuple[str, ...], rank: int) -> tuple[int, int, int]:

@@ -63,8 +63,6 @@ MACHINE = replace(
         (MeshShape(x=2, y=2, z=2), "y", 0, 1, 0, 0),
         (MeshShape(x=2, y=2, z=2), "x", 5, 1, 0, 0),
         (MeshShape(x=2, y=2, z=2), "z", 3, 0, 1, 4),
-        (MeshShape(x=4, y=2, z=1), "x", 2, 1, 2, 4),
-        (MeshShape(x=1, y=8, z=1), "y", 6, 3, 4, 4),
         # Groups of three on machines of four: ranks 0, 1, 2 stay on theirs, 3 is alone, 4 and 5 share the second one.
         (MeshShape(x=2, y=3, z=1), "y", 0, 2, 0, 0),
         (MeshShape(x=2, y=3, z=1), "y", 3, 0, 2, 1),
@@ -79,6 +77,18 @@ def test_all_to_alls_by_hand(shape: MeshShape, axis: str, rank: int, inside: int
     far = 3 * outside * 10.0 + 420.0 * outside / max(partners, 1) * sharing / 7.0
     expected = near + far if partners else 0.0
     assert all_to_all_seconds(shape, (axis,), rank, 420.0, 3, MACHINE) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("shape", "axis", "inside"), [
+    (MeshShape(x=4, y=2, z=1), "x", 1),
+    (MeshShape(x=1, y=8, z=1), "y", 3),
+])  # fmt: skip
+def test_two_steps_by_hand(shape: MeshShape, axis: str, inside: int) -> None:
+    """Two machines of four ranks: one piece goes by the link to the other machine, both pieces to each rank inside."""
+    pieces = 420.0 / (shape[axis] - 1)
+    near = 2 * (2 * 3 * 1.0 + 3 * inside * 0.1 + 2 * inside * pieces / 100.0)
+    far = 3 * 1 * 10.0 + pieces * 4 / 7.0
+    assert all_to_all_seconds(shape, (axis,), 6, 420.0, 3, MACHINE) == pytest.approx(near + far)
 
 
 def test_all_to_alls_of_all_ranks_by_hand() -> None:
