@@ -3,6 +3,7 @@
     python benchmarks/plan.py                                       # up to 4 million edges, a minute
     python benchmarks/plan.py --edges 1000000 10000000 50000000     # within 12 GiB
     python benchmarks/plan.py --graph GRAPH.npz --ranks 512         # METIS, counted in the seconds
+    python benchmarks/plan.py --ranks 512 --ranks-per-node 8        # one level, two, and the cheaper of both
 
 Edges are those of R-MAT graphs with random parts, so that nearly every edge is remote: the worst case for a plan. Each
 size runs in a process of its own, since memory is measured per process.
@@ -11,6 +12,7 @@ size runs in a process of its own, since memory is measured per process.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import resource
@@ -39,7 +41,7 @@ def r_mat(num_nodes_log2: int, num_edges: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(edge_index)
 
 
-def measure(num_edges: int, num_ranks: int, path: Path | None = None) -> dict[str, Any]:
+def measure(num_edges: int, num_ranks: int, path: Path | None, on_each: int | None, hierarchy: Any) -> dict[str, Any]:
     """Plan once; the peak is of the whole process, the graph included."""
     from pyg_dist.cli.inputs import read_planned_graph
     from pyg_dist.halo.plan.plan import Plan
@@ -55,11 +57,13 @@ def measure(num_edges: int, num_ranks: int, path: Path | None = None) -> dict[st
     start, start_cpu = time.perf_counter(), time.process_time()
     if path is not None:
         parts = partition(edge_index, num_nodes, num_ranks, "metis")
-    plan = Plan.of(edge_index, parts, num_ranks)
+    plan = Plan.of(edge_index, parts, num_ranks, ranks_per_node=on_each, hierarchy=hierarchy)
     return {
         "graph": "R-MAT" if path is None else path.stem,
         "partition": "random" if path is None else "metis",
         "ranks": num_ranks,
+        "ranks_per_node": on_each,
+        "hierarchy": hierarchy,
         "edges": edge_index.shape[1],
         "nodes": num_nodes,
         "seconds": time.perf_counter() - start,
@@ -74,18 +78,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edges", type=int, nargs="+", default=[250_000, 1_000_000, 4_000_000])
     parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--ranks-per-node", type=int, help="also in two levels, on machines of so many ranks")
     parser.add_argument("--graph", type=Path, help="plan this .npz instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path, help="add the results to this JSON file")
     args = parser.parse_args()
     if not args.json:
-        print(
-            f"{'edges':>12}{'nodes':>12}{'seconds':>10}{'us/edge':>10}{'peak MiB':>10}{'B/edge':>9}{'hybrid/post':>13}"
-        )
+        names = {"edges": 12, "nodes": 12, "seconds": 10, "us/edge": 10, "peak MiB": 10, "B/edge": 9, "hybrid/post": 13}
+        print("".join(f"{name:>{width}}" for name, width in (names | {"levels": 8}).items()))
     results = []
-    for num_edges in [0] if args.graph else args.edges:
+    levels = [(None, "off")]
+    if args.ranks_per_node:
+        levels += [(args.ranks_per_node, "on"), (args.ranks_per_node, "auto")]
+    for num_edges, (on_each, hierarchy) in itertools.product([0] if args.graph else args.edges, levels):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            m = pool.apply(measure, (num_edges, args.ranks, args.graph))
+            m = pool.apply(measure, (num_edges, args.ranks, args.graph, on_each, hierarchy))
         results.append(m)
         if args.json:
             print(json.dumps(m))
@@ -93,7 +100,7 @@ def main() -> None:
         print(
             f"{m['edges']:>12,}{m['nodes']:>12,}{m['seconds']:>10.1f}{1e6 * m['seconds'] / m['edges']:>10.2f}"
             f"{m['peak_mib']:>10.0f}{m['peak_mib'] * 2**20 / m['edges']:>9.0f}"
-            f"{m['rows']['hybrid'] / m['rows']['post']:>13.2f}",
+            f"{m['rows']['hybrid'] / m['rows']['post']:>13.2f}{m['hierarchy']:>8}",
             flush=True,
         )
     if args.output:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +26,9 @@ from pyg_dist.grid.plan.cost import Candidate, grid_plans, grid_table
 from pyg_dist.grid.plan.node_order import in_one_piece
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import EXCHANGES
+from pyg_dist.halo.plan.levels import HIERARCHIES
 from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
-from pyg_dist.halo.plan.plan import HIERARCHIES, Plan
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.plan.prices import HaloCandidate, halo_candidates, reasons
 from pyg_dist.pricing.base import DistributionPlan, columns, fold
@@ -148,10 +149,11 @@ def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, mode
     with step(f"partition into {ranks}"):
         parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, machine.ranks_per_node)
     with step(f"count for {ranks} ranks"):
+        bits = args.bits[0], args.bits[-1]
         grid = [] if args.layout == "halo" else grid_plans(model, ranks, machine)
         halo: list[HaloCandidate] = []
         if args.layout == "auto" and parts is not None:
-            halo = halo_candidates(graph.edge_index, parts, ranks, model, machine, args.hierarchy)
+            halo = halo_candidates(graph.edge_index, parts, ranks, model, machine, args.hierarchy, bits)
         if parts is None or (halo and grid[0].seconds < halo[0].seconds):
             best = grid[0]
             tiles, _ = GridPlan.of(
@@ -162,9 +164,9 @@ def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, mode
         exchange = halo[0].exchange if halo else args.exchange
         name = Path(args.partition).name
         counted = Plan.of(
-            graph.edge_index, parts, ranks, exchange, name, machine.ranks_per_node, args.hierarchy, model, machine
+            graph.edge_index, parts, ranks, exchange, name, machine.ranks_per_node, args.hierarchy, model, machine, bits
         )
-        return Planned(replace(counted, bits=(args.bits[0], args.bits[-1])), halo, grid)
+        return Planned(counted, halo, grid)
 
 
 def _parts_of(graph: inputs.PlannedGraph, args: argparse.Namespace, ranks: int, ranks_per_node: int) -> Tensor:

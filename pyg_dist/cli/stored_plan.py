@@ -14,7 +14,8 @@ from pyg_dist.errors import StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.plan import Hierarchy, Plan, pairs_of, shares_machines
+from pyg_dist.halo.plan.levels import Hierarchy, shares_machines
+from pyg_dist.halo.plan.plan import Plan, pairs_of
 from pyg_dist.halo.plan.sizes import ShareSizes, rows_between_nodes
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine

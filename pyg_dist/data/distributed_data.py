@@ -35,7 +35,8 @@ from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.plan import Hierarchy, Plan
+from pyg_dist.halo.plan.levels import Hierarchy
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.row_tensor import local_values

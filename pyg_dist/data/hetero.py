@@ -24,7 +24,8 @@ from pyg_dist.data.typed_layout import LocalTypes, NodesByType, owners_of_all, p
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.plan import Hierarchy, Plan
+from pyg_dist.halo.plan.levels import Hierarchy
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.store.hetero_input import read_hetero
 
@@ -43,7 +44,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
 
     Options are those of :class:`~pyg_dist.DistributedData`, but that ``layout="auto"`` is ``"halo"``, as tiles are of
     square matrices; owners are given for each type, ``partition={type: LongTensor [N]}``; ``epsilon`` holds for each
-    type; ``hierarchy="auto"`` is one level, ``"on"`` two; and ``mesh``, ``comm_dtype``, ``model`` and ``nodes_of`` stay
+    type; ``hierarchy`` is chosen for each relation; and ``mesh``, ``comm_dtype``, ``model`` and ``nodes_of`` stay
     out.
 
     Raises:

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group, world_group
-from pyg_dist.backend.comm.topology import DataGroups, Machines, machines, ranks_per_machine
+from pyg_dist.backend.comm.topology import DataGroups, machines, ranks_per_machine
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
-from pyg_dist.backend.session.state import current
 from pyg_dist.backend.session.steps import step
 from pyg_dist.data.options import WHOLE_GRAPHS, Options, common_machine
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.graph import HaloGraph
-from pyg_dist.halo.plan.cover import EXCHANGES
-from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash, shares_machines
+from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds
+from pyg_dist.halo.plan.levels import LevelCounts, shares_machines
+from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.halo.sharding import HaloNodes
@@ -86,7 +86,8 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
     num_ranks = world_group().size
 
     def price() -> Tensor:
-        found = halo_candidates(graph_input.edge_index, parts, num_ranks, model, machine, options.hierarchy)
+        levels, bits = options.hierarchy, options.bits_by_direction
+        found = halo_candidates(graph_input.edge_index, parts, num_ranks, model, machine, levels, bits)
         rows = [[EXCHANGES.index(c.exchange), c.two_levels, *astuple(c.price)] for c in found]
         return torch.tensor(rows, dtype=torch.float64)
 
@@ -112,7 +113,7 @@ def on_halo(
     """The runtime form and the plan (collective); ``None``: one data group."""
     groups = DataGroups.of(None) if groups is None else groups
     group = groups.part
-    levels = levels_of(options, group, lambda: counted_plan(graph_input, options, parts, group))
+    levels = levels_of(options, group, graph_input.edge_index, parts, lambda: model_of(graph_input, options))
     share = halo_share(
         graph_input.edge_index, parts, group.rank, group.size, options.exchange, ranks_per_machine=levels.shared_by
     )
@@ -188,21 +189,24 @@ class Levels(NamedTuple):
     across: tuple[int, int] | None  # rows that cross machines, in one level and in two, where ranks share machines
 
 
-def levels_of(options: Options, group: Group, plan: Callable[[], Plan]) -> Levels:
-    """The levels of the options, or the cheaper ones by a ``plan`` that rank 0 makes (collective).
+def levels_of(
+    options: Options, group: Group, edge_index: Tensor, parts: BothEnds, model: Callable[[], Model]
+) -> Levels:
+    """The levels of the options, or the cheaper ones for a ``model``, by the counts of rank 0 (collective).
 
     Raises:
         OptionError: Two levels are asked for, but ranks of a machine do not follow one another.
     """
     on_each = known_ranks_per_node(group)
     machines_to_share(options, group)
-    if not shares_machines(group.size, on_each):
+    if on_each is None or not shares_machines(group.size, on_each):
         return Levels(None, None)
 
     def chosen() -> Tensor:
-        found = plan()
-        assert found.across is not None
-        return torch.tensor([found.two_levels, *found.across])
+        counts, machine = LevelCounts.of(edge_index, parts, group.size, on_each), Machine.load()
+        priced, bits = (model(), machine.with_ranks_per_node(on_each)), options.bits_by_direction
+        found = counts.chosen(options.exchange, options.hierarchy, *priced, bits)
+        return torch.tensor([found.two_levels, *(counts.across or ())])
 
     two_levels, *across = on_main(chosen).tolist()
     return Levels(on_each if two_levels else None, (across[0], across[1]))
@@ -221,15 +225,6 @@ def machines_to_share(options: Options, group: Group) -> int | None:
             f"hierarchy='on' (got machines {machines()}): start them so, or hierarchy='auto'"
         )
     return on_each if options.hierarchy != "off" and shares_machines(group.size, on_each) else None
-
-
-def counted_plan(graph_input: GraphInput, options: Options, parts: Tensor, group: Group) -> Plan:
-    """The plan by counting alone, on this rank (not collective)."""
-    model, on_each = model_of(graph_input, options), current().of(Machines).of_rank.count(0)
-    return Plan.of(
-        graph_input.edge_index, parts, group.size, options.exchange, options.partition_name, on_each,
-        options.hierarchy, model, Machine.load().with_ranks_per_node(on_each),
-    )  # fmt: skip
 
 
 def gathered_plan(

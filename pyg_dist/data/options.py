@@ -17,7 +17,8 @@ from pyg_dist.backend.session.agreement import digest, on_main, raise_together, 
 from pyg_dist.backend.session.settings import SETTINGS, Bits
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.plan import HIERARCHIES, Hierarchy, Plan
+from pyg_dist.halo.plan.levels import HIERARCHIES, Hierarchy
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition.inputs import as_parts
 from pyg_dist.plan.parts import METHODS, require_hybrid
 from pyg_dist.pricing.machine import Machine

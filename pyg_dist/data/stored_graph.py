@@ -21,10 +21,11 @@ from pyg_dist.data.options import Options, raised_on_all_ranks
 from pyg_dist.data.storage import LocalGraph
 from pyg_dist.errors import StoreError
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
-from pyg_dist.halo.plan.plan import Hierarchy, Plan, hash_of_digests, pairs_of
+from pyg_dist.halo.plan.levels import Hierarchy
+from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, share_of
 from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts
-from pyg_dist.halo.plan.two_level import Routes
+from pyg_dist.halo.plan.two_level import MachineEdges, Routes
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
@@ -261,10 +262,9 @@ def stored_ways(
     row = torch.cat([both[0].row, both[1].row + len(both[0].rows.node)])
     sums_of = torch.cat([both[0].sum, both[1].sum + len(both[0].sums.node)])
     edges = RemoteEdges(num_machines, row, row, sums_of, rows, sums, load)
+    of_machine = MachineEdges(edges, row_owner, sum_owner, ranks_per_machine, int(ranks.max()) + 1)
     kinds: set[ExchangeKind] = {"post", exchange}
-    return {
-        kind: Routes.of(edges, kind, row_owner, sum_owner, ranks_per_machine, int(ranks.max()) + 1) for kind in kinds
-    }
+    return {kind: of_machine.routes(kind) for kind in kinds}
 
 
 def stored_rows_across(store: HaloStore, ranks: Tensor, ranks_per_machine: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.agreement import on_main
-from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node, machines_to_share
+from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node, levels_of
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph, local_rows
 from pyg_dist.errors import DataError
@@ -25,6 +26,7 @@ from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.partition.balance import balanced_by_kind
 from pyg_dist.partition.inputs import as_parts, check_given
 from pyg_dist.plan.parts import PartsOptions, find_parts
+from pyg_dist.pricing.model import Model
 from pyg_dist.store.hetero_input import HeteroInput
 from pyg_dist.store.manifest import LoopRule
 
@@ -147,7 +149,6 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
     """The runtime form and the plan (collective)."""
     group, number = DataGroups.of(None).part, {kind: k for k, kind in enumerate(parts)}
     ends = [(number[s], number[t], given.edge_index) for (s, _, t), given in hetero.relations.items()]
-    shared_by = machines_to_share(options, group) if options.hierarchy == "on" else None
     rows = dict(zip(parts, rows_in_order(list(parts.values()), ends, group.rank), strict=True))
 
     def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
@@ -155,6 +156,8 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
             is_square, edges = source == target, given.edge_index
             owners: Any = parts[target] if is_square else (parts[source], parts[target])
             ids: Any = rows[target] if is_square else (rows[source], rows[target])
+            model = partial(Model.of_layers, parts[target].numel(), edges.shape[1], None, None)
+            shared_by = levels_of(options, group, edges, owners, model).shared_by
             share = halo_share(edges, owners, group.rank, group.size, options.exchange, ids, shared_by)
             identity = relation_hash(edges, parts[source], parts[target], group.size, options.exchange)
             yield (source, name, target), share, given.loop_rule, identity

@@ -15,11 +15,9 @@ from torch import Tensor
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import FORMS, Candidate, price_of
 from pyg_dist.grid.plan.mesh_shape import MeshShape, Sums, meshes, nearest_cube
-from pyg_dist.halo.plan.cost import HaloLoad, exchange_seconds, halo_price, loads_of, quantize_seconds
+from pyg_dist.halo.plan.cost import HaloLoad, exchange_seconds, halo_price, quantize_seconds
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.plan import Hierarchy, shares_machines
-from pyg_dist.halo.plan.sizes import BlockNumbers
-from pyg_dist.halo.plan.two_level import routes
+from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Conv, Model, Price
 
@@ -49,27 +47,26 @@ class HaloCandidate:
 
 
 def halo_candidates(
-    edge_index: Tensor, parts: Tensor, num_ranks: int, model: Model, machine: Machine, hierarchy: Hierarchy = "auto"
+    edge_index: Tensor,
+    parts: Tensor,
+    num_ranks: int,
+    model: Model,
+    machine: Machine,
+    hierarchy: Hierarchy = "auto",
+    bits: tuple[int, int] = (32, 32),
 ) -> list[HaloCandidate]:
     """Every exchange with these parts, in its cheaper levels, the cheapest first; of equal prices, hybrid.
 
     Not collective, O(E log E) time.
     """
-    numbers, on_each = BlockNumbers.of(edge_index, parts, num_ranks), machine.ranks_per_node
-    levels: tuple[int | None, ...] = (None,)
-    if shares_machines(num_ranks, on_each) and hierarchy != "off":
-        levels = (on_each,) if hierarchy == "on" else (None, on_each)
+    counts = LevelCounts.of(edge_index, parts, num_ranks, machine.ranks_per_node)
 
-    def candidate(exchange: ExchangeKind, shared_by: int | None) -> HaloCandidate:
-        ways = None if shared_by is None else routes(edge_index, parts, num_ranks, shared_by, exchange)
-        sizes, rows = numbers.sizes(exchange, ways, on_each)
-        messages = None if shared_by is None else [s.messages for s in sizes]
-        loads = loads_of([s.nodes for s in sizes], [s.work for s in sizes], rows, on_each, messages)
-        return HaloCandidate(exchange, halo_price(model, loads, machine, num_ranks), shared_by is not None)
+    def candidate(exchange: ExchangeKind) -> HaloCandidate:
+        chosen = counts.chosen(exchange, hierarchy, model, machine, bits)
+        return HaloCandidate(exchange, chosen.price(model, machine, bits), chosen.two_levels)
 
     kinds = sorted(EXCHANGES, key=lambda kind: kind != "hybrid")
-    cheaper = (min((candidate(kind, shared_by) for shared_by in levels), key=lambda c: c.seconds) for kind in kinds)
-    return sorted(cheaper, key=lambda c: c.seconds)
+    return sorted(map(candidate, kinds), key=lambda c: c.seconds)
 
 
 def reasons(halo: Sequence[HaloCandidate], grid: Sequence[Candidate], model: Model, machine: Machine) -> str:

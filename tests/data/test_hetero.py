@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from workers import Workers
 from pyg_dist.backend.session import session
 from pyg_dist.errors import PygDistError
 from pyg_dist.halo.plan.relations import HeteroPlan
+from pyg_dist.pricing.machine import Machine
 
 Pools = Callable[[int], Workers]
 Results = dict[str, Any]
@@ -459,30 +461,34 @@ def test_mapping(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(mapping, num_ranks)
 
 
-def two_levels() -> None:
-    """Ranks of a machine share what crosses, relation by relation."""
+def two_levels(machine: str, hierarchy: str) -> None:
+    """Ranks of a machine share what crosses: of all relations, or where that is cheaper by a machine's file."""
     from pyg_dist import distribute, rank
 
-    os.environ["PYG_DIST_MACHINES"] = "0,0,1,1"
+    os.environ |= {"PYG_DIST_MACHINES": "0,0,1,1", "PYG_DIST_MACHINE": machine}
     session.shutdown()
     session.init()
     try:
         torch.manual_seed(1)
-        stock_data, data = both(4, hierarchy="on")
-        assert all(plan.two_levels for plan in data.plan.relations.values())
+        stock_data, data = both(4, hierarchy=hierarchy)
+        levels = {plan.two_levels for plan in data.plan.relations.values()}
+        assert levels == {True} if hierarchy == "on" else levels == {True, False}
         stock = MODELS["HeteroConv, mixed"](None).double()
         with torch.no_grad():
             stock(stock_data.x_dict, stock_data.edge_index_dict)
         assert_same(run_model(distribute(copy.deepcopy(stock)), data, 1), run_model(stock, stock_data, 1))
         assert rank() > 0 or 0 < data.traffic.num_bytes_between < data.traffic.num_bytes
     finally:
-        del os.environ["PYG_DIST_MACHINES"]
+        del os.environ["PYG_DIST_MACHINES"], os.environ["PYG_DIST_MACHINE"]
         session.shutdown()
         session.init()
 
 
-def test_two_levels(workers: Pools) -> None:
-    workers(4).run(two_levels)
+@pytest.mark.parametrize("hierarchy", ["on", "auto"])
+def test_two_levels(workers: Pools, tmp_path: Path, hierarchy: str) -> None:
+    """A link on which a byte is all that costs: two levels are cheaper wherever fewer rows cross."""
+    slow = Machine(call_seconds=0.0, intra_latency=0.0, inter_latency=0.0, inter_bandwidth=1e3)
+    workers(4).run(two_levels, str(slow.save(tmp_path / "machine.json")), hierarchy)
 
 
 def coarse(num_ranks: int) -> None:

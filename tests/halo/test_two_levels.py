@@ -32,12 +32,12 @@ MACHINES = {4: "0,0,1,1", 6: "0,0,1,1,2,2", 3: "0,0,1"}
 
 
 @contextmanager
-def machines(world_size: int) -> Iterator[None]:
+def machines(world_size: int, of_rank: str | None = None) -> Iterator[None]:
     """A session whose ranks share machines."""
     from pyg_dist.backend.session import session
 
     session.shutdown()
-    os.environ["PYG_DIST_MACHINES"] = MACHINES[world_size]
+    os.environ["PYG_DIST_MACHINES"] = MACHINES[world_size] if of_rank is None else of_rank
     session.init()
     try:
         yield
@@ -78,13 +78,14 @@ def whole(found: Any) -> Tensor:
     return found.full_tensor() if hasattr(found, "full_tensor") else found  # type: ignore[no-any-return]
 
 
-def equal(world_size: int, exchange: Any) -> None:
+def equal(world_size: int, exchange: Any, of_rank: str | None = None, empty: int | None = None) -> None:
     import pyg_dist
 
-    with machines(world_size):
+    with machines(world_size, of_rank):
         torch.manual_seed(0)
         graph = hub_graph()
         parts = torch.arange(NUM_NODES) * 7 % world_size
+        parts[parts == empty] = 0
         one, two = (
             pyg_dist.DistributedData(graph, partition=parts, exchange=exchange, hierarchy=h) for h in ("off", "on")
         )
@@ -97,7 +98,7 @@ def equal(world_size: int, exchange: Any) -> None:
                 ours = pyg_dist.distribute(copy.deepcopy(stock))
                 for found, theirs in zip(results(ours, data, name), expected, strict=True):
                     torch.testing.assert_close(whole(found), theirs, rtol=1e-10, atol=1e-10, msg=f"{name} {exchange}")
-                assert data.traffic.num_bytes > before.num_bytes
+                assert data.traffic.num_bytes > before.num_bytes or pyg_dist.rank() == empty
                 assert data.traffic.num_bytes_between <= data.traffic.num_bytes
 
 
@@ -105,6 +106,11 @@ def equal(world_size: int, exchange: Any) -> None:
 @pytest.mark.parametrize("world_size", [3, 4, 6])
 def test_two_levels_equal_stock(workers: Pools, world_size: int, exchange: Any) -> None:
     workers(world_size).run(equal, world_size, exchange)
+
+
+@pytest.mark.parametrize(("of_rank", "empty"), [("0,0,0,1", 1), ("0,0,0,1", 3), ("0,0,1,1", 2)])
+def test_uneven_machines_and_ranks_without_nodes(workers: Pools, of_rank: str, empty: int) -> None:
+    workers(4).run(equal, 4, "hybrid", of_rank, empty)
 
 
 def bytes_by_level(world_size: int) -> None:
@@ -241,11 +247,16 @@ def refused(world_size: int) -> list[str]:
             with pytest.raises(OptionError) as error:
                 pyg_dist.DistributedData(hub_graph(), **options)
             found.append(str(error.value))
-    return found
+    with machines(world_size, "0,1,0,1"):
+        with pytest.raises(OptionError) as error:
+            pyg_dist.DistributedData(hub_graph(), hierarchy="on")
+        assert not pyg_dist.DistributedData(hub_graph(), partition="random").plan.two_levels
+    return [*found, str(error.value)]
 
 
 def test_refused(workers: Pools) -> None:
-    for unknown, apart in workers(4).run(refused, 4):
+    for unknown, apart, mixed in workers(4).run(refused, 4):
+        assert "one data group, with hierarchy='on' (got machines (0, 1, 0, 1))" in mixed
         assert "Expected hierarchy to be 'auto' or 'off' or 'on' (got 'yes')" in unknown
         assert "Expected ranks of a machine to follow one another" in apart
 

@@ -101,8 +101,8 @@ class RemoteEdges:
     load: Tensor
 
     @staticmethod
-    def of(edge_index: Tensor, parts: BothEnds, num_ranks: int, rank: int | None = None) -> RemoteEdges:
-        """Those of the whole graph, or those that begin or end on ``rank``. Not collective, O(E log E) time.
+    def of(edge_index: Tensor, parts: BothEnds, num_ranks: int) -> RemoteEdges:
+        """Those of the whole graph. Not collective, O(E log E) time.
 
         Shapes:
             - edge_index: int64 ``[2, E]``
@@ -111,13 +111,10 @@ class RemoteEdges:
         of_sources, of_targets = both_ends(parts)
         sender, receiver = of_sources[edge_index[0]], of_targets[edge_index[1]]
         load = torch.bincount(receiver, minlength=num_ranks)
-        is_remote = sender != receiver
-        if rank is not None:
-            is_remote &= (sender == rank) | (receiver == rank)
-        edge = is_remote.nonzero().view(-1)
+        edge = (sender != receiver).nonzero().view(-1)
         source, target = edge_index[0, edge], edge_index[1, edge]
         num_nodes = max(of_sources.numel(), of_targets.numel())
-        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], num_nodes, load, rank)
+        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], num_nodes, load)
 
     @staticmethod
     def of_list(

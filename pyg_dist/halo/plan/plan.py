@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,19 +16,15 @@ from torch import Tensor
 from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
-from pyg_dist.halo.plan.cost import ELEMENT_BYTES, halo_price, loads_of, memory_bytes
+from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, rows_between_nodes
-from pyg_dist.halo.plan.two_level import routes, rows_across
+from pyg_dist.halo.plan.levels import Counted, Hierarchy, LevelCounts
+from pyg_dist.halo.plan.sizes import ShareSizes, rows_between_nodes
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan, aligned
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
-
-Hierarchy = Literal["auto", "off", "on"]
-"""Whether what crosses machines crosses once for all ranks of one; "auto": where that is cheaper."""
-HIERARCHIES: tuple[Hierarchy, ...] = get_args(Hierarchy)
 
 _FORMAT = 2
 
@@ -88,6 +84,7 @@ class Plan(DistributionPlan):
         hierarchy: Hierarchy = "auto",
         model: Model | None = None,
         machine: Machine | None = None,
+        bits: tuple[int, int] = (32, 32),
     ) -> Plan:
         """The plan for any number of ranks, in this process. Not collective, O(E log E) time.
 
@@ -112,27 +109,16 @@ class Plan(DistributionPlan):
         edge_index, parts = as_edges(edge_index), as_parts(parts)
         parts = check_given(parts, len(parts), num_ranks)
         check_ends(edge_index, len(parts), "edge_index")
-        numbers = BlockNumbers.of(edge_index, parts, num_ranks)
-        sizes, rows = numbers.sizes(exchange)
-        identity = plan_hash(edge_index, parts, num_ranks, exchange)
-        plan = Plan(
-            "halo", partition, exchange, sizes, pairs_of(rows), identity, parts=parts, ranks_per_node=ranks_per_node
-        )
-        if not shares_machines(num_ranks, ranks_per_node):
-            return plan
-        assert ranks_per_node is not None
-        in_one = rows_between_nodes(numbers.post_rows + numbers.pre_sums, ranks_per_node)
-        if hierarchy == "off":
-            return replace(plan, across=(in_one, rows_across(edge_index, parts, num_ranks, ranks_per_node)))
-        ways = routes(edge_index, parts, num_ranks, ranks_per_node, exchange)
-        is_hybrid = exchange == "hybrid"
-        in_two = len(ways.node) if is_hybrid else rows_across(edge_index, parts, num_ranks, ranks_per_node)
-        plan = replace(plan, across=(in_one, in_two))
-        sizes, rows = numbers.sizes(exchange, ways, ranks_per_node)
-        both = replace(plan, sizes=sizes, pairs=pairs_of(rows), two_levels=True)
-        if hierarchy == "on":
-            return both
-        return min(plan, both, key=lambda plan: plan.price(model, machine).seconds)
+        if model is None:
+            model = Model.of_layers(parts.numel(), edge_index.shape[1], None, None)
+        machine = _machine(machine, ranks_per_node)
+        counts = LevelCounts.of(edge_index, parts, num_ranks, ranks_per_node)
+        chosen = counts.chosen(exchange, hierarchy, model, machine, bits)
+        return Plan(
+            "halo", partition, exchange, chosen.sizes, pairs_of(chosen.rows),
+            plan_hash(edge_index, parts, num_ranks, exchange), parts, bits, ranks_per_node,
+            chosen.two_levels, counts.across,
+        )  # fmt: skip
 
     @property
     def ranks(self) -> int:
@@ -218,17 +204,13 @@ class Plan(DistributionPlan):
             model: the convs; None: :meth:`assumed_model`.
             machine: None: the constants measured here, else the defaults, with the plan's ``ranks_per_node``.
         """
-        machine = self._machine(machine)
-        work = [s.work for s in self.sizes]
-        messages = [s.messages for s in self.sizes] if self.two_levels else None
-        loads = loads_of(self.nodes, work, self.rows_between(), machine.ranks_per_node, messages)
-        return halo_price(self.assumed_model() if model is None else model, loads, machine, self.ranks, self.bits)
+        counted = Counted(self.sizes, self.rows_between(), self.two_levels)
+        model = self.assumed_model() if model is None else model
+        return counted.price(model, self._machine(machine), self.bits)
 
     def _machine(self, machine: Machine | None) -> Machine:
-        if machine is not None and not self.two_levels:
-            return machine
-        machine = Machine.load() if machine is None else machine
-        return machine if self.ranks_per_node is None else machine.with_ranks_per_node(self.ranks_per_node)
+        given = machine is not None and not self.two_levels
+        return _machine(machine, None if given else self.ranks_per_node)
 
     @staticmethod
     def imbalance(values: list[int]) -> float:
@@ -430,9 +412,10 @@ class Plan(DistributionPlan):
         )
 
 
-def shares_machines(num_ranks: int, ranks_per_node: int | None) -> bool:
-    """Whether there are several machines, and ranks share one."""
-    return ranks_per_node is not None and 1 < ranks_per_node < num_ranks
+def _machine(machine: Machine | None, ranks_per_node: int | None) -> Machine:
+    """The given one, or the one measured here, with so many ranks on each node, where that is known."""
+    machine = Machine.load() if machine is None else machine
+    return machine if ranks_per_node is None else machine.with_ranks_per_node(ranks_per_node)
 
 
 def is_dense(messages: int, ranks: int) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
+from pyg_dist.halo.plan.levels import LevelCounts
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
-from pyg_dist.halo.plan.sizes import BlockNumbers
 from pyg_dist.pricing.base import aligned, fold
 
 Relation = tuple[str, str, str]
@@ -59,9 +59,9 @@ class HeteroPlan:
         for relation, edge_index in relations.items():
             of_sources, of_targets = (parts[kind].long() for kind in (relation[0], relation[-1]))
             both = of_targets if relation[0] == relation[-1] else (of_sources, of_targets)
-            sizes, rows = BlockNumbers.of(edge_index, both, num_ranks).sizes(exchange)
+            found = LevelCounts.of(edge_index, both, num_ranks, None).counted(exchange)
             identity = relation_hash(edge_index, of_sources, of_targets, num_ranks, exchange)
-            plans[relation] = Plan("halo", partition, exchange, sizes, pairs_of(rows), identity)
+            plans[relation] = Plan("halo", partition, exchange, found.sizes, pairs_of(found.rows), identity)
         nodes = {kind: torch.bincount(owner, minlength=num_ranks).tolist() for kind, owner in parts.items()}
         return HeteroPlan(nodes, plans, torch.cat([owner.int() for owner in parts.values()]))
 

@@ -23,19 +23,15 @@ from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare, LocalRows, halo_of
 from pyg_dist.halo.plan.transfer import Places, Slots, no_transfer, receive_lists, send_lists, transfer
-from pyg_dist.halo.plan.two_level import Routes, num_machines
+from pyg_dist.halo.plan.two_level import MachineEdges, Routes
 
 
 @dataclass(frozen=True, eq=False)
 class MachineLinks:
     """The edges between a rank's machine and others, as :class:`RemoteLinks` with machines in the place of ranks."""
 
-    edges: RemoteEdges  # their rows and sums; ascending by sum
+    whole: MachineEdges  # ascending by sum
     rowptr: Tensor  # where each sum's edges begin, int64 ``[len(sums) + 1]``
-    row_owner: Tensor  # the ranks of the rows' nodes, int64
-    sum_owner: Tensor  # of the sums' nodes
-    ranks_per_machine: int  # consecutive ranks share a machine
-    num_ranks: int  # P
 
     @staticmethod
     def of(
@@ -49,38 +45,21 @@ class MachineLinks:
         assert share.ranks_per_machine is not None
         order = torch.argsort(edge)
         source, target, sender, receiver = (column[order] for column in (*ends, *ranks))
-        found = machine_edges(
-            source, target, sender, receiver, share.num_nodes, share.ranks_per_machine, load, share.rank
-        )
-        row_owner, sum_owner = (torch.empty(len(kind), dtype=torch.int64) for kind in (found.rows, found.sums))
-        row_owner[found.row.long()], sum_owner[found.sum.long()] = sender[found.edge], receiver[found.edge]
-        return MachineLinks(
-            found, torch.searchsorted(found.sum, torch.arange(len(found.sums) + 1, dtype=torch.int32)),
-            row_owner, sum_owner, share.ranks_per_machine, share.num_ranks,
-        )  # fmt: skip
+        on_each, rank = share.ranks_per_machine, share.rank
+        whole = MachineEdges.of_list(source, target, sender, receiver, share.num_nodes, load, on_each, rank)
+        sums = torch.arange(len(whole.edges.sums) + 1, dtype=torch.int32)
+        return MachineLinks(whole, torch.searchsorted(whole.edges.sum, sums))
 
-    def ways(self, node_id: Tensor, device: torch.device, exchange: ExchangeKind) -> Routes:
-        """Of what crosses between nodes of an ascending list."""
+    def routes(self, node_id: Tensor, device: torch.device, exchange: ExchangeKind) -> Routes:
+        """The ways of what crosses between nodes of an ascending list."""
+        whole, given = self.whole, self.whole.edges
         _, of_row, of_sum, row, sums_of, _ = edges_between(
-            self.edges.rows, self.edges.sums, self.rowptr, self.edges.row, node_id, device
+            given.rows, given.sums, self.rowptr, given.row, node_id, device
         )
-        rows, sums = some_of(self.edges.rows, of_row), some_of(self.edges.sums, of_sum)
-        edges = RemoteEdges(self.edges.num_ranks, row, row, sums_of, rows, sums, self.edges.load)
-        owners = self.row_owner[of_row], self.sum_owner[of_sum]
-        return Routes.of(edges, exchange, *owners, self.ranks_per_machine, self.num_ranks)
-
-
-def machine_edges(
-    source: Tensor, target: Tensor, sender: Tensor, receiver: Tensor, num_nodes: int, ranks_per_machine: int,
-    load: Tensor, rank: int,
-) -> RemoteEdges:  # fmt: skip
-    """Edges in input order between the machine of ``rank`` and others, known with the ranks of their ends."""
-    by_machine = torch.zeros(num_machines(load.numel(), ranks_per_machine), dtype=load.dtype)
-    by_machine.index_add_(0, torch.arange(load.numel()) // ranks_per_machine, load)
-    sender, receiver = (end // ranks_per_machine for end in (sender, receiver))
-    return RemoteEdges.of_list(
-        torch.arange(source.numel()), source, target, sender, receiver, num_nodes, by_machine, rank // ranks_per_machine
-    )
+        rows, sums = some_of(given.rows, of_row), some_of(given.sums, of_sum)
+        edges = RemoteEdges(given.num_ranks, row, row, sums_of, rows, sums, given.load)
+        row_owner, sum_owner = whole.row_owner[of_row], whole.sum_owner[of_sum]
+        return replace(whole, edges=edges, row_owner=row_owner, sum_owner=sum_owner).routes(exchange)
 
 
 def edges_between(
@@ -255,7 +234,7 @@ def restricted(
     local, entry = share.local.to(device).restricted(rows.row, rows.row)
     edges = _Edges(local.on_host, entry, remote, at_row)
     own = LocalRows(_at(node_id, rows.by_number.ascending), rows.by_number.row)
-    ways = None if of_machine is None else partial(of_machine.ways, node_id, device)
+    ways = None if of_machine is None else partial(of_machine.routes, node_id, device)
     return _restriction(share, rows, (own, own), edges, None, ways)
 
 

@@ -20,7 +20,7 @@ from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, RemoteEdges, both_ends
 from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, receive_lists, send_lists, transfer
-from pyg_dist.halo.plan.two_level import Routes, routes
+from pyg_dist.halo.plan.two_level import MachineEdges, Routes
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,13 @@ def halo_share(
     """
     of_sources, of_targets = both_ends(parts)
     num_nodes, num_edges = of_targets.numel(), edge_index.size(1)
-    source, target = edge_index
     ascending = (of_targets == rank).nonzero().view(-1)
-    is_local = (of_targets[target] == rank) & (of_sources[source] == rank)
-    local_edge = is_local.nonzero().view(-1)
-    remote = RemoteEdges.of(edge_index, parts, num_ranks, rank)
+    owners = of_sources[edge_index[0]], of_targets[edge_index[1]]
+    load = torch.bincount(owners[1], minlength=num_ranks)
+    all_nodes = max(of_sources.numel(), num_nodes)
+    local_edge = ((owners[0] == rank) & (owners[1] == rank)).nonzero().view(-1)
+    edge, columns = _crossing(edge_index, owners, rank, rank + 1)
+    remote = RemoteEdges.of_list(edge, *columns, all_nodes, load, rank)
     here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
     of_arriving, of_leaving = remote.cover("hybrid").split(here.rows, here.sums)
     on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
@@ -119,14 +121,25 @@ def halo_share(
 
     ways = None
     if ranks_per_machine is not None:
-        machine = rank // ranks_per_machine
-        ways = {
-            kind: routes(edge_index, parts, num_ranks, ranks_per_machine, kind, machine) for kind in _kinds(exchange)
-        }
+        first = rank - rank % ranks_per_machine
+        _, columns = _crossing(edge_index, owners, first, first + ranks_per_machine)
+        of_machine = MachineEdges.of_list(*columns, all_nodes, load, ranks_per_machine, rank)
+        ways = {kind: of_machine.routes(kind) for kind in _kinds(exchange)}
+    del owners, columns
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
         lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources, ways,
     )  # fmt: skip
+
+
+def _crossing(
+    edge_index: Tensor, owners: tuple[Tensor, Tensor], low: int, high: int
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """The edges with one end on ranks ``low`` to ``high``, exclusive: which; sources, targets, the ranks of both."""
+    begins, ends = ((owner >= low) & (owner < high) for owner in owners)
+    edge = (begins != ends).nonzero().view(-1)
+    source, target, sender, receiver = (column.index_select(0, edge) for column in (*edge_index, *owners))
+    return edge, (source, target, sender, receiver)
 
 
 def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Candidates, Cover, ExchangeKind, RemoteEdges, both_ends
+from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.two_level import Routes
 
@@ -62,11 +62,9 @@ class BlockNumbers:
     boundary: Tensor  # of these, nodes with a source on another rank, ``[P]``
 
     @staticmethod
-    def of(edge_index: Tensor, parts: BothEnds, num_ranks: int) -> BlockNumbers:
-        """Those of a graph; nodes are its targets. Not collective, O(E log E) time."""
-        owner = both_ends(parts)[1]
-        remote = RemoteEdges.of(edge_index, parts, num_ranks)
-        hybrid = remote.cover("hybrid")
+    def of(remote: RemoteEdges, owner: Tensor) -> BlockNumbers:
+        """Those of a graph, given the ``owner`` of each target, ``[N]`` integers. Not collective, O(E log E) time."""
+        num_ranks, hybrid = remote.num_ranks, remote.cover("hybrid")
         rows, sums = (_pairs(kind, num_ranks) for kind in (remote.rows, remote.sums))
 
         def count(pairs: Tensor) -> Tensor:
@@ -96,9 +94,7 @@ class BlockNumbers:
             "hybrid": (self.post_rows, self.pre_sums, self.post_edges),
         }[exchange]
 
-    def sizes(
-        self, exchange: ExchangeKind, between: Routes | None = None, ranks_per_machine: int = 1
-    ) -> tuple[tuple[ShareSizes, ...], Tensor]:
+    def sizes(self, exchange: ExchangeKind, between: Routes | None = None) -> tuple[tuple[ShareSizes, ...], Tensor]:
         """Every rank's sizes, and the rows that go from each rank to each, int64 ``[P, P]``. O(P^2) time.
 
         ``between``: the ways between machines in two levels; None: ranks send to one another wherever they are.
@@ -109,7 +105,7 @@ class BlockNumbers:
         if between is None:
             hops, passed, covered = [], load * 0, crossing
         else:
-            machine = node_of_rank(num_ranks, ranks_per_machine)
+            machine = node_of_rank(num_ranks, between.ranks_per_machine)
             rows, sums, by_row, covered = (x * (machine[:, None] == machine) for x in (rows, sums, by_row, crossing))
             hops = [hop.rows(num_ranks) for hop in (between.gather, between.link, between.spread)]
             passed = between.multiplied + torch.bincount(between.owner, minlength=num_ranks) + hops[0].sum(0)

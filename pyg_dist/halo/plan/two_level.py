@@ -13,20 +13,17 @@ An agent is among those that need the row, or have an addend: no message crosses
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.halo.plan.cover import Array, BothEnds, Cover, Ends, ExchangeKind, OneWay, RemoteEdges, both_ends
+from pyg_dist.backend import ops
+from pyg_dist.halo.plan.agents import Options, choose_agents
+from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.transfer import Counts, RelayLists, Slots
-
-_ROUNDS = 16
-"""Of balancing: loads of agents that can be equal then differ by a percent or two."""
-
-_MASK_BITS = 40
-"""Of 63, which leave room for the pairs of 2,800 machines."""
 
 
 class Hops(NamedTuple):
@@ -55,51 +52,6 @@ class Routes:
     gather: Hops  # addends of sums, to the agents
     spread: Hops  # rows, from the agents
     multiplied: Tensor  # edges from other machines that each rank multiplies, int64 ``[P]``
-
-    @staticmethod
-    def of(
-        edges: RemoteEdges,
-        exchange: ExchangeKind,
-        row_owner: Tensor,
-        sum_owner: Tensor,
-        ranks_per_machine: int,
-        num_ranks: int,
-    ) -> Routes:
-        """The ways of what ``exchange`` sends. Both machines of a pair find the same. Not collective, O(m log m) time.
-
-        ``edges`` are between machines, in the place of ranks; ``row_owner`` and ``sum_owner`` the ranks of the nodes,
-        int64.
-        """
-        cover, num_machines = edges.cover(exchange), edges.load.numel()
-        is_post = cover.left[edges.row]
-        (rows, row_item), (sums, sum_item) = (_numbered(chosen) for chosen in cover)
-        owner_of_row, owner_of_sum = row_owner[rows], sum_owner[sums]
-        pair_of_row, pair_of_sum = (
-            kind.sender.long()[some] * num_machines + kind.receiver.long()[some]
-            for kind, some in ((edges.rows, rows), (edges.sums, sums))
-        )
-        needs = _options(
-            row_item[edges.row[is_post]], sum_owner[edges.sum[is_post]], pair_of_row % num_machines, ranks_per_machine
-        )
-        adds = _options(
-            sum_item[edges.sum[~is_post]], row_owner[edges.row[~is_post]], pair_of_sum // num_machines,
-            ranks_per_machine,
-        )  # fmt: skip
-        of_row = _agents(pair_of_row, needs, pair_of_sum * num_ranks + owner_of_sum, ranks_per_machine, num_ranks)
-        of_sum = _agents(pair_of_sum, adds, pair_of_row * num_ranks + owner_of_row, ranks_per_machine, num_ranks)
-
-        need, add = (item_rank[1] != agent[item_rank[0]] for item_rank, agent in ((needs, of_row), (adds, of_sum)))
-        item, needer = (column[need] for column in needs)
-        total, adder = (column[add] for column in adds)
-        node = torch.cat([edges.rows.node[rows], edges.sums.node[sums]])
-        every = torch.arange(node.numel())
-        return Routes(
-            num_ranks, ranks_per_machine, node, torch.cat([owner_of_row, owner_of_sum]), every >= rows.numel(),
-            Hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), every),
-            Hops(adder, of_sum[total], total + rows.numel()),
-            Hops(of_row[item], needer, item),
-            torch.bincount(torch.where(is_post, sum_owner[edges.sum], row_owner[edges.row]), minlength=num_ranks),
-        )  # fmt: skip
 
     def leaving(self, hops: Hops, rank: int) -> Hops:
         """Those that leave a rank, in the order of its buffer: by receiver, kind and node."""
@@ -167,24 +119,114 @@ class Routes:
         )  # fmt: skip
 
 
-def routes(
-    edge_index: Tensor,
-    parts: BothEnds,
-    num_ranks: int,
-    ranks_per_machine: int,
-    exchange: ExchangeKind,
-    machine: int | None = None,
-) -> Routes:
-    """The ways between all machines, or between one and the others. Not collective, O(E log E) time.
+@dataclass(frozen=True, eq=False)
+class MachineEdges:
+    """Edges between machines, which take the place of ranks, and the ranks of their ends."""
 
-    Shapes: edge_index int64 ``[2, E]``; parts ``[N]`` integers, the rank of each node, or those of the sources and
-    those of the targets.
+    edges: RemoteEdges  # in any order
+    row_owner: Tensor  # the ranks of the rows' nodes, int64
+    sum_owner: Tensor  # of the sums' nodes
+    ranks_per_machine: int  # consecutive ranks share a machine
+    num_ranks: int  # P
+
+    @staticmethod
+    def of(remote: RemoteEdges, ranks_per_machine: int) -> MachineEdges:
+        """Those between all machines, of the edges between all ranks. Not collective, O(m) time."""
+        on_each, load = ranks_per_machine, _by_machine(remote.load, ranks_per_machine)
+        rows, row_number, row_owner = _between_machines(remote.rows, remote.rows.sender, on_each, load.numel())
+        sums, sum_number, sum_owner = _between_machines(remote.sums, remote.sums.receiver, on_each, load.numel())
+        row = row_number.index_select(0, remote.row)
+        crossing = (row >= 0).nonzero().view(-1)
+        edges = RemoteEdges(
+            load.numel(), remote.edge.index_select(0, crossing), row.index_select(0, crossing),
+            sum_number.index_select(0, remote.sum.index_select(0, crossing)), rows, sums, load,
+        )  # fmt: skip
+        return MachineEdges(edges, row_owner, sum_owner, on_each, remote.num_ranks)
+
+    @staticmethod
+    def of_list(
+        source: Tensor, target: Tensor, sender: Tensor, receiver: Tensor, num_nodes: int, load: Tensor,
+        ranks_per_machine: int, rank: int,
+    ) -> MachineEdges:  # fmt: skip
+        """Those between the machine of ``rank`` and others, known in input order with the ranks of their ends.
+
+        Not collective, O(m log m) time. They are in the order of :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
+        """
+        of_sender, of_receiver = sender // ranks_per_machine, receiver // ranks_per_machine
+        machine, by_machine = rank // ranks_per_machine, _by_machine(load, ranks_per_machine)
+        edge = torch.arange(source.numel())
+        edges = RemoteEdges.of_list(edge, source, target, of_sender, of_receiver, num_nodes, by_machine, machine)
+        row_owner, sum_owner = (torch.empty(len(kind), dtype=torch.int64) for kind in (edges.rows, edges.sums))
+        row_owner[edges.row.long()] = sender[edges.edge].long()
+        sum_owner[edges.sum.long()] = receiver[edges.edge].long()
+        return MachineEdges(edges, row_owner, sum_owner, ranks_per_machine, load.numel())
+
+    @cached_property
+    def hybrid(self) -> Cover:
+        """The fewest rows and sums."""
+        return self.edges.cover("hybrid")
+
+    def routes(self, exchange: ExchangeKind) -> Routes:
+        """The ways of what ``exchange`` sends, the same on both machines of a pair. Not collective, O(m log m) time."""
+        edges, on_each, num_ranks = self.edges, self.ranks_per_machine, self.num_ranks
+        cover = self.hybrid if exchange == "hybrid" else edges.cover(exchange)
+        is_post = cover.left.index_select(0, edges.row)
+        (rows, row_item), (sums, sum_item) = (_numbered(chosen) for chosen in cover)
+        owner_of_row, owner_of_sum = self.row_owner[rows], self.sum_owner[sums]
+        (row_from, row_to), (sum_from, sum_to) = (
+            (kind.sender[some].long(), kind.receiver[some].long())
+            for kind, some in ((edges.rows, rows), (edges.sums, sums))
+        )
+        row, receiver = _picked(is_post, edges.row, row_item, edges.sum, self.sum_owner)
+        total, sender = _picked(~is_post, edges.sum, sum_item, edges.row, self.row_owner)
+        needs, adds = Options.of(row, receiver, row_to, on_each), Options.of(total, sender, sum_from, on_each)
+        of_rows, of_sums = (f * edges.num_ranks + t for f, t in ((row_from, row_to), (sum_from, sum_to)))
+        of_row = choose_agents(of_rows, needs, of_sums, owner_of_sum)
+        of_sum = choose_agents(of_sums, adds, of_rows, owner_of_row)
+
+        (row, needer), (total, adder) = needs.others(of_row), adds.others(of_sum)
+        node = torch.cat([edges.rows.node[rows], edges.sums.node[sums]])
+        every = torch.arange(node.numel())
+        return Routes(
+            num_ranks, on_each, node, torch.cat([owner_of_row, owner_of_sum]), every >= rows.numel(),
+            Hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), every),
+            Hops(adder, of_sum[total], total + rows.numel()),
+            Hops(of_row[row], needer, row),
+            torch.bincount(receiver, minlength=num_ranks) + torch.bincount(sender, minlength=num_ranks),
+        )  # fmt: skip
+
+
+def _by_machine(load: Tensor, ranks_per_machine: int) -> Tensor:
+    """Sums over the ranks of each machine."""
+    number = torch.arange(load.numel()) // ranks_per_machine
+    return load.new_zeros(num_machines(load.numel(), ranks_per_machine)).index_add_(0, number, load)
+
+
+def _between_machines(
+    candidates: Candidates, owner: Tensor, ranks_per_machine: int, num_machines: int
+) -> tuple[Candidates, Tensor, Tensor]:
+    """Candidates of pairs of machines, of those of pairs of ranks.
+
+    Also the number of each given one among them, int32, or -1 for one that stays in a machine; and their owners, int64,
+    of those of the given ones.
     """
-    of_sources, of_targets = both_ends(parts)
-    machines = of_sources // ranks_per_machine, of_targets // ranks_per_machine
-    edges = RemoteEdges.of(edge_index, machines, num_machines(num_ranks, ranks_per_machine), machine)
-    row_owner, sum_owner = of_sources[edges.rows.node].long(), of_targets[edges.sums.node].long()
-    return Routes.of(edges, exchange, row_owner, sum_owner, ranks_per_machine, num_ranks)
+    sender, receiver = (end // ranks_per_machine for end in (candidates.sender, candidates.receiver))
+    crossing = (sender != receiver).nonzero().view(-1)
+    pair = (sender.long() * num_machines + receiver).index_select(0, crossing)
+    node = candidates.node.index_select(0, crossing)
+    key = pair * (int(node.max()) + 1 if node.numel() else 1) + node
+    first, of_crossing = ops.distinct(key[:0], key)
+    number = torch.full((len(candidates),), -1, dtype=torch.int32)
+    number[crossing] = of_crossing.to(torch.int32)
+    kept = crossing.index_select(0, first)
+    found = Candidates(*(column.index_select(0, kept) for column in (sender, receiver, candidates.node)))
+    return found, number, owner.index_select(0, kept).long()
+
+
+def _picked(chosen: Tensor, item: Tensor, number: Tensor, other: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the chosen edges: the numbers of their items, and the owners of their other ends."""
+    edges = chosen.nonzero().view(-1)
+    return number.index_select(0, item.index_select(0, edges)), owner.index_select(0, other.index_select(0, edges))
 
 
 def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
@@ -224,73 +266,3 @@ def _keys(rank: Tensor, node: Tensor) -> Tensor:
 def _numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Which are chosen, and the number of each among these, int64."""
     return chosen.nonzero().view(-1), chosen.cumsum(0) - 1
-
-
-def _options(item: Tensor, rank: Tensor, machine: Tensor, ranks_per_machine: int) -> tuple[Tensor, Tensor]:
-    """The distinct (item, rank), ascending: int64 ``[o]`` each. All ranks of an item are on its ``machine``."""
-    is_there = torch.zeros(machine.numel(), ranks_per_machine, dtype=torch.bool)
-    is_there.view(-1)[item * ranks_per_machine + rank % ranks_per_machine] = True
-    item, local_rank = is_there.nonzero().unbind(1)
-    return item, machine[item] * ranks_per_machine + local_rank
-
-
-def _agents(
-    pair: Tensor, options: tuple[Tensor, Tensor], fixed: Tensor, ranks_per_machine: int, num_ranks: int
-) -> Tensor:
-    """One of its options for each item, such that the ranks of a machine have equal loads: int64 ``[k]``.
-
-    Items of one pair of machines with the same options are a group. A group's items are shared out by weights of the
-    ranks, which are lowered and raised by their loads (iterative proportional fitting). Both machines find the same: a
-    pair's numbers depend on the pair alone, and are made by sums in one order, products and quotients, which round
-    alike everywhere.
-
-    ``pair`` is that of machines, of each item, int64 ``[k]``; ``options`` are (item, rank), by item and ascending, some
-    for every item; ``fixed`` is pair times P plus rank of what a rank has in any case.
-    """
-    if pair.numel() == 0:
-        return pair
-    of_item, of_rank = (column.numpy() for column in options)
-    start = np.concatenate([[0], np.bincount(of_item, minlength=pair.numel()).cumsum()])
-    order, count = _groups(pair, start[:-1], of_rank % ranks_per_machine, ranks_per_machine)
-    before = np.concatenate([[0], np.cumsum(count)])
-    first = order[before[:-1]]
-    size = np.diff(start)[first]
-    begin = np.concatenate([[0], np.cumsum(size)])
-    # The options of each group: those of its first item.
-    of_group = np.repeat(np.arange(len(first)), size)
-    rank = of_rank[start[first][of_group] + np.arange(begin[-1]) - begin[of_group]]
-    cells, cell = np.unique(pair.numpy()[first][of_group] * num_ranks + rank, return_inverse=True)
-    known, times = np.unique(fixed.numpy(), return_counts=True)
-    base, at = np.zeros(len(cells)), np.searchsorted(cells, known)
-    is_there = np.append(cells, -1)[at] == known
-    base[at[is_there]] = times[is_there]
-    pairs, of_cell = np.unique(cells // num_ranks, return_inverse=True)
-    load, weight = base, np.ones(len(cells))
-    for _ in range(_ROUNDS):
-        share = count[of_group] * weight[cell] / np.bincount(of_group, weight[cell])[of_group]
-        load = base + np.bincount(cell, share, len(cells))
-        mean = np.bincount(of_cell, load, len(pairs)) / np.bincount(of_cell, minlength=len(pairs))
-        weight = weight * (mean[of_cell] / np.maximum(load, 1e-9))
-    # The items of a group, in order, to its options in order: up to the rounded sum of the shares so far.
-    last, so_far = np.empty(begin[-1], np.int64), np.zeros(len(first))
-    for turn in range(int(size.max())):
-        there = np.flatnonzero(size > turn)
-        so_far[there] += share[begin[there] + turn]
-        last[begin[there] + turn] = np.rint(so_far[there])
-    last[begin[1:] - 1] = count
-    chosen = np.searchsorted(last + before[of_group], np.arange(pair.numel()), side="right")
-    agent = np.empty(pair.numel(), np.int64)
-    agent[order] = rank[chosen]
-    return torch.from_numpy(agent)
-
-
-def _groups(pair: Tensor, start: Array, local_rank: Array, ranks_per_machine: int) -> tuple[Array, Array]:
-    """Items group by group, by pair of machines and options, in their order within each; and the sizes of the groups.
-
-    The options of an item begin at its ``start``: ranks, numbered within their machine.
-    """
-    if ranks_per_machine > _MASK_BITS:  # each item for itself
-        return np.arange(pair.numel()), np.ones(pair.numel(), np.int64)
-    mask = torch.from_numpy(np.bitwise_or.reduceat(np.int64(1) << local_rank, start))
-    group, order = ((pair << ranks_per_machine) + mask).sort(stable=True)
-    return order.numpy(), torch.unique_consecutive(group, return_counts=True)[1].numpy()

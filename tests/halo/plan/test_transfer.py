@@ -170,7 +170,9 @@ def test_one_direction_has_the_same_cover(seed: int) -> None:
     whole = RemoteEdges.of(graph.edge_index, parts, 4)
     cover, both = whole.cover("hybrid"), [0, 0]
     for rank in range(4):
-        remote = RemoteEdges.of(graph.edge_index, parts, 4, rank)
+        ranks = parts[graph.edge_index]
+        edge = ((ranks == rank).sum(0) == 1).nonzero().view(-1)
+        remote = RemoteEdges.of_list(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, whole.load, rank)
         for edges in OneWay.both(remote, rank):
             found = edges.cover("hybrid", remote.load)
             for kind, ends, chosen, expected in (

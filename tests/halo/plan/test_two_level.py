@@ -19,12 +19,15 @@ from torch import Tensor
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.cli import main
+from pyg_dist.halo.plan.cover import RemoteEdges
+from pyg_dist.halo.plan.levels import LevelCounts
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.share import HaloShare, halo_share
-from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes
+from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.halo.plan.transfer import UNIT, Transfer
-from pyg_dist.halo.plan.two_level import Routes, routes, rows_across
+from pyg_dist.halo.plan.two_level import MachineEdges, Routes, rows_across
 from pyg_dist.partition import partition
+from pyg_dist.pricing.machine import Machine
 
 
 def fewest(edge_index: Tensor, owner: Tensor, is_apart: Tensor) -> int:
@@ -65,6 +68,18 @@ def test_rows_that_cross_machines(
     check(ways, graph.edge_index, parts, on_each)
 
 
+def routes(edge_index: Tensor, parts: Tensor, num_ranks: int, on_each: int, exchange: Any, rank: int = -1) -> Routes:
+    """Those between all machines, or between that of a rank and the others."""
+    if rank < 0:
+        return MachineEdges.of(RemoteEdges.of(edge_index, parts, num_ranks), on_each).routes(exchange)
+    ranks = parts[edge_index]
+    machines = ranks // on_each == rank // on_each
+    columns = (*edge_index, *ranks)
+    load = torch.bincount(ranks[1], minlength=num_ranks)
+    some = (column[machines[0] != machines[1]] for column in columns)
+    return MachineEdges.of_list(*some, parts.numel(), load, on_each, rank).routes(exchange)
+
+
 def check(ways: Routes, edge_index: Tensor, parts: Tensor, on_each: int) -> None:
     """Each item crosses once, between ranks that have edges; its other ranks are on the agent's machine."""
     assert sorted(ways.link.item.tolist()) == list(range(len(ways.node)))
@@ -88,7 +103,7 @@ def test_both_machines_of_a_pair_find_the_same_ways() -> None:
     edge_index, parts = random_edges(400, 4000, 12)
     whole = routes(edge_index, parts, 12, 4, "hybrid")
     for rank in range(12):
-        own = routes(edge_index, parts, 12, 4, "hybrid", rank // 4)
+        own = routes(edge_index, parts, 12, 4, "hybrid", rank)
         for name in ("link", "gather", "spread"):
             for way in ("leaving", "arriving"):
                 of_all, of_one = (getattr(ways, way)(getattr(ways, name), rank) for ways in (whole, own))
@@ -127,6 +142,20 @@ def test_the_plan_counts_both_levels(exchange: Any) -> None:
     auto = Plan.of(edge_index, parts, 6, exchange, ranks_per_node=2)
     assert auto.price().seconds == min(one.price().seconds, two.price().seconds)
     assert "two levels" in two.describe()
+
+
+@pytest.mark.parametrize(("bits", "two_levels"), [(32, True), (2, False)])
+def test_levels_are_priced_in_the_bits_of_messages(bits: int, two_levels: bool) -> None:
+    """In few bits so little crosses that the exact messages inside a machine cost more than the link saves."""
+    edge_index, parts = random_edges(300, 3000, 6)
+    machine = Machine(inter_bandwidth=2.5e7, intra_bandwidth=1e8, call_seconds=0, inter_latency=0, intra_latency=0)
+    one, two, auto = (
+        Plan.of(edge_index, parts, 6, "hybrid", "given", 2, h, None, machine, (bits, bits))  # type: ignore[arg-type]
+        for h in ("off", "on", "auto")
+    )
+    assert auto.two_levels == two_levels
+    prices = [plan.price(machine=machine.with_ranks_per_node(2)).seconds for plan in (one, two, auto)]
+    assert prices[2] == prices[two_levels] < prices[not two_levels]
 
 
 def delivered(sent: list[Tensor], counts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Tensor]:
@@ -206,11 +235,9 @@ def test_two_levels_are_the_same_product(
     for share, arrived in zip(shares, slots, strict=True):
         assert torch.equal(arrived, graph.x[share.halo_id])
         assert torch.equal(parts[share.halo_id], share.halo_owner.long())
-    numbers = BlockNumbers.of(graph.edge_index, parts, num_ranks)
-    ways = routes(graph.edge_index, parts, num_ranks, on_each, exchange)
-    sizes, between = numbers.sizes(exchange, ways, on_each)
-    assert sizes == tuple(ShareSizes.of(share) for share in shares)
-    assert [torch.tensor(s.sum_transfer.sent).sum(0).tolist() for s in shares] == between.tolist()
+    counted = LevelCounts.of(graph.edge_index, parts, num_ranks, on_each).counted(exchange, two_levels=True)
+    assert counted.sizes == tuple(ShareSizes.of(share) for share in shares)
+    assert [torch.tensor(s.sum_transfer.sent).sum(0).tolist() for s in shares] == counted.rows.tolist()
 
 
 def test_keys_of_what_crosses() -> None:

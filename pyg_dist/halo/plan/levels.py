@@ -1,0 +1,84 @@
+"""One level or two: what every rank has, sends and receives in both, by counting alone, and which is cheaper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from pyg_dist.halo.plan.cost import halo_price, loads_of
+from pyg_dist.halo.plan.cover import BothEnds, ExchangeKind, RemoteEdges, both_ends
+from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, rows_between_nodes
+from pyg_dist.halo.plan.two_level import MachineEdges
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model, Price
+
+Hierarchy = Literal["auto", "off", "on"]
+"""Whether what crosses machines crosses once for all ranks of one; "auto": where that is cheaper."""
+HIERARCHIES: tuple[Hierarchy, ...] = get_args(Hierarchy)
+
+
+def shares_machines(num_ranks: int, ranks_per_node: int | None) -> bool:
+    """Whether there are several machines, and ranks share one."""
+    return ranks_per_node is not None and 1 < ranks_per_node < num_ranks
+
+
+class Counted(NamedTuple):
+    """An exchange in one level, or in two."""
+
+    sizes: tuple[ShareSizes, ...]  # by rank
+    rows: Tensor  # that go from each rank to each, int64 ``[P, P]``
+    two_levels: bool
+
+    def price(self, model: Model, machine: Machine, bits: tuple[int, int] = (32, 32)) -> Price:
+        """What a training step costs, with the machine's ``ranks_per_node``."""
+        sizes, messages = self.sizes, [s.messages for s in self.sizes] if self.two_levels else None
+        loads = loads_of([s.nodes for s in sizes], [s.work for s in sizes], self.rows, machine.ranks_per_node, messages)
+        return halo_price(model, loads, machine, len(sizes), bits)
+
+
+@dataclass(frozen=True)
+class LevelCounts:
+    """What a graph's exchanges move between given parts."""
+
+    numbers: BlockNumbers
+    between: MachineEdges | None  # the edges between machines; ``None``: no ranks share one
+
+    @staticmethod
+    def of(edge_index: Tensor, parts: BothEnds, num_ranks: int, ranks_per_node: int | None) -> LevelCounts:
+        """Of any number of ranks, in this process. Not collective, O(E log E) time."""
+        remote = RemoteEdges.of(edge_index, parts, num_ranks)
+        numbers = BlockNumbers.of(remote, both_ends(parts)[1])
+        if ranks_per_node is None or not shares_machines(num_ranks, ranks_per_node):
+            return LevelCounts(numbers, None)
+        return LevelCounts(numbers, MachineEdges.of(remote, ranks_per_node))
+
+    def counted(self, exchange: ExchangeKind, two_levels: bool = False) -> Counted:
+        """In these levels."""
+        if not two_levels or self.between is None:
+            return Counted(*self.numbers.sizes(exchange), two_levels=False)
+        ways = self.between.routes(exchange)
+        return Counted(*self.numbers.sizes(exchange, ways), two_levels=True)
+
+    def chosen(
+        self,
+        exchange: ExchangeKind,
+        hierarchy: Hierarchy,
+        model: Model,
+        machine: Machine,
+        bits: tuple[int, int] = (32, 32),
+    ) -> Counted:
+        """In the levels of ``hierarchy``, or the cheaper ones; ``bits``: of a number in the messages, by direction."""
+        if hierarchy != "auto" or self.between is None:
+            return self.counted(exchange, hierarchy == "on")
+        both = self.counted(exchange), self.counted(exchange, two_levels=True)
+        return min(both, key=lambda one: one.price(model, machine, bits).seconds)
+
+    @property
+    def across(self) -> tuple[int, int] | None:
+        """Rows of the hybrid exchange that cross machines, in one level and in two; ``None``: no ranks share one."""
+        if self.between is None:
+            return None
+        one = rows_between_nodes(self.numbers.post_rows + self.numbers.pre_sums, self.between.ranks_per_machine)
+        return one, sum(int(side.sum()) for side in self.between.hybrid)
