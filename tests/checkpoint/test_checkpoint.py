@@ -17,6 +17,8 @@ from workers import Workers
 Pools = Callable[[int], Workers]
 HALO: dict[str, Any] = {"layout": "halo", "partition": "random"}
 GRID: dict[str, Any] = {"layout": "grid"}
+PLACES = [(2, GRID), (1, HALO), (2, HALO), (3, HALO), (4, {**GRID, "mesh": {"x": 2, "z": 2}})]
+GROUPS = [(4, {**HALO, "mesh": {"data": 2, "part": 2}}), (4, {**GRID, "mesh": {"data": 2, "y": 2}})]
 OPTIMIZERS: dict[str, Any] = {
     "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05),
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
@@ -115,28 +117,38 @@ def elsewhere(path: str, layout: dict[str, Any], optimizer: str, loader: str) ->
     return run.values(), [loss for _ in range(2) for loss in run.epoch()]
 
 
-FAST = ("SGD", "none"), ("Adam", "neighbors")
-
-
 @pytest.mark.parametrize(
-    ("optimizer", "loader"),
+    ("optimizer", "loader", "places"),
     [
-        pytest.param(optimizer, loader, marks=[pytest.mark.slow] * ((optimizer, loader) not in FAST))
-        for optimizer in OPTIMIZERS
-        for loader in LOADERS
+        ("SGD", "none", PLACES[:3]),
+        ("Adam", "neighbors", PLACES[-2:]),
+        *[pytest.param(name, of, PLACES, marks=pytest.mark.slow) for name in OPTIMIZERS for of in LOADERS],
     ],
 )
 def test_the_same_ranks_go_on_bit_for_bit_and_others_with_the_same_values(
-    workers: Pools, tmp_path: Path, optimizer: str, loader: str
+    workers: Pools, tmp_path: Path, optimizer: str, loader: str, places: list[tuple[int, dict[str, Any]]]
 ) -> None:
-    places = [(1, HALO), (2, HALO), (3, HALO), (2, GRID), (4, {**GRID, "mesh": {"x": 2, "z": 2}})]
     for number, (ranks, layout) in enumerate(places):
         path = str(tmp_path / str(number))
         values, losses = workers(ranks).run(interrupted, path, layout, optimizer, loader)[0]
-        for other in (number - 1, number - 2):
+        for other in {(number - 1) % len(places), (number - 2) % len(places)} - {number}:
             found, after = workers(places[other][0]).run(elsewhere, path, places[other][1], optimizer, loader)[-1]
             assert_all_same_bits(found, values)
             torch.testing.assert_close(torch.tensor(after), torch.tensor(losses), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(("ranks", "layout"), GROUPS, ids=["halo", "grid"])
+def test_data_groups_go_on_bit_for_bit_and_ranks_without_groups_with_the_same_values(
+    workers: Pools, tmp_path: Path, ranks: int, layout: dict[str, Any], loader: str
+) -> None:
+    """With several groups an epoch has fewer batches: ranks without groups refuse the position of a loader."""
+    values, losses = workers(ranks).run(interrupted, str(tmp_path), layout, "Adam", loader)[0]
+    if loader == "none":
+        found, after = workers(2).run(elsewhere, str(tmp_path), HALO, "Adam", loader)[-1]
+        assert_all_same_bits(found, values)
+        torch.testing.assert_close(torch.tensor(after), torch.tensor(losses), rtol=1e-10, atol=1e-10)
 
 
 def refused(path: str) -> list[str]:
