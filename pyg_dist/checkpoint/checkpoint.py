@@ -115,8 +115,8 @@ def load_into(checkpoint: Checkpoint, things: Mapping[str, Any]) -> dict[str, An
         error = caught
     raise_together(error)
     try:
-        for name, thing in things.items():
-            value = states.pop(name)
+        for name in sorted(things, key=lambda name: name != "loader"):  # it may refuse its position: nothing is loaded
+            thing, value = things[name], states.pop(name)
             if isinstance(thing, Tensor):
                 with torch.no_grad():
                     thing.copy_(value)

@@ -155,9 +155,10 @@ def refused(path: str) -> list[str]:
     """What ``load`` says to a script that has changed, with everything as it was after each."""
     from pyg_dist import checkpoint
 
-    run = Training(HALO, "Adam", "none", seed=0)
+    run = Training(HALO, "Adam", "uniform", seed=0)
     run.epoch()
     checkpoint.save(path, **run.things(), flag=True)
+    run.epoch()
     before, said = run.values(), []
     wider = nn.Sequential(nn.Linear(3, 4))
     half = torch.optim.Adam(list(run.model.parameters())[1:])
@@ -167,6 +168,7 @@ def refused(path: str) -> list[str]:
         {**run.things(), "optimizer": half},
         {**run.things(), "ema": run.model},
         {**run.things(), "flag": 3},
+        {**run.things(), "loader": Training(HALO, "Adam", "neighbors", seed=0).loader},
     ):
         with pytest.raises(ValueError, match="Expected") as caught:
             checkpoint.load(path, **things)
@@ -187,6 +189,7 @@ def test_what_does_not_fit_is_refused_in_a_line_before_anything_is_loaded(worker
     for line, part in zip(
         words,
         ("'model.embedding.weight'", "'model.embedding.weight'", "parameters by group", "'ema'", "'flag' to have",
+         "a loader with the same options",
          "'when' (got object)", "'z' (got torch.complex64", "'one of' (got set)"),
         strict=True,
     ):  # fmt: skip
