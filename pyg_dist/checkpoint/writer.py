@@ -48,7 +48,7 @@ class Writer:
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, keep
         self._lock: IO[str] | None = None
-        self._future: Future[None] | None = None
+        self._saving: tuple[ThreadPoolExecutor, Future[None]] | None = None
         self._number: int | None = None  # of the latest one, while no other run may save
         session = current()
         # A connection of its own: a waiting one is locked until its key is set.
@@ -88,8 +88,8 @@ class Writer:
         self._number = number = (self._number or 0) + 1
         folder, serial = folder_of(self.path, number), next(current().of(_Saves).count)
         thread = ThreadPoolExecutor(1, "pyg_dist checkpoint")
-        self._future = thread.submit(self._write, snapshot, folder, serial)
-        thread.shutdown(wait=False)
+        self._saving = thread, thread.submit(self._write, snapshot, folder, serial)
+        thread.shutdown(wait=False)  # it ends with this
 
     def wait(self) -> None:
         """Wait until what was begun is on the disk, and let other runs save in the folder (collective).
@@ -103,8 +103,11 @@ class Writer:
 
     def _failure(self) -> Exception | None:
         """Wait for what was begun, and return what this rank has failed with."""
-        future, self._future = self._future, None
-        error = None if future is None else future.exception()
+        if self._saving is None:
+            return None
+        (thread, future), self._saving = self._saving, None
+        error = future.exception()
+        thread.shutdown()
         if error is not None and not isinstance(error, Exception):
             raise error
         return error

@@ -47,7 +47,7 @@ class Immediate:
             future.set_exception(error)
         return future
 
-    def shutdown(self, wait: bool) -> None: ...
+    def shutdown(self, wait: bool = True) -> None: ...
 
 
 def loaded(path: Path) -> int:
