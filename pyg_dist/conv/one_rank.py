@@ -1,8 +1,8 @@
 """Small graphs on one rank: PyG's own code on its plain tensors, with nothing of ours between its steps.
 
-There the time is what Python decides in each call, not what kernels compute. The result is the stock conv's, bit for
-bit. Whether a call goes this way depends on its arguments and on the conv as it is, never on earlier calls: a
-checkpoint that runs it again takes the same way.
+There the time is what Python decides in each call, not what kernels compute; our kernels move rows to edges and back
+where there are many. The result is the stock conv's, bit for bit. Whether a call goes this way depends on its
+arguments and on the conv as it is, never on earlier calls: a checkpoint that runs it again takes the same way.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.backend import timing
+from pyg_dist.backend.dense.large_tensors import select, sum_rows
 from pyg_dist.conv.fast_paths import is_hooked, step_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
@@ -71,7 +73,9 @@ def stock_result(
                 return None
             args = [ends if arg is edge_index else _local(arg, graph) for arg in args]
             kwargs = {name: ends if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
-            out = stock_twin(conv, stock).forward(*args, **kwargs)
+            twin = stock_twin(conv, stock)
+            twin.__class__ = _with_our_sums(stock)
+            out = twin.forward(*args, **kwargs)
             if type(out) is Tensor and out.shape[0] == rows.num_local:
                 return as_row_tensor_(out, rows)
     except _ERRORS:  # the usual way raises, too, and says it better
@@ -160,6 +164,31 @@ def _known(cls: type) -> tuple[bool, bool]:
 @cache
 def _is_pygs(stock: type) -> bool:
     return stock.__module__.startswith("torch_geometric.nn.conv.") and stock.__name__ not in _OTHERS_DRAW
+
+
+_MEANS: dict[type, bool] = {SumAggregation: False, MeanAggregation: True}
+
+
+@cache
+def _with_our_sums(stock: Any) -> Any:
+    """``stock`` with our kernels for rows that are sent to edges and back: they add in the same order, sooner."""
+
+    def rows_at_edges(conv: MessagePassing, x: Tensor, index: Tensor) -> Tensor:
+        return select(x, index) if x.dim() + conv.node_dim in (0, x.dim()) else x.index_select(conv.node_dim, index)
+
+    def aggregate(
+        conv: MessagePassing, inputs: Tensor, index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None
+    ) -> Tensor:
+        mean, is_first = _MEANS.get(type(conv.aggr_module)), inputs.dim() + conv.node_dim in (0, inputs.dim())
+        if mean is None or dim_size is None or not is_first:
+            out: Tensor = MessagePassing.aggregate(conv, inputs, index, ptr, dim_size)
+            return out
+        return sum_rows(inputs, index, dim_size, mean)
+
+    steps: dict[str, Any] = {"_index_select": rows_at_edges, "__module__": stock.__module__}
+    if stock.aggregate is MessagePassing.aggregate:
+        steps["aggregate"] = aggregate
+    return type(stock.__name__, (stock,), steps)
 
 
 C = TypeVar("C", bound=MessagePassing)

@@ -15,6 +15,7 @@ from torch_geometric import nn as gnn
 
 import pyg_dist
 from pyg_dist import loader
+from pyg_dist.backend.dense import large_tensors
 from pyg_dist.conv import any_conv, gcn, one_rank, sage
 
 
@@ -22,6 +23,7 @@ from pyg_dist.conv import any_conv, gcn, one_rank, sage
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The convs whose calls have run PyG's code."""
     monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "10000000")
+    monkeypatch.setattr(large_tensors, "LARGE", 1)  # kernels that move rows take these, too
     names: list[str] = []
 
     def noted(conv: Any, stock: Any, *others: Any) -> Tensor | None:

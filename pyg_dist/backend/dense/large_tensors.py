@@ -464,7 +464,12 @@ def sum_rows(rows: Tensor, index: Tensor, num_sums: int, mean: bool = False) -> 
     return sums.view(num_sums, *rows.shape[1:])
 
 
+_FASTER = 16
+"""So many times sooner than others, the kernels that move rows are worth their calls: torch adds rows slowly."""
+
+
 def _moves_rows(x: Tensor, num_elements: int, index: Tensor) -> bool:
     """Whether the kernels that move rows are to move these."""
-    # Of 16 bits, torch rounds sums each time.
-    return is_large(x, num_elements) and x.is_contiguous() and index.dtype == torch.int64 and x.dtype.itemsize > 2
+    if x.dtype.itemsize <= 2:  # torch rounds sums each time
+        return False
+    return is_large(x, num_elements * _FASTER) and x.is_contiguous() and index.dtype == torch.int64

@@ -22,6 +22,7 @@ from pyg_dist.backend.comm.group import Group, Groups, world_group
 from pyg_dist.backend.comm.wires import mpi
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.late_errors import LateErrors
+from pyg_dist.backend.ops.memory import keep_freed_blocks
 from pyg_dist.backend.session import devices, generators, launch, rendezvous
 from pyg_dist.backend.session.agreement import Control, require_equal
 from pyg_dist.backend.session.divergence import DivergenceWatch
@@ -86,6 +87,7 @@ def init(backend: str = DEFAULT_BACKEND, timeout: timedelta = DEFAULT_TIMEOUT, w
         _open_group(session, launch.detect(os.environ), backend, wire, timeout)
     session.backend, session.timeout, session.wire, session.is_joined = backend, timeout, wire, True
     session.of(LateErrors)
+    keep_freed_blocks()
     if session.store is None:
         if "cuda" in library.devices():  # its late errors are raised at the end
             way_out.watch_run()
