@@ -28,7 +28,7 @@ struct Sums {
 
 struct HeadChunks {
   RowChunks chunks;
-  const int64_t* first_row;
+  int64_t* hubs;  // [num_chunks]: the one that starts in each chunk, or -1
   int64_t num_chunks;
 };
 
@@ -96,7 +96,7 @@ struct ReduceHeads {
     const int64_t slice = groups.column_slice(block_slice()), lanes = int64_t{1} << groups.log_lanes;
     const Columns columns = groups.columns<kVec, kCount>(slice, edges.lane(), summed.width);
     const bool has_numbers = slice == 0 && edges.lane() == 0;
-    ChunkRows rows(chunks.chunks, has_work ? chunks.first_row[k] : 0, has_work ? chunks.first_row[k + 1] : 0, k);
+    ChunkRows rows(chunks.chunks, has_work ? k : chunks.num_chunks);
     A sum[kCount][kVec] = {};
     Softmax<A> state = kForward ? Softmax<A>::none() : Softmax<A>{};
     for (int64_t first = rows.begin; any_of_warp(rows.has_row());) {
@@ -129,6 +129,7 @@ struct ReduceHeads {
       rows.advance();
       first = rows.begin;
     }
+    if (has_work && has_numbers && head == 0) chunks.hubs[k] = rows.hub();
   }
 
  private:
@@ -251,7 +252,7 @@ struct JoinHeads {
     const int64_t k = (block_id() * kThreads + thread_id()) / kWarp, c = block_slice() * kWarp + lane_id();
     const int64_t num_sums = pieces.num_heads * pieces.width;
     if (k >= chunks.num_chunks || c >= num_sums + pieces.num_heads) return;
-    const int64_t row = hub_of_chunk(chunks.chunks, chunks.first_row, k);
+    const int64_t row = chunks.hubs[k];
     if (row < 0) return;
     const bool is_sum = c < num_sums;
     const int64_t head = is_sum ? c / pieces.width : c - num_sums;
@@ -290,7 +291,7 @@ void reduce_heads(const AttentionGrad& g, const Summed& summed, const Sums& out,
   const HeadGroups groups(p, summed.width, kVec, kVec * kCount);
   const ChunkShape shape(p.num_rows, p.num_edges, groups.lanes());
   const RowChunks rows(p.rowptr, p.num_rows, shape.work);
-  const HeadChunks chunks{rows, shape.first_rows(rows, queue), shape.num_chunks};
+  const HeadChunks chunks{rows, scratch<int64_t>(queue, shape.num_chunks), shape.num_chunks};
   HeadPieces<A> pieces{nullptr, p.num_heads, summed.width};
   pieces.data = scratch<A>(queue, 2 * shape.num_chunks * pieces.size());
   launch(Kernel{g, summed, out, chunks, pieces, groups, by_source},

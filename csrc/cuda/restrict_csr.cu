@@ -84,24 +84,23 @@ struct TakeEntries {
     if (k >= num_shares) return;  // the next would have no rows, and its count lie where the sum of all comes
     const int64_t units = start[p.num_rows] + p.num_rows, work = (units + num_shares - 1) / num_shares;
     const RowChunks chunks(start, p.num_rows, work > 0 ? work : 1);
-    const int64_t first_row = chunks.first_row(k);
     int64_t count = kWrites ? kept[k] : 0;
-    for_rows_of_chunk(chunks, first_row, chunks.first_row(k + 1), k,
-                      [&](int64_t i, int64_t begin, int64_t end, int64_t) {
-                        if (kWrites && begin == start[i] && i >= first_row && lane_id() == 0) p.out_rowptr[i] = count;
-                        const int64_t shift = begin < end ? p.rowptr[p.row[i]] - start[i] : 0;
-                        for (int64_t first = begin; first < end; first += kWarp) {
-                          const int64_t e = first + lane_id() + shift;
-                          const int32_t column = e < end + shift ? place[p.col[e]] : -1;
-                          const Lanes stays = ballot(kAllLanes, column >= 0);
-                          if (kWrites && column >= 0) {
-                            const int64_t to = count + count_bits(stays & ((Lanes{1} << lane_id()) - 1));
-                            out.entry[to] = e;
-                            out.col[to] = column;
-                          }
-                          count += count_bits(stays);
-                        }
-                      });
+    for_rows_of_chunk(chunks, k, [&](int64_t i, int64_t begin, int64_t end, int64_t slot) {
+      const bool starts_here = slot != 2 * k;
+      if (kWrites && starts_here && lane_id() == 0) p.out_rowptr[i] = count;
+      const int64_t shift = begin < end ? p.rowptr[p.row[i]] - start[i] : 0;
+      for (int64_t first = begin; first < end; first += kWarp) {
+        const int64_t e = first + lane_id() + shift;
+        const int32_t column = e < end + shift ? place[p.col[e]] : -1;
+        const Lanes stays = ballot(kAllLanes, column >= 0);
+        if (kWrites && column >= 0) {
+          const int64_t to = count + count_bits(stays & ((Lanes{1} << lane_id()) - 1));
+          out.entry[to] = e;
+          out.col[to] = column;
+        }
+        count += count_bits(stays);
+      }
+    });
     if (lane_id() != 0) return;
     if (!kWrites) kept[k] = count;
     if (kWrites && k == num_shares - 1) p.out_rowptr[p.num_rows] = count;

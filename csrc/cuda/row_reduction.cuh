@@ -2,8 +2,8 @@
 // sums. Rows by equal shares of their edges (problems/row_chunks.h), a hub piece by piece, without atomics: the same
 // bits in every run.
 //
-//   FindChunks    a thread for each chunk: the row that it begins with
-//   ReduceChunks  a group of lanes for each chunk: its rows one after another, a hub's piece into scratch memory
+//   ReduceChunks  a group of lanes for each chunk: finds the row that it begins with, goes through its rows, and puts a
+//                 hub's piece into scratch memory
 //   JoinHubs      a group for each hub: its pieces in their order
 //
 // A group is 1 to 32 lanes of a warp, as many as the row has vectors; wider rows take several slices of the grid, the
@@ -72,42 +72,29 @@ PYG_DIST_DEVICE void for_gathered(const T* x, int64_t stride, const int32_t* col
   }
 }
 
-struct FindChunks {
-  static constexpr int kThreads = 256;
-  using Shared = NoShared;
-
-  RowChunks chunks;
-  int64_t num_chunks;
-  int64_t* first_row;  // [num_chunks + 1]
-
-  PYG_DIST_DEVICE void operator()(Shared&) const {
-    const int64_t k = block_id() * kThreads + thread_id();
-    if (k <= num_chunks) first_row[k] = chunks.first_row(k);
-  }
-};
-
-// The rows of chunk k, one after another; the chunk begins with row `first`, and the one behind it with row `next`. Of
-// each its edges there, and for a hub the slot of its piece, else -1: each chunk has two, of the end and of the start
-// of a hub.
+// The rows of chunk k, one after another; chunks behind the last one have none. Of each its edges there, and for a hub
+// the slot of its piece, else -1: each chunk has two, 2 k of the end of a hub and 2 k + 1 of the start of one.
 class ChunkRows {
  public:
   int64_t row = 0, begin = 0, end = 0, slot = -1;
 
-  PYG_DIST_DEVICE ChunkRows(const RowChunks& chunks, int64_t first, int64_t next, int64_t k)
-      : chunks_(chunks), first_(first), next_(next), k_(k) {
-    const bool has_head = first > 0 && chunks.is_hub(first - 1) && chunks.last_chunk(first - 1) >= k;
-    row = first - has_head;
+  PYG_DIST_DEVICE ChunkRows(const RowChunks& chunks, int64_t k) : chunks_(chunks), first_(chunks.first_row(k)), k_(k) {
+    const bool has_head = first_ > 0 && chunks.is_hub(first_ - 1) && chunks.last_chunk(first_ - 1) >= k;
+    row = first_ - has_head;
     find();
   }
-  PYG_DIST_DEVICE bool has_row() const { return row < next_; }
+  PYG_DIST_DEVICE bool has_row() const { return has_row_; }
   PYG_DIST_DEVICE void advance() {
     ++row;
     find();
   }
+  // Behind the last row: the hub that starts here, of which that is the piece, or -1.
+  PYG_DIST_DEVICE int64_t hub() const { return slot == 2 * k_ + 1 ? row - 1 : -1; }
 
  private:
   PYG_DIST_DEVICE void find() {
-    if (!has_row()) return;
+    has_row_ = row < chunks_.num_rows() && chunks_.starts_before(row, k_ + 1);
+    if (!has_row_) return;
     const RowChunks::Piece piece = chunks_.piece(row, k_);
     const bool is_piece = piece.row >= 0;
     begin = is_piece ? piece.edge_begin : chunks_.edge_begin(row);
@@ -116,22 +103,16 @@ class ChunkRows {
   }
 
   const RowChunks& chunks_;
-  int64_t first_, next_, k_;
+  int64_t first_, k_;
+  bool has_row_ = false;
 };
 
-// Calls use(row, begin, end, slot) for each of them.
+// Calls use(row, begin, end, slot) for each of them; the hub that starts there, or -1.
 template <class Use>
-PYG_DIST_DEVICE void for_rows_of_chunk(const RowChunks& chunks, int64_t first, int64_t next, int64_t k,
-                                       const Use& use) {
-  for (ChunkRows rows(chunks, first, next, k); rows.has_row(); rows.advance()) {
-    use(rows.row, rows.begin, rows.end, rows.slot);
-  }
-}
-
-// The hub that starts in chunk k, where it is the last row, or -1.
-PYG_DIST_DEVICE int64_t hub_of_chunk(const RowChunks& chunks, const int64_t* first_row, int64_t k) {
-  const int64_t row = first_row[k + 1] - 1;
-  return row >= first_row[k] && chunks.is_hub(row) ? row : -1;
+PYG_DIST_DEVICE int64_t for_rows_of_chunk(const RowChunks& chunks, int64_t k, const Use& use) {
+  ChunkRows rows(chunks, k);
+  for (; rows.has_row(); rows.advance()) use(rows.row, rows.begin, rows.end, rows.slot);
+  return rows.hub();
 }
 
 // Calls take(slot) for the pieces of a hub that starts in chunk k, in the order of its edges.
@@ -154,18 +135,18 @@ struct RowReduction {
 
   Op op;
   RowChunks chunks;
-  const int64_t* first_row;  // [num_chunks + 1]
-  A* pieces;                 // [2 num_chunks, num_columns]: head and tail of each chunk
+  int64_t* hubs;  // [num_chunks]: the one that starts in each chunk, or -1
+  A* pieces;      // [2 num_chunks, num_columns]: head and tail of each chunk
   int64_t num_chunks;
   int64_t num_columns;
   int log_lanes;
 
   PYG_DIST_DEVICE int64_t chunk() const { return (block_id() * kThreads + thread_id()) >> log_lanes; }
+  PYG_DIST_DEVICE int lane() const { return thread_id() & ((1 << log_lanes) - 1); }
 
   PYG_DIST_DEVICE Columns columns() const {
-    const int lanes = 1 << log_lanes;
-    const int64_t step = int64_t{lanes} * Op::kVec;
-    return {block_slice() * step * Op::kCount + (thread_id() & (lanes - 1)) * Op::kVec, step, num_columns};
+    const int64_t step = int64_t{Op::kVec} << log_lanes;
+    return {block_slice() * step * Op::kCount + lane() * Op::kVec, step, num_columns};
   }
 
   PYG_DIST_DEVICE Values identity() const {
@@ -191,16 +172,16 @@ struct ReduceChunks : RowReduction<Op> {
     const int64_t k = this->chunk();
     if (k >= this->num_chunks) return;
     const Columns columns = this->columns();
-    for_rows_of_chunk(this->chunks, this->first_row[k], this->first_row[k + 1], k,
-                      [&](int64_t row, int64_t begin, int64_t end, int64_t slot) {
-                        Values values = this->identity();
-                        this->op.add(row, begin, end, columns, values.value);
-                        if (slot >= 0) {
-                          save(values, slot, columns);
-                        } else {
-                          this->op.finish(row, columns, values.value);
-                        }
-                      });
+    const int64_t hub = for_rows_of_chunk(this->chunks, k, [&](int64_t row, int64_t begin, int64_t end, int64_t slot) {
+      Values values = this->identity();
+      this->op.add(row, begin, end, columns, values.value);
+      if (slot >= 0) {
+        save(values, slot, columns);
+      } else {
+        this->op.finish(row, columns, values.value);
+      }
+    });
+    if (block_slice() == 0 && this->lane() == 0) this->hubs[k] = hub;
   }
 
  private:
@@ -225,7 +206,7 @@ struct JoinHubs : RowReduction<Op> {
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t k = this->chunk();
     if (k >= this->num_chunks) return;
-    const int64_t row = hub_of_chunk(this->chunks, this->first_row, k);
+    const int64_t row = this->hubs[k];
     if (row < 0) return;
     const Columns columns = this->columns();
     Values values = this->identity();
@@ -261,13 +242,6 @@ struct ChunkShape {
 
   // Of a chunk: enough to hide what it costs to begin one.
   static int64_t least_work(int64_t lanes) { return std::clamp<int64_t>(4 * lanes, 32, 128); }
-
-  // The row that each chunk begins with, found on the device: [num_chunks + 1].
-  const int64_t* first_rows(const RowChunks& chunks, const Queue& queue) const {
-    auto* const first_row = scratch<int64_t>(queue, num_chunks + 1);
-    launch(FindChunks{chunks, num_chunks, first_row}, num_chunks / FindChunks::kThreads + 1, queue.stream);
-    return first_row;
-  }
 };
 
 template <class Op>
@@ -277,9 +251,9 @@ void reduce_rows(const Op& op, int64_t num_columns, const Queue& queue) {
   const int64_t of_slice = kOfLane << log_lanes, num_slices = (num_columns + of_slice - 1) / of_slice;
   const ChunkShape shape(op.p.num_rows, op.p.num_edges, int64_t{1} << log_lanes);
   const RowChunks chunks(op.p.rowptr, op.p.num_rows, shape.work);
-  const int64_t* const first_row = shape.first_rows(chunks, queue);
+  auto* const hubs = scratch<int64_t>(queue, shape.num_chunks);
   auto* const pieces = scratch<typename Op::A>(queue, 2 * shape.num_chunks * num_columns);
-  const RowReduction<Op> all{op, chunks, first_row, pieces, shape.num_chunks, num_columns, log_lanes};
+  const RowReduction<Op> all{op, chunks, hubs, pieces, shape.num_chunks, num_columns, log_lanes};
   const int64_t num_blocks = blocks_for(shape.num_chunks << log_lanes, all.kThreads);
   launch(ReduceChunks<Op>{all}, num_blocks, queue.stream, num_slices);
   launch(JoinHubs<Op>{all}, num_blocks, queue.stream, num_slices);

@@ -58,6 +58,10 @@ class RowChunks {
   // The first row that starts in chunk k or behind it.
   PYG_DIST_PORTABLE int64_t first_row(int64_t k) const { return first_row_from(k * chunk_work_); }
 
+  // Whether a row starts before chunk k.
+  PYG_DIST_PORTABLE bool starts_before(int64_t row, int64_t k) const { return position(row) < k * chunk_work_; }
+
+  PYG_DIST_PORTABLE int64_t num_rows() const { return num_rows_; }
   PYG_DIST_PORTABLE int64_t edge_begin(int64_t row) const { return rowptr_[row]; }
 
   // Whether a row is cut, the last chunk that it reaches, and its edges in chunk k: no piece if it is not cut.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FLAGS = "-std=c++20 -O1 -g".split()
+FLAGS = "-std=c++20 -O1 -g1".split()
 INCLUDES = "-Itests/simt -Itests -Icsrc -x c++".split()
 BARRIERS = {r"(?m)^ *(block|warp)_sync\(.*\);.*$": ""}
 BOUNDS = {
@@ -32,7 +32,9 @@ BOUNDS = {
     r"\bk < p\.num_rows &&": "k <= p.num_rows &&",  # rows of a target
     r"(if \(\w+) < ((\w+\.)?count)\b": r"\1 <= \2",  # items
     r"\bat < p\.row_bytes": "at <= p.row_bytes",
-    r"row < (next_|end)\b": r"row <= \1",
+    r"row < end\b": "row <= end",
+    r"row < chunks_\.num_rows\(\)": "row <= chunks_.num_rows()",  # rows of a chunk
+    r"starts_before\(row, k_ \+ 1\)": "starts_before(row, k_ + 2)",
     r"return at\(u\) < end;": "return at(u) <= end;",  # columns
 }
 COMPILED_FOR = {
