@@ -98,7 +98,7 @@ cross:
 
 # Every instruction set that this machine has; GCC's or Clang's sanitizers end the trial at the first error. What lies
 # above the kernels and knows nothing of torch but its threads runs over others, which ThreadSanitizer knows, too.
-PLAIN := $(CXX) -std=c++20 -g -Wall -Wextra
+PLAIN := $(CXX) -std=c++20 -g1 -Wall -Wextra
 SANITIZED := $(PLAIN) -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 X86 := $(filter x86_64,$(shell uname -m))
 LEVELS := baseline $(if $(X86),avx2 avx512)

@@ -233,18 +233,57 @@ int64_t try_far_rows(const Simulated& device) {
   const float last[] = {3, 5, 7};
   std::copy_n(last, kColumns, x + 2 * kStride);
   const int64_t rowptr[] = {0, 1}, index[] = {2};
-  const int32_t col[] = {2};
-  float sum[kColumns] = {}, row[kColumns] = {}, dot = 0;
+  const int32_t col[] = {2}, edge[] = {0};
+  int64_t wrong = 0;
+  float row[kColumns] = {};
+  const auto expect_last = [&](float* got) {
+    wrong += !std::equal(got, got + kColumns, last);
+    std::fill_n(got, kColumns, 0.0f);
+  };
+
   SpmmCsr spmm{};
-  spmm.rowptr = rowptr, spmm.col = col, spmm.x = x, spmm.out = sum;
+  spmm.rowptr = rowptr, spmm.col = col, spmm.x = x, spmm.out = row;
   spmm.num_rows = spmm.num_edges = 1, spmm.num_source_rows = 3, spmm.num_features = spmm.out_stride = kColumns;
   spmm.x_stride = kStride, spmm.x_element = spmm.out_element = Element::f32;
   device.spmm_csr(spmm);
+  expect_last(row);
+  float dot = 0;
   device.sddmm_csr({rowptr, col, last, x, &dot, 1, 1, kColumns, kColumns, kStride, Element::f32});
-  const bool is_found = device.gather_rows({reinterpret_cast<const char*>(x), index, reinterpret_cast<char*>(row), 3, 1,
-                                            sizeof(row), kStride * int64_t{sizeof(float)}, sizeof(row)});
+  wrong += dot != 83;
+  wrong += !device.gather_rows({reinterpret_cast<const char*>(x), index, reinterpret_cast<char*>(row), 3, 1,
+                                sizeof(row), kStride * int64_t{sizeof(float)}, sizeof(row)});
+  expect_last(row);
+  device.extreme_csr({rowptr, col, x, nullptr, nullptr, row, 1, 1, kColumns, kStride, 0, Element::f32, true});
+  expect_last(row);
+  float lse = 0;
+  Attention attention{};
+  attention.rowptr = rowptr, attention.col = col, attention.edge = edge, attention.value = attention.key = x;
+  attention.num_rows = attention.num_edges = attention.num_heads = 1, attention.num_columns = kColumns;
+  attention.value_stride = attention.key_stride = kStride, attention.element = Element::f32;
+  device.attention({attention, row, nullptr, &lse, 0, false});
+  wrong += lse != last[0];
+  expect_last(row);
+
+  uint8_t packed[2 * kColumns];
+  int64_t bad_row = 0;
+  QuantizeCsr quantize{};
+  quantize.sums = spmm, quantize.packed = packed, quantize.bad_row = &bad_row, quantize.bits = 16;
+  device.quantize_csr(quantize);
+  auto* const packed_rows = static_cast<uint8_t*>(mapped);
+  const int32_t far[] = {1 << 30};  // of six bytes each
+  std::copy_n(packed, sizeof(packed), packed_rows + int64_t{far[0]} * int64_t{sizeof(packed)});
+  device.dequantize_csr_add({rowptr, far, packed_rows, packed_rows + kBytes, nullptr, nullptr, row, 1, 1, kColumns,
+                             kColumns, 16, Element::f32});
+  expect_last(row);
+
+  const int64_t to_one[] = {0, 0, 0};
+  device.scatter_add_rows({to_one, nullptr, x, row, 3, 1, kColumns, kStride, kColumns, Element::f32});
+  expect_last(row);
+  expect_last(x + 2 * kStride);
+  device.scatter_add_rows({index, nullptr, last, x, 1, 3, kColumns, kColumns, kStride, Element::f32});
+  expect_last(x + 2 * kStride);
   munmap(mapped, kBytes);
-  return !std::equal(sum, sum + kColumns, last) + !std::equal(row, row + kColumns, last) + (dot != 83) + !is_found;
+  return wrong;
 }
 
 // A grid that no GPU has is refused before it is launched.
