@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -11,10 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from limits import COMMAND_SECONDS
 
 from pyg_dist.backend.ops import library
-from pyg_dist.errors import LibraryNotBuiltError
+from pyg_dist.errors import LibraryNotBuiltError, UnsupportedError
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,6 +78,25 @@ def test_kernels_leave_no_inline_function_to_the_linker(source: Path, tmp_path: 
     assert shared == []
 
 
+def test_avx2_is_chosen_where_all_that_it_is_compiled_for_is_there(tmp_path: Path) -> None:
+    """Processors of an emulator, one without F16C or FMA among them; no kernel is called, so none is linked."""
+    compiler, emulator = shutil.which(os.environ.get("CXX", "c++")), shutil.which("qemu-x86_64")
+    if compiler is None or emulator is None or platform.machine() != "x86_64":
+        pytest.skip("needs an x86-64, a compiler and qemu-x86_64")
+    source, program = tmp_path / "isa.cpp", tmp_path / "isa"
+    source.write_text('#include <cstdio>\n#include "cpu/table.h"\nint main() { std::puts(pyg_dist::kernels().isa); }\n')
+    flags = ["-std=c++20", "-O0", "-static", "-DPYG_DIST_X86_LEVELS", "-Wl,--unresolved-symbols=ignore-all", "-I."]
+    command = [compiler, *flags, str(source), "cpu/table.cpp", "-o", str(program)]
+    subprocess.run(command, cwd=ROOT / "csrc", timeout=COMMAND_SECONDS, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYG_DIST_ISA"}
+    for processor, isa in (("Haswell", "avx2"), ("Haswell,-f16c", "baseline"), ("Haswell,-fma", "baseline")):
+        said = subprocess.run(
+            [emulator, "-cpu", processor, program], env=environment, capture_output=True, text=True,
+            timeout=COMMAND_SECONDS, check=True,
+        )  # fmt: skip
+        assert said.stdout == f"{isa}\n", processor
+
+
 @pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast"])
 def test_fast_math_does_not_compile(flag: str) -> None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
@@ -89,13 +110,29 @@ def test_fast_math_does_not_compile(flag: str) -> None:
     assert "expected IEEE arithmetic" in result.stderr
 
 
-def test_a_missing_library_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     spec = find_spec("pyg_dist")
     assert spec is not None
     monkeypatch.setattr(spec, "submodule_search_locations", [str(tmp_path)])
     monkeypatch.setattr(library, "find_spec", lambda name: spec)
+
+
+def test_a_missing_library_is_one_line_with_the_remedy(no_library: None) -> None:
     with pytest.raises(LibraryNotBuiltError, match=r"expected the native library .*; run `make`") as caught:
         library._load("pyg_dist")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_without_its_library_is_one_line_with_the_command(
+    no_library: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation that has built none, where torch has CUDA: ``doctor`` and the first op on a GPU say it."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(library, "_why_no_cuda", library._load_cuda())
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    with pytest.raises(UnsupportedError, match=r"on cuda, .* run `PYG_DIST_CUDA=1 pip install") as caught:
+        library._require_kernels("gather_rows", (torch.ones(1),))
     assert "\n" not in str(caught.value)
 
 
