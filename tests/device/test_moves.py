@@ -301,18 +301,21 @@ def test_blocks_of_messages_draw_alike_there_forward_and_backward(pools: Pools, 
     pools(2).run(draw_in_messages, library)
 
 
-def end_with_an_error(library: Path) -> str:
-    """What the last op of a run has found."""
+def find_at_last(library: Path, is_read: bool) -> str:
+    """What the last op of a run has found, where values are read then, or the run ends."""
+    from pyg_dist import DistributedData
     from pyg_dist.backend.ops import late_errors
     from pyg_dist.backend.session.session import shutdown
 
-    found = torch.tensor([3], device=fake_device.load(library))
-    late_errors.raise_later(found, lambda row: DataError(f"row {row}"))
+    device = fake_device.load(library)
+    data: Any = DistributedData(graph()).to(device)
+    late_errors.raise_later(torch.tensor([3], device=device), lambda row: DataError(f"row {row}"))
     with pytest.raises(DataError) as caught:
-        shutdown()
+        data.y.tolist() if is_read else shutdown()
     shutdown()
     return str(caught.value)
 
 
-def test_what_the_last_op_finds_is_raised_at_the_end(pools: Pools, library: Path) -> None:
-    assert pools(1).run(end_with_an_error, library) == ["row 3"]
+@pytest.mark.parametrize("is_read", [True, False], ids=["values read", "the end"])
+def test_what_the_last_op_finds_is_raised(pools: Pools, library: Path, is_read: bool) -> None:
+    assert pools(1).run(find_at_last, library, is_read) == ["row 3"]
