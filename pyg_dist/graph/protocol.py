@@ -351,6 +351,10 @@ class DistributedGraph(GraphProducts, Protocol):
     def needs_whole_subsets(self) -> bool:
         """Whether a rank has to know all nodes and edges of a subset that names its edges, and not only its own."""
 
+    @property
+    def ranks_per_machine(self) -> int | None:
+        """So many consecutive ranks share what crosses to another machine; ``None``: messages have one level."""
+
     def prepare_subgraphs(self) -> None:
         """Make what subgraphs are cut from without messages (collective at the first use)."""
 

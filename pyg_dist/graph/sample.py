@@ -80,6 +80,9 @@ class CrossingEdges:
     arriving: Tensor  # which of them begin on other ranks, by rank, int64 ``[k]``
     sender: Tensor  # the ranks of these, ascending, int64 ``[k]``
     leaving: Tensor  # source, target and its rank, of those that begin here and end elsewhere, in their order, [l, 3]
+    # source, target and their ranks, of those between this rank's machine and others, int64 ``[c, 4]``; ``None``: what
+    # crosses machines goes in one level
+    between_machines: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -148,6 +148,10 @@ class GridGraph(GridProducts):
         """See :class:`~pyg_dist.graph.protocol.DistributedGraph`: tiles are of other nodes than the rank's rows."""
         return True
 
+    @property
+    def ranks_per_machine(self) -> None:
+        """None: subsets are whole on each rank, so batches are laid out without messages."""
+
     def prepare_subgraphs(self) -> None:
         self.stored_by_source  # noqa: B018
         self.grid.mesh.connect_data_groups()

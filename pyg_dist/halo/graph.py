@@ -110,6 +110,10 @@ class HaloGraph(HaloProducts):
     def needs_whole_subsets(self) -> bool:
         return False
 
+    @property
+    def ranks_per_machine(self) -> int | None:
+        return self.share.ranks_per_machine
+
     def prepare_subgraphs(self) -> None:
         self.links, self.loops_exist  # noqa: B018
 

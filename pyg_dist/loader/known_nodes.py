@@ -29,20 +29,25 @@ class SamplingRanks:
     index: int = 0  # the number of this data group
     count: int = 1  # data groups
     gathers: bool = False  # whether each rank has to know the whole subset of its data group
+    machine: IdLists | None = None  # those of this one's machine, where they share what crosses to others
 
     @staticmethod
     def of(graph: DistributedGraph) -> SamplingRanks:
         """Those that share a graph; made alike on every rank (not collective)."""
         index, count = graph.data_group
-        shared = SamplingRanks.sharing(graph.node_sharding.group)
+        shared = SamplingRanks.sharing(graph.node_sharding.group, graph.ranks_per_machine)
         everyone = shared.part if count == 1 else IdLists(group_of_thread(None))
-        return SamplingRanks(shared.part, everyone, index, count, graph.needs_whole_subsets)
+        return SamplingRanks(shared.part, everyone, index, count, graph.needs_whole_subsets, shared.machine)
 
     @staticmethod
-    def sharing(group: Group) -> SamplingRanks:
+    def sharing(group: Group, ranks_per_machine: int | None = None) -> SamplingRanks:
         """Those of a group, which has all nodes; made alike on every rank (not collective)."""
-        part = IdLists(group_of_thread(group.calls.ranks))
-        return SamplingRanks(part, part)
+        ranks, machine = group.calls.ranks, None
+        part = IdLists(group_of_thread(ranks))
+        if ranks_per_machine is not None:
+            first = group.rank - group.rank % ranks_per_machine
+            machine = IdLists(group_of_thread(ranks[first : first + ranks_per_machine]))
+        return SamplingRanks(part, part, machine=machine)
 
     @staticmethod
     def alone() -> SamplingRanks:
@@ -260,17 +265,40 @@ class KnownNodes:
         place = edges[:, 1] if num_relations == 1 else edges[:, 1] // num_relations
         node = told.rows.index_select(0, first + place)
         leaving = torch.stack([self.number.index_select(0, node), edges[:, 0], receiver], 1)
+        of_arriving, of_leaving = relation.index_select(0, arriving), edges[:, 1] % num_relations
+        shared: list[Tensor | None] = [None] * num_relations
+        if self._ranks.machine is not None:
+            begin = self.number.index_select(0, source.index_select(0, arriving))
+            into = torch.stack([begin, rows[:, 0], sender, of_arriving], 1)
+            out_of = torch.cat([leaving, of_leaving.view(-1, 1)], 1)
+            shared = self._share_with_machine(self._ranks.machine, into, out_of, num_relations)
         if num_relations == 1:
-            return [CrossingEdges(inside, arriving, sender, leaving)]
-        of_leaving, found = edges[:, 1] % num_relations, list[CrossingEdges | None]()
-        for number, begin in enumerate(accumulate(of_relation[:-1], initial=0)):
-            here, there = (relation.index_select(0, which) == number for which in (inside, arriving))
-            found.append(
-                CrossingEdges(
-                    inside[here] - begin, arriving[there] - begin, sender[there], leaving[of_leaving == number]
-                )
-            )
+            return [CrossingEdges(inside, arriving, sender, leaving, *shared)]
+        found = list[CrossingEdges | None]()
+        for number, first_edge in enumerate(accumulate(of_relation[:-1], initial=0)):
+            here, there = relation.index_select(0, inside) == number, of_arriving == number
+            ends_here, ends_there = inside[here] - first_edge, arriving[there] - first_edge
+            out_of = leaving[of_leaving == number]
+            found.append(CrossingEdges(ends_here, ends_there, sender[there], out_of, shared[number]))
         return found
+
+    def _share_with_machine(
+        self, machine: IdLists, into: Tensor, out_of: Tensor, num_relations: int
+    ) -> list[Tensor | None]:
+        """The edges between this machine and others: each of its ranks tells the others of its own (collective).
+
+        ``into`` and ``out_of``: source, target, the other rank, and relation, int64 ``[k, 4]``. The result is by
+        relation, see :class:`~pyg_dist.graph.sample.CrossingEdges`.
+        """
+        first, mine = self._rank - machine.group.rank, []
+        for edges, is_leaving in ((into, False), (out_of, True)):
+            source, target, other, relation = edges.unbind(1)
+            own = torch.full_like(other, self._rank)
+            ranks = (own, other) if is_leaving else (other, own)
+            is_across = (other < first) | (other >= first + machine.group.size)
+            mine.append(torch.stack([source, target, *ranks, relation], 1)[is_across])
+        ((rows, _),) = machine.exchange(IdList(torch.cat(mine), is_ascending=False), kind="edges of a machine")
+        return [rows[rows[:, 4] == number, :4] for number in range(num_relations)]
 
 
 class _ByRank(NamedTuple):

@@ -29,8 +29,8 @@ class HopSampling(ABC):
 
     Which in-edges of a node are kept is a function of the seed, the step, the hop, the data group and the node. The
     owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops H + 2
-    messages between two ranks. A rank keeps its own nodes of the batch and the edges that begin or end at them, O(B/P)
-    memory; to number its nodes it is told the ids of all.
+    messages between two ranks, and in two levels one more within a machine. A rank keeps its own nodes of the batch and
+    the edges that begin or end at them, O(B/P) memory; to number its nodes it is told the ids of all.
     """
 
     ranks: SamplingRanks  # those that sample

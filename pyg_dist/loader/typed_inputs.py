@@ -124,7 +124,8 @@ def sampling(
         rows = {kind: found.rows_by_id for kind, found in data.node_shardings.items()}
         for relation, store in data.edge_items():
             in_edges[relation] = InEdges.of(store.handle.graph, weights[relation])
-        ranks = SamplingRanks.sharing(next(iter(data.node_shardings.values())).group)
+        shared_by = {store.handle.graph.ranks_per_machine for _, store in data.edge_items()} - {None}
+        ranks = SamplingRanks.sharing(next(iter(data.node_shardings.values())).group, next(iter(shared_by), None))
     else:
         rows = {kind: LocalRows.of(torch.arange(found.size)) for kind, found in nodes.items()}
         for relation, store in data.edge_items():

@@ -161,6 +161,7 @@ def batches(world_size: int, exchange: Any) -> None:
         parts = torch.arange(NUM_NODES) * 7 % world_size
         convs = [pyg_dist.distribute(CONVS[name]().double()) for name in ("sage", "gcn", "gat", "weights")]
         found: dict[str, list[Tensor]] = {}
+        crossing = []
         for hierarchy in ("off", "on"):
             data = pyg_dist.DistributedData(graph, partition=parts, exchange=exchange, hierarchy=hierarchy)  # type: ignore[arg-type]
             assert data.plan.two_levels == (hierarchy == "on")
@@ -169,6 +170,9 @@ def batches(world_size: int, exchange: Any) -> None:
             sampled = NeighborLoader(data, [4, 3], input_nodes=torch.arange(12), batch_size=6)
             results = found[hierarchy] = []
             for number, batch in enumerate([*graphs, *sampled]):
+                if number == len(graphs):
+                    before = data.traffic.num_bytes_between
+                assert (batch.graph.share.row_transfer.relay is None) == (hierarchy == "off")
                 for conv in convs[: 4 if number < 2 else 3]:
                     x = batch.x.detach().clone().requires_grad_()
                     given = (batch.edge_weight,) if isinstance(conv, GraphConv) else ()
@@ -176,6 +180,8 @@ def batches(world_size: int, exchange: Any) -> None:
                     results += [
                         whole(t) for t in (out, *torch.autograd.grad(out.square().sum(), [x, *conv.parameters()]))
                     ]
+            crossing.append(sum(data.graph.group.gather_counts(data.traffic.num_bytes_between - before)))
+        assert 0 < crossing[1] < crossing[0], "bytes of sampled neighbours that cross, in two levels and in one"
         for one, two in zip(*found.values(), strict=True):
             torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-10)
 

@@ -28,6 +28,7 @@ class HaloLoad(NamedTuple):
     messages_inside: float  # messages to ranks on the same machine
     messages_between: float  # messages to ranks on other machines
     levels: int = 1  # two where what crosses machines goes by agents: its rows alone are quantized
+    local_entries: float = 0.0  # of the entries, those that no message is waited for with; 0: it is not known
 
     def bits_inside(self, bits: int) -> int:
         """Bits of a value in the messages inside a machine, where between machines it is ``bits``."""
@@ -40,6 +41,7 @@ def loads_of(
     rows: Tensor,
     ranks_per_node: int,
     messages: Sequence[int] | None = None,
+    local_entries: Sequence[int] | None = None,
 ) -> list[HaloLoad]:
     """Every rank's load, by rows sent, ``[P, P]``. Ranks lie on machines in their order, ``ranks_per_node`` on each.
 
@@ -52,6 +54,8 @@ def loads_of(
         HaloLoad(*numbers)
         for numbers in zip(nodes, entries, *(column.sum(1).tolist() for column in columns), strict=True)
     ]
+    if local_entries is not None:
+        loads = [load._replace(local_entries=local) for load, local in zip(loads, local_entries, strict=True)]
     if messages is None:
         return loads
     return [
@@ -92,12 +96,16 @@ def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
     """
     if not load.messages_inside + load.messages_between:
         return 0.0
+    inside = _inside_seconds(load, width, machine, num_ranks, bits)
+    return inside + _link_seconds(load, width, machine, num_ranks, bits)
+
+
+def _inside_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
+    """Of these, the messages inside a machine, and all calls: what needs a core."""
     size = row_bytes(width, ELEMENT_BYTES, load.bits_inside(bits))
     inside = machine.send_seconds(load.rows_inside * size, load.messages_inside, num_ranks, True)
     calls = 1 if load.levels == 1 else 4  # inside, to agents, between, from agents
-    return machine.turns(num_ranks) * (calls * machine.call_seconds + inside) + _link_seconds(
-        load, width, machine, num_ranks, bits
-    )
+    return machine.turns(num_ranks) * (calls * machine.call_seconds + inside)
 
 
 def _link_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
@@ -153,9 +161,11 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
         for number, direction in enumerate(directions):
             sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)
             messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)
-            if saves and model.num_matrices > 1:  # the root's products, one forward, two backward, hide the link's time
-                of_root = turns * (1 + number) * of_matrix / machine.gemm_rate
-                messages -= min(of_root, _link_seconds(load, aggregated, machine, num_ranks, direction))
+            if saves:  # while the link's messages travel: local edges, those inside, the root once forward, twice back
+                meanwhile = turns * machine.spmm_seconds(load.local_entries, 0, aggregated)
+                meanwhile += turns * (model.num_matrices - 1) * (1 + number) * of_matrix / machine.gemm_rate
+                meanwhile += _inside_seconds(load, aggregated, machine, num_ranks, direction)
+                messages -= min(meanwhile, _link_seconds(load, aggregated, machine, num_ranks, direction))
             quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
         flops += of_matrix * model.num_matrices * (3 if layer.learns else 2)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Counted, Hierarchy, LevelCounts
-from pyg_dist.halo.plan.sizes import ShareSizes, rows_between_nodes
+from pyg_dist.halo.plan.sizes import ShareSizes, node_of_rank
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan, aligned
 from pyg_dist.pricing.machine import Machine
@@ -159,15 +159,17 @@ class Plan(DistributionPlan):
         A row in fewer than 16 bits a value takes four bytes more, for its zero point and scale, and goes as it is
         where that is shorter.
         """
-        inside, between = self._levels(None)
-        if not self.two_levels:
-            return (inside + between) * self.row_bytes(width, element_size, backward)
-        return inside * width * element_size + between * self.row_bytes(width, element_size, backward)
+        return sum(self._bytes_by_level(self._levels(None), width, element_size, backward))
 
-    def _levels(self, machine: Machine | None) -> tuple[int, int]:
-        """Rows sent in one aggregation: inside machines, and between them."""
-        between = rows_between_nodes(self.rows_between(), self._machine(machine).ranks_per_node)
-        return sum(s.rows_sent for s in self.sizes) - between, between
+    def _levels(self, machine: Machine | None) -> _Levels:
+        return _Levels.of(self.rows_between(), self.messages, self._machine(machine).ranks_per_node)
+
+    def _bytes_by_level(
+        self, levels: _Levels, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False
+    ) -> tuple[int, int]:
+        """Of one aggregation of ``width`` columns, inside machines and between them."""
+        of_row = self.row_bytes(width, element_size, backward)
+        return levels.inside * (width * element_size if self.two_levels else of_row), levels.between * of_row
 
     def row_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
         """Bytes of one row of ``width`` columns in a message."""
@@ -222,7 +224,8 @@ class Plan(DistributionPlan):
 
     def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
         """``bytes`` are of float32 or ``bits``. A node, in ``..._between_nodes``, is one of the machine's ranks."""
-        inside, between = self._levels(machine)
+        levels = self._levels(machine)
+        of_widths = {str(width): self._bytes_by_level(levels, width) for width in widths}
         across = None if self.across is None else dict(zip(("rank_pairs", "machine_pairs"), self.across, strict=True))
         uneven = ("nodes", "edges", "work", "rows_sent", "rows_received")
         return {
@@ -236,9 +239,14 @@ class Plan(DistributionPlan):
             "ranks_per_node": machine.ranks_per_node,
             "levels": 1 + self.two_levels,
             "between_machines": across,
-            "rows_inside_nodes": inside,
-            "rows_between_nodes": between,
-            "bytes_between_nodes": {str(width): between * self.row_bytes(width) for width in widths},
+            "rows_inside_nodes": levels.inside,
+            "rows_between_nodes": levels.between,
+            "rows_leaving_node": levels.of_rank,
+            "rows_by_nodes": levels.of_nodes,
+            "messages_inside_nodes": levels.messages[0],
+            "messages_between_nodes": levels.messages[1],
+            "bytes_inside_nodes": {width: level[0] for width, level in of_widths.items()},
+            "bytes_between_nodes": {width: level[1] for width, level in of_widths.items()},
             "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
 
@@ -266,8 +274,13 @@ class Plan(DistributionPlan):
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         table.append(f"rows per aggregation: {by_kind}; by {way}")
         if self.ranks > machine.ranks_per_node:
-            inside, between = self._levels(machine)
-            table.append(f"on nodes of {machine.ranks_per_node} ranks: {inside:,} rows stay inside, {between:,} leave")
+            levels = self._levels(machine)
+            (near, far), most = levels.messages, max(levels.of_rank)
+            table.append(
+                f"on nodes of {machine.ranks_per_node} ranks: {levels.inside:,} rows stay inside, "
+                f"{levels.between:,} leave, of a rank at most {most:,}, to another node at most "
+                f"{levels.most_between_two:,}; messages: {near:,} inside, {far:,} between nodes"
+            )
             if self.across is not None:
                 one, two = self.across
                 table.append(f"rows of the hybrid exchange that leave: {one:,} in one level, {two:,} in two")
@@ -285,8 +298,7 @@ class Plan(DistributionPlan):
             backward = self.halo_bytes(width, backward=True)
             text += f" in {self.bits[0]} bits, {backward:,} backward in {self.bits[1]}"
         if self.ranks > machine.ranks_per_node:
-            _, between = self._levels(machine)
-            text += f"; {between * self.row_bytes(width):,} forward leave their node"
+            text += f"; {self._bytes_by_level(self._levels(machine), width)[1]:,} forward leave their node"
         return text
 
     def save(self, path: str | Path) -> None:
@@ -410,6 +422,31 @@ class Plan(DistributionPlan):
                 "MiB",
             ),
         )
+
+
+class _Levels(NamedTuple):
+    """Rows that one aggregation sends inside machines, and between them."""
+
+    inside: int
+    between: int
+    messages: tuple[int, int]  # inside, between
+    of_rank: list[int]  # that each rank sends to other machines
+    of_nodes: list[list[int]]  # from each machine to each; inside on the diagonal
+
+    @staticmethod
+    def of(rows: Tensor, num_messages: int, ranks_per_node: int) -> _Levels:
+        """Of the rows from each rank to each, ``[P, P]``."""
+        node = node_of_rank(len(rows), ranks_per_node)
+        crossing = rows * (node[:, None] != node)
+        of_nodes = rows.new_zeros(2 * (int(node[-1]) + 1,)).index_put_((node[:, None], node), rows, accumulate=True)
+        between, num_crossing = int(crossing.sum()), int((crossing > 0).sum())
+        messages = num_messages - num_crossing, num_crossing
+        return _Levels(int(rows.sum()) - between, between, messages, crossing.sum(1).tolist(), of_nodes.tolist())
+
+    @property
+    def most_between_two(self) -> int:
+        """Rows from one machine to another, where they are most."""
+        return max(count for k, counts in enumerate(self.of_nodes) for m, count in enumerate(counts) if k != m)
 
 
 def _machine(machine: Machine | None, ranks_per_node: int | None) -> Machine:

@@ -220,7 +220,7 @@ def restricted(
     edges of the rank) time; where the subset names its edges, in these.
 
     The ``subset`` is the same on every rank, or with edges that are named, this rank's. ``of_machine``: the remote
-    edges of its machine, in two levels. Edges that are named go in one. ``device`` finds which edges are in the batch,
+    edges of its machine, in two levels, where the subset names none. ``device`` finds which edges are in the batch,
     from copies that are made once; what is exchanged is planned from these on the host.
     """
     device = share.local.device if device is None else device
@@ -268,8 +268,13 @@ def restricted_to(
             load,
             rank,
         )
+    ways, across = None, None if crossing is None else crossing.between_machines
+    if across is not None and share.ranks_per_machine is not None:
+        source, target, sender, receiver = across.unbind(1)
+        size, on_each = max(sources.num_nodes, targets.num_nodes), share.ranks_per_machine
+        ways = MachineEdges.of_list(source, target, sender, receiver, size, load, on_each, rank).routes
     edges = _Edges(replace(csr, place=None), local_edge, remote)
-    return _restriction(share, targets, own, edges, kept, None)
+    return _restriction(share, targets, own, edges, kept, ways)
 
 
 def _restriction(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,12 +98,14 @@ def halo_share(
     of_sources, of_targets = both_ends(parts)
     num_nodes, num_edges = of_targets.numel(), edge_index.size(1)
     ascending = (of_targets == rank).nonzero().view(-1)
-    owners = of_sources[edge_index[0]], of_targets[edge_index[1]]
-    load = torch.bincount(owners[1], minlength=num_ranks)
+    in_degree = torch.bincount(edge_index[1], minlength=num_nodes)
+    load = in_degree.new_zeros(num_ranks).index_add_(0, of_targets, in_degree)
+    del in_degree
     all_nodes = max(of_sources.numel(), num_nodes)
-    local_edge = ((owners[0] == rank) & (owners[1] == rank)).nonzero().view(-1)
-    edge, columns = _crossing(edge_index, owners, rank, rank + 1)
-    remote = RemoteEdges.of_list(edge, *columns, all_nodes, load, rank)
+    touching = _Touching.of(edge_index, (of_sources, of_targets), rank, ranks_per_machine or 1)
+    local_edge = touching.edge[(touching.sender == rank) & (touching.receiver == rank)]
+    edge, ends = touching.crossing(edge_index, rank, 1)
+    remote = RemoteEdges.of_list(edge, *ends, all_nodes, load, rank)
     here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
     of_arriving, of_leaving = remote.cover("hybrid").split(here.rows, here.sums)
     on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
@@ -116,30 +119,50 @@ def halo_share(
 
     def inside() -> LocalEdges:
         sources = ascending if rows_of_sources is None else rows_of_sources.ascending
-        ends = zip((sources, ascending), edge_index[:, local_edge], strict=True)
-        return LocalEdges(local_edge, *(torch.searchsorted(nodes, end, out_int32=True) for nodes, end in ends))
+        of_edges = zip((sources, ascending), edge_index[:, local_edge], strict=True)
+        return LocalEdges(local_edge, *(torch.searchsorted(nodes, end, out_int32=True) for nodes, end in of_edges))
 
     ways = None
     if ranks_per_machine is not None:
-        first = rank - rank % ranks_per_machine
-        _, columns = _crossing(edge_index, owners, first, first + ranks_per_machine)
-        of_machine = MachineEdges.of_list(*columns, all_nodes, load, ranks_per_machine, rank)
+        _, ends = touching.crossing(edge_index, rank, ranks_per_machine)
+        of_machine = MachineEdges.of_list(*ends, all_nodes, load, ranks_per_machine, rank)
         ways = {kind: of_machine.routes(kind) for kind in _kinds(exchange)}
-    del owners, columns
+    del touching, edge, ends
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
         lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources, ways,
     )  # fmt: skip
 
 
-def _crossing(
-    edge_index: Tensor, owners: tuple[Tensor, Tensor], low: int, high: int
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """The edges with one end on ranks ``low`` to ``high``, exclusive: which; sources, targets, the ranks of both."""
-    begins, ends = ((owner >= low) & (owner < high) for owner in owners)
-    edge = (begins != ends).nonzero().view(-1)
-    source, target, sender, receiver = (column.index_select(0, edge) for column in (*edge_index, *owners))
-    return edge, (source, target, sender, receiver)
+class _Touching(NamedTuple):
+    """Which edges have an end on one machine, and the ranks of their ends."""
+
+    edge: Tensor
+    sender: Tensor
+    receiver: Tensor
+
+    @staticmethod
+    def of(edge_index: Tensor, owners: tuple[Tensor, Tensor], rank: int, ranks_per_machine: int) -> _Touching:
+        """Those of the machine of ``rank``."""
+        machine = rank // ranks_per_machine
+        is_here = [owner // ranks_per_machine == machine for owner in owners]
+        begins, ends = (here.index_select(0, end) for here, end in zip(is_here, edge_index, strict=True))
+        edge = (begins | ends).nonzero().view(-1)
+        del begins, ends
+        ranks = (owner[end.index_select(0, edge)] for owner, end in zip(owners, edge_index, strict=True))
+        return _Touching(edge, *ranks)
+
+    def crossing(self, edge_index: Tensor, rank: int, ranks_per_machine: int) -> tuple[Tensor, _Ends]:
+        """Which have one end on the machine of ``rank``, and the other elsewhere; and their ends."""
+        machine = rank // ranks_per_machine
+        begins, ends = (end // ranks_per_machine == machine for end in (self.sender, self.receiver))
+        some = (begins != ends).nonzero().view(-1)
+        edge, sender, receiver = (column.index_select(0, some) for column in self)
+        return edge, (edge_index[0].index_select(0, edge), edge_index[1].index_select(0, edge), sender, receiver)
+
+
+_Ends = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Sources, targets, and the ranks of both."""
 
 
 def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:

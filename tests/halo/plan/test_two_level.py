@@ -138,6 +138,16 @@ def test_the_plan_counts_both_levels(exchange: Any) -> None:
     ways = routes(edge_index, parts, 6, 2, exchange)
     numbers = two.to_dict()
     assert numbers["rows_between_nodes"] == len(ways.node) < one.to_dict()["rows_between_nodes"]
+    sent = two.rows_between()
+    by_machine = sent.view(3, 2, 3, 2).sum((1, 3))
+    assert numbers["rows_by_nodes"] == by_machine.tolist()
+    assert numbers["rows_leaving_node"] == ways.link.rows(6).sum(1).tolist()
+    hops = [hop.rows(6) for hop in (ways.gather, ways.spread)]
+    inside = sent - ways.link.rows(6)
+    assert numbers["messages_between_nodes"] == int((ways.link.rows(6) > 0).sum())
+    direct = inside - hops[0] - hops[1]
+    assert numbers["messages_inside_nodes"] == sum(int((rows > 0).sum()) for rows in (direct, *hops))
+    assert two.to_dict([4])["bytes_inside_nodes"] == {"4": int(inside.sum()) * 16}
     assert one.rows == two.rows
     auto = Plan.of(edge_index, parts, 6, exchange, ranks_per_node=2)
     assert auto.price().seconds == min(one.price().seconds, two.price().seconds)
