@@ -117,12 +117,15 @@ def serve(graph: str, parts: Path, on_each: int) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
     from pyg_dist.pricing.machine import Machine
-    from pyg_dist.pricing.model import Model
+    from pyg_dist.pricing.model import DROPOUT_PASSES, NORM_PASSES, Model
 
     torch.set_num_threads(1)
+    cores = sorted(os.sched_getaffinity(0))  # a machine has one
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) // on_each % len(cores)]})
     whole, owner = power_law.load(graph), torch.from_numpy(np.load(parts))
     num_classes = int(whole.y.max()) + 1
     stack = Model.of_layers(whole.num_nodes, whole.num_edges, whole.num_features, num_classes, (3, 256), "sage")
+    stack = replace(stack, activation_passes=stack.activation_passes + NORM_PASSES + DROPOUT_PASSES)
     data: Any = None
     for line in sys.stdin:
         request = json.loads(line)

@@ -22,7 +22,7 @@ _MAX_UFACTOR = 2**31 - 1
 
 # The best of four seeds is kept where they take seconds: 1-9% fewer rows on the test graphs. METIS' own ncuts is not
 # used: with this objective it has ended in a segmentation fault.
-_TRIES, _MAX_TRIED = 4, 4_000_000  # neighbours
+_TRIES, MAX_TRIED = 4, 4_000_000  # neighbours
 
 
 def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cuts_edges: bool = False) -> Tensor:
@@ -42,7 +42,7 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
     if graph.neighbor.size == 0:
         return random_parts(graph.num_nodes, num_parts, seed)
     is_cut = cuts_edges or num_parts > _MAX_VOLUME_PARTS
-    tries = 1 if is_cut or graph.neighbor.size > _MAX_TRIED else _TRIES
+    tries = 1 if is_cut or graph.neighbor.size > MAX_TRIED else _TRIES
     # METIS computes in 64 bits; handing them over as int64 avoids a second copy.
     start, neighbor, weight = (array.astype(np.int64) for array in (graph.start, graph.neighbor, graph.weight))
     del graph  # METIS takes most of what a set-up holds

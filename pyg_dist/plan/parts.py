@@ -20,15 +20,16 @@ from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.partition.inputs import Array, as_edges, check_ends
 from pyg_dist.partition.kahypar import hypergraph_parts
+from pyg_dist.partition.metis import MAX_TRIED
 from pyg_dist.partition.solver import Preset, Solver, SolverOptions, require_memory
 
 METHODS = (*MODELS, "cover")
 
-_CUT_TWICE = ("metis", "metis-cut")
-"""Methods that are fast enough to be tried twice."""
+_TRIED = {"metis": [("metis-cut", 0), ("metis-cut", 1)], "metis-cut": [("metis-cut", 1)]}
+"""Methods that are fast enough for several tries, and what else is tried: a method, and what is added to the seed."""
 
 _HEAVIER = 1.05
-"""Parts that were cut by machines first are taken only if the work of the heaviest is at most so many times as much."""
+"""Another try is taken only if the work of its heaviest part is at most so many times as much."""
 
 _MAX_ROUNDS = 8
 _LEAST_GAIN = 0.002  # of the rows: a round that saves less was the last
@@ -87,25 +88,35 @@ def find_parts(
 ) -> Tensor:
     """Return the rank of every node: int32 ``[N]``. Not collective.
 
-    Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS also finds machines'
-    parts first, and cuts these; what has fewer such rows is taken.
+    Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS is tried several
+    times, for few rows and for few cut edges, at once and machines' parts first, which it then cuts; of what is as well
+    balanced that with the fewest such rows is taken.
     "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
     """
     parts = solve(edge_index, num_nodes, num_parts, options, train_mask)
     if not isinstance(options.method, str) or options.ranks_per_node is None:
         return parts
     edge_index, on_each = as_edges(edge_index), options.ranks_per_node
-    placed = place(edge_index, parts, num_parts, on_each, options.exchange)
-    if options.method not in _CUT_TWICE or on_each == 1 or on_each >= num_parts or num_parts % on_each:
-        return placed
-    cut = _machines_first(edge_index, num_nodes, num_parts, on_each, options, train_mask)
-    if _heaviest(edge_index, cut, num_parts) > _HEAVIER * _heaviest(edge_index, placed, num_parts):
-        return placed
+    best = place(edge_index, parts, num_parts, on_each, options.exchange)
+    if options.method not in _TRIED or on_each == 1 or on_each >= num_parts or num_parts % on_each:
+        return best
 
     def crossing(parts: Tensor) -> int:
         return rows_across(edge_index, parts, num_parts, on_each, options.exchange, options.two_levels)
 
-    return min(placed, cut, key=crossing)
+    fewest, limit = crossing(best), _HEAVIER * _heaviest(edge_index, best, num_parts)
+    tries = [replace(options, method=method, seed=options.seed + more) for method, more in _TRIED[options.method]]
+    if edge_index.shape[1] > MAX_TRIED:
+        tries = []
+    for number, of_try in enumerate([options, *tries]):
+        found = [_machines_first(edge_index, num_nodes, num_parts, on_each, of_try, train_mask)]
+        if number:  # the first one is ``best``
+            at_once = solve(edge_index, num_nodes, num_parts, of_try, train_mask)
+            found.append(place(edge_index, at_once, num_parts, on_each, options.exchange))
+        for parts in found:
+            if _heaviest(edge_index, parts, num_parts) <= limit and (rows := crossing(parts)) < fewest:
+                best, fewest = parts, rows
+    return best
 
 
 def _machines_first(

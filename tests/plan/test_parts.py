@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import forked_python
+import numpy as np
+import pymetis
 import pytest
 import torch
 from graphs import load_npz
@@ -21,6 +23,7 @@ from pyg_dist.halo.plan.sizes import place
 from pyg_dist.halo.plan.two_level import rows_across
 from pyg_dist.partition import Batches
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
+from pyg_dist.partition.metis import build_graph_model
 from pyg_dist.plan import budget as budget_module
 from pyg_dist.plan.budget import solve_within
 from pyg_dist.plan.parts import PartsOptions, covered, find_parts, refine, solve
@@ -140,6 +143,20 @@ def crash(*args: Any) -> None:
 def large() -> tuple[Tensor, int]:
     """A graph that no solver partitions at once."""
     return torch.randint(20_000, (2, 400_000), generator=torch.Generator().manual_seed(0)), 20_000
+
+
+@pytest.mark.parametrize(
+    "name", ["pubmed", *(pytest.param(n, marks=pytest.mark.slow) for n in ("coauthor_cs", "tolokers", "wing_mesh"))]
+)
+def test_fewer_rows_cross_than_with_plain_metis(shared_data: Any, name: str) -> None:
+    """Of 8 ranks on 2 machines; METIS' plain parts have as many nodes each, and up to 2.8 times the mean's edges."""
+    graph = load_npz(shared_data / f"{name}.npz")
+    edge_index, model = graph.edge_index, build_graph_model(graph.edge_index, graph.num_nodes)
+    adjacency = pymetis.CSRAdjacency(model.start.astype(np.int64), model.neighbor.astype(np.int64))
+    plain = torch.tensor(pymetis.part_graph(8, adjacency)[1])
+    found = find_parts(edge_index, graph.num_nodes, 8, PartsOptions("metis", ranks_per_node=4), graph.train_mask)
+    crossing = [rows_across(edge_index, parts, 8, 4) for parts in (found, place(edge_index, plain, 8, 4, "hybrid"))]
+    assert crossing[0] <= crossing[1]
 
 
 @pytest.mark.parametrize("two_levels", [False, True])

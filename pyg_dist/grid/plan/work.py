@@ -22,7 +22,7 @@ from pyg_dist.grid.plan.mesh_shape import (
     row_range,
 )
 from pyg_dist.grid.plan.node_order import columns_between
-from pyg_dist.pricing.model import ACTIVATION_PASSES, Layer, Model
+from pyg_dist.pricing.model import Layer, Model
 
 
 @dataclass
@@ -217,7 +217,7 @@ class _StepTrace:
             self.work.kept_numbers += self.rows() * self.columns(in_channels) * self.model.num_matrices
             self.linear(out_channels, self.model.num_matrices)
         self.work.kept_numbers += self.rows() * self.columns(out_channels)
-        self.work.copied += ACTIVATION_PASSES * self.rows() * self.columns(out_channels)
+        self.work.copied += self.model.activation_passes * self.rows() * self.columns(out_channels)
 
     def move(self, before: TileLayout, after: TileLayout, width: int, learns: bool) -> None:
         """There, and the gradient back."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_dist.backend.ops.row_format import is_packed, row_bytes
 from pyg_dist.halo.plan.sizes import node_of_rank
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.pricing.model import ACTIVATION_PASSES, Model, Price, reduction_seconds
+from pyg_dist.pricing.model import Model, Price, reduction_seconds
 
 ELEMENT_BYTES = 4  # float32
 
@@ -169,7 +169,7 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
             quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
         flops += of_matrix * model.num_matrices * (3 if layer.learns else 2)
-        streams += ACTIVATION_PASSES * load.nodes * layer.out_channels * model.element_size
+        streams += model.activation_passes * load.nodes * layer.out_channels * model.element_size
     messages += reduction_seconds(model, machine, num_ranks)
     return Price(
         turns * sparse, turns * flops / machine.gemm_rate, turns * streams / machine.stream_rate, messages, quantize
