@@ -1,6 +1,7 @@
 """Rows that cross machines: covers by pairs of ranks and of machines, of METIS' plain parts and of those of a plan.
 
     python benchmarks/crossing.py GRAPH.npz ...                    # 8 ranks on 2 machines, 32 on 4
+    python benchmarks/crossing.py hubs A --machines 8 4            # generated graphs (power_law.py)
     python benchmarks/crossing.py GRAPH.npz --machines 8 4 --output benchmarks/results/crossing.json
 
 Plain parts are those of ``pymetis.part_graph(P, graph)`` alone: as many nodes in each, whatever their edges. A file may
@@ -18,6 +19,7 @@ from typing import Any
 
 import machine
 import numpy as np
+import power_law
 import torch
 from torch import Tensor
 
@@ -38,12 +40,17 @@ def plain_parts(edge_index: Tensor, num_nodes: int, num_ranks: int, ranks_per_ma
     return place(edge_index, parts, num_ranks, ranks_per_machine, "hybrid")
 
 
-def measure(path: Path, num_ranks: int, ranks_per_machine: int) -> list[dict[str, Any]]:
+def measure(name: str, num_ranks: int, ranks_per_machine: int) -> list[dict[str, Any]]:
     """A line for each kind of parts."""
-    graph = read_planned_graph(path)
+    graph: Any
+    if name in power_law.SIZES:
+        graph = power_law.load(name)
+        stored = graph.edge_index
+    else:
+        graph = read_planned_graph(Path(name))
+        with np.load(name) as file:
+            stored = torch.from_numpy(file["edge_index"].astype(np.int64))
     edge_index, num_nodes = graph.edge_index, graph.num_nodes
-    with np.load(path) as file:
-        stored = torch.from_numpy(file["edge_index"].astype(np.int64))
     lines = []
     for kind in ("plain METIS", "plan"):
         began = time.perf_counter()
@@ -61,7 +68,7 @@ def measure(path: Path, num_ranks: int, ranks_per_machine: int) -> list[dict[str
         load = [torch.bincount(owner, minlength=num_ranks) for owner in (parts[edge_index[1]], parts)]
         edges, nodes = (float(found.max() * num_ranks / found.sum()) for found in load)
         lines.append({
-            "graph": path.stem, "ranks": num_ranks, "ranks_per_machine": ranks_per_machine, "parts": kind,
+            "graph": Path(name).stem, "ranks": num_ranks, "ranks_per_machine": ranks_per_machine, "parts": kind,
             "rank_pairs": of_ranks, "machine_pairs": of_machines, "rank_pairs_once": of_ranks_once,
             "machine_pairs_once": of_machines_once, "edges": edges, "nodes": nodes, "seconds": seconds,
         })  # fmt: skip
@@ -70,7 +77,7 @@ def measure(path: Path, num_ranks: int, ranks_per_machine: int) -> list[dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("graphs", type=Path, nargs="+")
+    parser.add_argument("graphs", nargs="+")
     parser.add_argument("--machines", type=int, nargs=2, action="append", metavar=("RANKS", "RANKS_PER_MACHINE"))
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
     args = parser.parse_args()
@@ -78,9 +85,9 @@ def main() -> None:
              "edges": 7, "nodes": 7, "seconds": 9}  # fmt: skip
     print("".join(f"{name:>{width}}" for name, width in names.items()))
     lines = []
-    for path in args.graphs:
+    for name in args.graphs:
         for ranks, on_each in args.machines or [(8, 4), (32, 8)]:
-            lines += measure(path, ranks, on_each)
+            lines += measure(name, ranks, on_each)
             for m in lines[-2:]:
                 cells = (
                     m["graph"], ranks, m["parts"], f"{m['rank_pairs']:,}", f"{m['machine_pairs']:,}",

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,10 +101,11 @@ def halo_share(
     load = in_degree.new_zeros(num_ranks).index_add_(0, of_targets, in_degree)
     del in_degree
     all_nodes = max(of_sources.numel(), num_nodes)
-    touching = _Touching.of(edge_index, (of_sources, of_targets), rank, ranks_per_machine or 1)
-    local_edge = touching.edge[(touching.sender == rank) & (touching.receiver == rank)]
-    edge, ends = touching.crossing(edge_index, rank, 1)
-    remote = RemoteEdges.of_list(edge, *ends, all_nodes, load, rank)
+    first, on_each = (rank, 1) if ranks_per_machine is None else (rank - rank % ranks_per_machine, ranks_per_machine)
+    of_machine = _touching(edge_index, (of_sources, of_targets), first, first + on_each)
+    local_edge = of_machine[0][(of_machine[1] == rank) & (of_machine[2] == rank)]
+    edge, (source, target, sender, receiver) = _crossing(edge_index, of_machine, rank, rank + 1)
+    remote = RemoteEdges.of_list(edge, source, target, sender, receiver, all_nodes, load, rank)
     here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
     of_arriving, of_leaving = remote.cover("hybrid").split(here.rows, here.sums)
     on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
@@ -119,50 +119,40 @@ def halo_share(
 
     def inside() -> LocalEdges:
         sources = ascending if rows_of_sources is None else rows_of_sources.ascending
-        of_edges = zip((sources, ascending), edge_index[:, local_edge], strict=True)
-        return LocalEdges(local_edge, *(torch.searchsorted(nodes, end, out_int32=True) for nodes, end in of_edges))
+        ends = zip((sources, ascending), edge_index[:, local_edge], strict=True)
+        return LocalEdges(local_edge, *(torch.searchsorted(nodes, end, out_int32=True) for nodes, end in ends))
 
     ways = None
     if ranks_per_machine is not None:
-        _, ends = touching.crossing(edge_index, rank, ranks_per_machine)
-        of_machine = MachineEdges.of_list(*ends, all_nodes, load, ranks_per_machine, rank)
-        ways = {kind: of_machine.routes(kind) for kind in _kinds(exchange)}
-    del touching, edge, ends
+        _, (source, target, sender, receiver) = _crossing(edge_index, of_machine, first, first + on_each)
+        machines = MachineEdges.of_list(source, target, sender, receiver, all_nodes, load, on_each, rank)
+        ways = {kind: machines.routes(kind) for kind in _kinds(exchange)}
+    del of_machine, edge, source, target, sender, receiver
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
         lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources, ways,
     )  # fmt: skip
 
 
-class _Touching(NamedTuple):
-    """Which edges have an end on one machine, and the ranks of their ends."""
-
-    edge: Tensor
-    sender: Tensor
-    receiver: Tensor
-
-    @staticmethod
-    def of(edge_index: Tensor, owners: tuple[Tensor, Tensor], rank: int, ranks_per_machine: int) -> _Touching:
-        """Those of the machine of ``rank``."""
-        machine = rank // ranks_per_machine
-        is_here = [owner // ranks_per_machine == machine for owner in owners]
-        begins, ends = (here.index_select(0, end) for here, end in zip(is_here, edge_index, strict=True))
-        edge = (begins | ends).nonzero().view(-1)
-        del begins, ends
-        ranks = (owner[end.index_select(0, edge)] for owner, end in zip(owners, edge_index, strict=True))
-        return _Touching(edge, *ranks)
-
-    def crossing(self, edge_index: Tensor, rank: int, ranks_per_machine: int) -> tuple[Tensor, _Ends]:
-        """Which have one end on the machine of ``rank``, and the other elsewhere; and their ends."""
-        machine = rank // ranks_per_machine
-        begins, ends = (end // ranks_per_machine == machine for end in (self.sender, self.receiver))
-        some = (begins != ends).nonzero().view(-1)
-        edge, sender, receiver = (column.index_select(0, some) for column in self)
-        return edge, (edge_index[0].index_select(0, edge), edge_index[1].index_select(0, edge), sender, receiver)
+_Ranked = tuple[Tensor, Tensor, Tensor]
+"""Edges, and the ranks of their sources and targets."""
 
 
-_Ends = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Sources, targets, and the ranks of both."""
+def _touching(edge_index: Tensor, owners: tuple[Tensor, Tensor], low: int, high: int) -> _Ranked:
+    """The edges with an end at least on ranks ``low`` to ``high``, exclusive."""
+    is_here = ((owner >= low) & (owner < high) for owner in owners)
+    begins, ends = (here.index_select(0, end) for here, end in zip(is_here, edge_index, strict=True))
+    edge = begins.logical_or_(ends).nonzero().view(-1)
+    sender, receiver = (owner[end.index_select(0, edge)] for owner, end in zip(owners, edge_index, strict=True))
+    return edge, sender, receiver
+
+
+def _crossing(edge_index: Tensor, among: _Ranked, low: int, high: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Those of some edges with one end on these ranks: which; sources, targets, the ranks of both."""
+    begins, ends = ((rank >= low) & (rank < high) for rank in among[1:])
+    some = (begins != ends).nonzero().view(-1)
+    edge, sender, receiver = (column.index_select(0, some) for column in among)
+    return edge, (edge_index[0].index_select(0, edge), edge_index[1].index_select(0, edge), sender, receiver)
 
 
 def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
