@@ -53,10 +53,12 @@ CASES = [
 BATCHES = [
     *[Case(layout, model) for layout in (HALO, GRID) for model in ("sage", "gcn", "gcn weights", "graph learning")],
     *[Case(layout, model, "neighbours") for layout in (HALO, GRID) for model in ("sage", "gat")],
+    *[Case(HALO, model) for model in ("gat", "transformer", "edge", "sage max")],
+    Case(GRID, "transformer"),
 ]
 """Trained on batches: uniform ones, or of sampled neighbours."""
 WAITING = ("gat", "graph learning")
-"""Models for which messages make something of each batch: self loops and values of edges."""
+"""Models for which the grid's messages make something of each batch: self loops and values of edges."""
 
 
 def _gin(a: int, b: int) -> nn.Module:

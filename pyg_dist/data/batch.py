@@ -52,8 +52,12 @@ def induced(data: Data, sample: Subset) -> Data:
 
 
 def _make_ahead(graph: SampledGraph, attributes: Iterable[Any]) -> None:
-    """What a step would wait for the device for: operators, selections by masks, keys of random numbers."""
-    values = [value.weight if isinstance(value, DistributedEdgeIndex) else value for value in attributes]
+    """What a step would wait for the device for: operators, edges, selections by masks, keys of random numbers."""
+    values = [*attributes]
+    for handle in values:
+        if isinstance(handle, DistributedEdgeIndex):
+            handle.edges(by_operator=True).make_ahead()
+            values.append(handle.weight)
     graph.make_ahead(value for value in values if isinstance(value, EdgeTensor))
     rows = graph.node_sharding
     on_device(rows.rng_key, graph.device)

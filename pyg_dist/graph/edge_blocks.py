@@ -129,7 +129,7 @@ class BlockEdges(Edges):
 
     @staticmethod
     def _of(graph: _BlockGraph, rows: RowSharding, source: Tensor, target: Tensor) -> BlockEdges:
-        made: Any = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(BlockEdges)
+        made: Any = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(BlockEdges)
         made.graph, made.rows, made.source, made.target = graph, rows, source, target
         made.weight, made.has_all_remote, made.pieces = None, False, {}
         return made  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView, NodeSharding
 from pyg_dist.graph.sample import Subset
 from pyg_dist.partition.inputs import check_ends
 from pyg_dist.store.manifest import LoopRule
@@ -118,6 +118,32 @@ class SampledEdges(RowSharding):
         if self._subset.group is not None:
             mine = mine + self._subset.group.index * num_keys
         return torch.searchsorted(self.group.gather_rows(mine, self.counts).sort().values, mine)
+
+
+class EdgesAndLoops(RowSharding):
+    """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
+
+    def __init__(self, edges: RowSharding, graph: DistributedGraph | EdgeView) -> None:
+        loops = graph.node_sharding
+        key = torch.cat([edges.rng_key, graph.edge_sharding.num_rng_keys + loops.rng_key])
+        super().__init__(edges.group, "edge", 0, key)
+        del self.size
+        self._edges, self._loops = edges, loops
+        self.counts_selections = edges.counts_selections
+
+    def __repr__(self) -> str:
+        return f"{self._edges} and {self._loops.size} self loops"
+
+    @cached_property
+    def size(self) -> int:  # type: ignore[override]
+        """Number of edges and loops over all ranks (collective at the first use, where the edges' is)."""
+        return self._edges.size + self._loops.size
+
+    @cached_property
+    @lasting
+    def position(self) -> Tensor:
+        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
+        return torch.cat([self._edges.position, self._edges.size + self._loops.position])
 
 
 def refuse_other_weights() -> UnsupportedError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple, cast
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.edge_sets import EdgesAndLoops
 from pyg_dist.graph.gcn_norm import put_loop_values
-from pyg_dist.graph.protocol import DistributedGraph, EdgeView, End, nodes_at, the_one
+from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.registry import public_name
 from pyg_dist.tensor.row_index import RowIndex
@@ -35,6 +36,8 @@ from pyg_dist.tensor.row_tensor import (
 )
 from pyg_dist.tensor.selection import rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
+
+T = TypeVar("T")
 
 _FEW_COLUMNS = 16
 """Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
@@ -145,6 +148,19 @@ def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> Nod
     return cast(NodeTensor, as_row_tensor_(out, nodes_at(edges.graph, ids.end)))
 
 
+def _asked(make: Callable[[Edges], T]) -> Callable[[Edges], T]:
+    """What is made lasts, and of a batch the next one has it made ahead (:meth:`Edges.make_ahead`)."""
+
+    @wraps(make)
+    @lasting
+    def noted(edges: Edges) -> T:
+        if edges.asked is not None:
+            edges.asked.add((*edges.path, make.__name__))
+        return make(edges)
+
+    return noted
+
+
 class Edges(Tensor):
     """The edges of a graph, or some of them, or with self loops added; its ``shape`` is ``[2, E]``.
 
@@ -158,6 +174,8 @@ class Edges(Tensor):
         target: int64 ``[e]``: local rows of targets.
         weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
         has_all_remote: whether they have every edge of the graph whose ends lie on two ranks, in their order.
+        asked: of a batch, what batches of its graph have asked of edges: names of attributes, each of what the one
+            before gives; and ``path``, how these edges are reached from all of the batch.
     """
 
     graph: EdgeView
@@ -166,6 +184,8 @@ class Edges(Tensor):
     target: Tensor
     weight: EdgeTensor | None
     has_all_remote: bool
+    asked: set[tuple[str, ...]] | None = None
+    path: tuple[str, ...] = ()
 
     @staticmethod
     @lasting
@@ -189,7 +209,8 @@ class Edges(Tensor):
     ) -> Edges:
         """See the class."""
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
-        edges = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(Edges)
+        # How many there are is counted when it is first read: in a batch that is collective.
+        edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(Edges)
         edges.graph, edges.rows, edges.source, edges.target, edges.weight = graph, rows, source, target, weight
         edges.has_all_remote = has_all_remote
         return edges
@@ -208,21 +229,21 @@ class Edges(Tensor):
         return torch.stack([self.end(0).full_tensor(), self.end(1).full_tensor()])
 
     @cached_property
-    @lasting
+    @_asked
     def _global_ids(self) -> tuple[Tensor, Tensor]:
         with local_tensors():
             sources = self.graph.neighbour_id[self.source]
             return sources, on_device(self.graph.targets.global_id, self.target.device)[self.target]
 
     @cached_property
-    @lasting
+    @_asked
     def by_target(self) -> Tensor:
         """The order by target in which one target's edges keep PyG's order, int64 ``[e]``."""
         order = torch.argsort(on_device(self.rows.rng_key, self.target.device))
         return order[torch.argsort(self.target[order], stable=True)]
 
     @cached_property
-    @lasting
+    @_asked
     def csr(self) -> CSR:
         """Targets by neighbours; values lie in the order of these edges."""
         if self.rows is self.graph.edge_sharding:
@@ -230,7 +251,7 @@ class Edges(Tensor):
         return CSR.from_edges(self.target, self.source, None, self.graph.num_local, self.graph.num_neighbours)
 
     @cached_property
-    @lasting
+    @_asked
     def parts(self) -> tuple[CSR, CSR]:
         """Targets by local sources, and boundary nodes by halo slots; values lie in the order of these edges."""
         graph = self.graph
@@ -249,7 +270,7 @@ class Edges(Tensor):
         )
 
     @cached_property
-    @lasting
+    @_asked
     def remote(self) -> Tensor:
         """Places of the edges whose sources are on other ranks, ascending."""
         return (self.source >= self.graph.num_sources).nonzero().view(-1)
@@ -267,7 +288,7 @@ class Edges(Tensor):
         return max(self.rows.group.gather_counts(int(degree.max()) if degree.numel() else 0))
 
     @cached_property
-    @lasting
+    @_asked
     def loops(self) -> Tensor:
         """Places of the self loops, in PyG's order."""
         the_one(self.graph.sources, self.graph.targets)
@@ -275,13 +296,13 @@ class Edges(Tensor):
         return place[torch.argsort(on_device(self.rows.rng_key, place.device)[place])]
 
     @cached_property
-    @lasting
+    @_asked
     def without_loops(self) -> SelectedEdges:
         """The edges that are not self loops (collective at the first use)."""
         the_one(self.graph.sources, self.graph.targets)
         rows, picked = rows_by_mask(self.rows, self.source != self.target)
         ends = self.source[picked], self.target[picked]
-        return SelectedEdges(Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote), picked)
+        return SelectedEdges(self._others("without_loops", rows, *ends), picked)
 
     def selected(self, mask: RowTensor) -> Edges:
         """The edges where ``mask`` holds; their values are ``value[mask]`` (collective at the mask's first use)."""
@@ -289,13 +310,32 @@ class Edges(Tensor):
         return Edges.of(self.graph, rows, self.source[picked], self.target[picked])
 
     @cached_property
-    @lasting
+    @_asked
     def with_loops(self) -> Edges:
         """These edges, then a self loop for every node."""
         node = torch.arange(self.graph.num_local, device=self.source.device)
         rows = EdgesAndLoops(self.rows, self.graph)
         ends = torch.cat([self.source, node]), torch.cat([self.target, node])
-        return Edges.of(self.graph, rows, *ends, has_all_remote=self.has_all_remote)
+        return self._others("with_loops", rows, *ends)
+
+    def _others(self, name: str, rows: RowSharding, source: Tensor, target: Tensor) -> Edges:
+        """The edges with other self loops."""
+        others = Edges.of(self.graph, rows, source, target, has_all_remote=self.has_all_remote)
+        others.asked, others.path = self.asked, (*self.path, name)
+        return others
+
+    def make_ahead(self) -> None:
+        """Make what earlier batches have asked of their edges, before a step asks; not collective."""
+        for path in [*(self.asked or ())]:
+            made: Any = self
+            for name in path:
+                edges = made
+                made = getattr(edges, name)
+                made = made.edges if isinstance(made, SelectedEdges) else made
+            for csr in made if isinstance(made, tuple) else (made,):
+                if isinstance(csr, CSR):
+                    csr.edge, csr.transposed.edge  # noqa: B018
+            on_device(edges.rows.rng_key, edges.source.device)
 
     def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
         rows = x.to_rows()
@@ -345,7 +385,7 @@ class Edges(Tensor):
         return self  # immutable
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"Edges([2, {self.rows.size}], {self.rows.num_local} on rank {self.rows.group.rank})"
+        return f"Edges({self.rows!r}, {self.rows.num_local} on rank {self.rows.group.rank})"
 
     @classmethod
     def __torch_function__(
@@ -354,8 +394,9 @@ class Edges(Tensor):
         edges = args[0] if args else None
         if isinstance(edges, Edges):
             if func in _SAME:
+                given = torch.empty(2, edges.rows.size, device="meta") if func in _SIZES else edges
                 with local_tensors():
-                    return func(*args, **(kwargs or {}))
+                    return func(given, *args[1:], **(kwargs or {}))
             if func == Tensor.device.__get__:
                 return edges.graph.device
             if func is Tensor.unbind:
@@ -388,9 +429,10 @@ SINGLE_EDGES = frozenset(
 )
 """What looks at single edges."""
 
-_PROPERTIES = "shape dtype layout is_sparse requires_grad ndim".split()
-_METHODS = (Tensor.size, Tensor.numel, Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
-_SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
+_PROPERTIES = "dtype layout is_sparse requires_grad ndim".split()
+_METHODS = (Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
+_SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel}  # type: ignore[attr-defined]
+_SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS, *_SIZES}
 
 
 class SelectedEdges(NamedTuple):
@@ -398,29 +440,6 @@ class SelectedEdges(NamedTuple):
 
     edges: Edges
     places: Tensor  # of these edges among those that they were selected from
-
-
-class EdgesAndLoops(RowSharding):
-    """Edges, and behind them a self loop for each node: the places and numbers that PyG gives them."""
-
-    def __init__(self, edges: RowSharding, graph: DistributedGraph | EdgeView) -> None:
-        loops = graph.node_sharding
-        super().__init__(
-            edges.group,
-            "edge",
-            edges.size + loops.size,
-            torch.cat([edges.rng_key, graph.edge_sharding.num_rng_keys + loops.rng_key]),
-        )
-        self._edges, self._loops = edges, loops
-
-    @cached_property
-    @lasting
-    def _position(self) -> Tensor:
-        return torch.cat([self._edges.position, self._edges.size + self._loops.position])
-
-    @property
-    def position(self) -> Tensor:
-        return self._position
 
 
 class NodeIds(RowIndex):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import torch
@@ -15,8 +16,8 @@ from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import Part, attention_in_parts
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.caches import OperatorCache, UsedOperators
-from pyg_dist.graph.edge_sets import ListedEdges, SampledEdges, in_layout_of
-from pyg_dist.graph.edges import Edges, EdgesAndLoops
+from pyg_dist.graph.edge_sets import EdgesAndLoops, ListedEdges, SampledEdges, in_layout_of
+from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import EdgeView, NodeSharding, Norm, the_one
 from pyg_dist.graph.sample import Subset
 from pyg_dist.grid.attention import GridAttention
@@ -259,6 +260,17 @@ class GridBatch(ProductsAtSample, GridGraph):
         rows = SampledEdges(parent.edge_sharding, place, key, grid.ranks(*GRID_AXES), sample, which)
         super().__init__(grid, edge_index, rows, parent.loop_rule, device=parent.device)
         self._sampled_grid, self._place = grid, place
+
+    @cached_property
+    @lasting
+    def _edges_of_targets(self) -> CSR:
+        self.parent.batches_attend = True
+        return super()._edges_of_targets
+
+    def make_ahead(self, weights: Iterable[RowTensor]) -> None:
+        super().make_ahead(weights)
+        if self.parent.batches_attend:
+            self._edges_of_targets.edge, self._edges_of_targets.transposed.edge  # noqa: B018
 
     def pick_nodes(self) -> PickedTiles:
         source, rows = self.parent.node_sharding, self.node_sharding

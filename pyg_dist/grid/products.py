@@ -64,6 +64,7 @@ class GridProducts(CopiedToDevices):
         self._operators = OperatorCache(edge_rows.num_local)
         self.used_by_batches: UsedOperators[GridOperator] = UsedOperators()
         self.matrices_of_batches: set[TileLayout] = set()
+        self.batches_attend = False
         self._elsewhere: dict[torch.device, object] = {}
 
     @property

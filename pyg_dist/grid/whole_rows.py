@@ -70,7 +70,7 @@ class OperatorEdges(Edges):
     def of_graph(graph: Any, weight: RowTensor | None) -> OperatorEdges:
         """See the class."""
         rows = graph.edge_sharding
-        edges: Any = torch.empty(2, rows.size, dtype=torch.int64, device="meta").as_subclass(OperatorEdges)
+        edges: Any = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(OperatorEdges)
         edges.graph, edges.rows, edges.weight = graph, rows, weight
         return edges  # type: ignore[no-any-return]
 

@@ -15,6 +15,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
+from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import (
     ListedEdges,
@@ -216,6 +217,18 @@ class HaloBatch(HaloGraph):
     def one_rank_edges(self) -> None:
         """None: its sums are scaled, which the code of PyG does not know."""
 
+    @cached_property
+    @lasting
+    def csr(self) -> CSR:
+        """See :class:`~pyg_dist.halo.view.HaloView`."""
+        self.parent.asked_of_batches.add(("csr",))
+        return super().csr
+
+    def edges(self, weight: RowTensor | None = None) -> Edges:
+        edges = super().edges(weight)
+        edges.asked = self.parent.asked_of_batches
+        return edges
+
     def pick_nodes(self) -> PickedNodes:
         nodes: Any = self.node_sharding
         return nodes.picked(self.device)  # type: ignore[no-any-return]
@@ -268,6 +281,11 @@ class HaloBatch(HaloGraph):
         for operator in made:
             for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
                 matrix.value, matrix.transposed.value  # noqa: B018
+        patterns = [self.local] if self.parent.weights_of_batches_learn else []
+        if patterns or self.parent.asked_of_batches:
+            patterns += [self.row_transfer.outgoing.pattern, self.row_transfer.incoming.pattern]
+        for pattern in patterns:
+            pattern.edge, pattern.transposed.edge  # noqa: B018
 
     def _restricted(
         self, whole: LinearOperator, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
@@ -340,6 +358,10 @@ class HaloBatch(HaloGraph):
         ends = pattern.on_host.col.long(), pattern.on_host.row()
         factor = copied_to(self._pairs.factor(*ends, dtype, ids), self.device)
         return Matrix(pattern, factor if whole.value is None else whole.value[on_device(entry, self.device)] * factor)
+
+    def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
+        self.parent.weights_of_batches_learn = True
+        return super()._learning(norm, weight)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
         """Sum or mean with weights that learn, rescaled."""

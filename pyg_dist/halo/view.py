@@ -86,6 +86,8 @@ class HaloView(CopiedToDevices):
         self._operators = OperatorCache(num_edges)
         self.used_by_batches: UsedOperators[LinearOperator] = UsedOperators()
         self.norms_of_batches: set[tuple[Norm, torch.dtype]] = set()
+        self.asked_of_batches: set[tuple[str, ...]] = set()
+        self.weights_of_batches_learn = False
         self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
         for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):

@@ -107,7 +107,7 @@ def train_on_batches(case: Case, library: Path) -> None:
         with patch.object(prefetch, "_timed", exempted):
             losses = {f"loss {k}": training.step(batch=batch).cpu() for k, batch in enumerate(loader)}
             trained.append({**losses, **{name: p.cpu() for name, p in training.model.state_dict().items()}})
-            if place == device and case.model not in WAITING:
+            if place == device and not (case.layout == GRID and case.model in WAITING):
                 with fake_device.strict(), staging_may_wait():
                     for batch in loader:
                         training.step(batch=batch)
