@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from limits import BODY_SECONDS
+from torch import fx, nn
 
 from pyg_dist.backend.comm.checks.calls import Calls, Standing, Wait
 from pyg_dist.backend.session import divergence
@@ -142,3 +143,14 @@ def test_tags_tell_numbers_kinds_sizes_and_lines_apart() -> None:
     assert tags() == tags()
     assert len(set(tags())) == len(tags())
     assert all(0 <= tag < 1 << 31 for tag in tags())
+
+
+def test_code_of_torch_fx_is_not_the_users_line() -> None:
+    """Its files are numbered, and a rank may have traced more models than another."""
+
+    def traced() -> fx.GraphModule:
+        graph = fx.Graph()
+        graph.output(graph.call_method("next", (graph.placeholder("calls"), "sum", torch.float32, 1)))
+        return fx.GraphModule(nn.Module(), graph)
+
+    assert len({model(Calls((0, 1))) for model in (traced(), traced())}) == 1

@@ -39,6 +39,7 @@ _MAX_CODE = 60
 _OURS = ("pyg_dist", "torch", "torch_geometric")
 _THROUGH = ("contextlib", "functools")
 _TEMPORARY = tempfile.gettempdir() + os.sep
+_FX = "<eval_with_key>"
 
 
 class _FileIds(dict[str, int]):
@@ -149,8 +150,10 @@ def _file_id(frame: FrameType) -> int:
     file = frame.f_code.co_filename
     module = str(frame.f_globals.get("__name__", ""))
     root = module.partition(".")[0]
-    # PyG writes the propagate() of each conv, and the forward() of each Sequential, into a file of a random name.
-    is_generated = file.startswith(_TEMPORARY) and os.path.basename(file).startswith(f"{module}_")
+    # PyG writes the propagate() of each conv, and the forward() of each Sequential, into a file of a random name;
+    # torch.fx numbers the code that it writes, to_hetero's, too.
+    is_by_pyg = file.startswith(_TEMPORARY) and os.path.basename(file).startswith(f"{module}_")
+    is_generated = is_by_pyg or file.startswith(_FX)
     is_user = root not in _OURS and root not in _THROUGH and not is_generated
     return crc32(os.path.basename(file).encode()) | 1 if is_user else 0
 
