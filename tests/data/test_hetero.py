@@ -225,7 +225,7 @@ def models(num_ranks: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_models(workers: Pools, num_ranks: int, name: str) -> None:
     workers(num_ranks).run(models, num_ranks, name)
 

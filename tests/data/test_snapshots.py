@@ -20,7 +20,7 @@ from workers import Workers
 Pools = Callable[[int], Workers]
 Results = dict[str, Any]
 NUM_NODES, NUM_FEATURES, NUM_PERIODS, NUM_SNAPSHOTS = 37, 4, 3, 12
-LAYOUTS = [(1, "halo"), (2, "halo"), (3, "halo"), (1, "grid"), (3, "grid")]
+LAYOUTS = [(1, "halo"), pytest.param(2, "halo", marks=pytest.mark.slow), (3, "halo"), (1, "grid"), (3, "grid")]
 
 
 def snapshots() -> list[Data]:

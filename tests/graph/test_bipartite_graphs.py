@@ -304,7 +304,7 @@ def run(name: str, num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_bipartite(workers: Pools, num_ranks: int, name: str) -> None:
     workers(num_ranks).run(run, name, num_ranks)
 

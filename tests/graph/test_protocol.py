@@ -465,7 +465,7 @@ def layouts_of(num_ranks: int) -> list[Layout]:
 
 
 @pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
-@pytest.mark.parametrize("num_ranks", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3)), 4])
+@pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_contract(workers: Pools, num_ranks: int, name: str) -> None:
     workers(num_ranks).run(run, name, layouts_of(num_ranks))
 

@@ -103,7 +103,7 @@ def equal(world_size: int, exchange: Any, of_rank: str | None = None, empty: int
 
 
 @pytest.mark.parametrize("exchange", ["hybrid", "post", "pre"])
-@pytest.mark.parametrize("world_size", [3, 4, 6])
+@pytest.mark.parametrize("world_size", [3, 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_two_levels_equal_stock(workers: Pools, world_size: int, exchange: Any) -> None:
     workers(world_size).run(equal, world_size, exchange)
 

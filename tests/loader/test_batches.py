@@ -44,7 +44,7 @@ def test_a_step_is_that_of_one_process(world_size: int, workers: Pools) -> None:
     check()
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_step_on_the_grid_is_that_of_one_process(world_size: int, workers: Pools) -> None:
     @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(case=cases(world_size, MESHES[world_size]))

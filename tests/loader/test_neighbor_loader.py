@@ -85,7 +85,10 @@ def trained(name: str, mesh: dict[str, int] | str | None) -> list[tuple[Any, ...
     return found
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+SLOW = ("induced", "disjoint", "replace")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in OPTIONS])
 def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
     (stock,) = workers(1).run(trained, name, "stock")
     graph = graph_of(name)

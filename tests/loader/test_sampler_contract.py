@@ -120,7 +120,12 @@ def drawn(name: str, mesh: dict[str, int] | None) -> list[tuple[list[int], list[
     return found
 
 
-SLOW = ("neighbours, weighted, with replacement", "neighbours, induced, shuffled", "links, disjoint")
+SLOW = (
+    "neighbours, weighted, with replacement",
+    "neighbours, disjoint, with replacement",
+    "neighbours, induced, shuffled",
+    "links, disjoint",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SAMPLERS])

@@ -163,7 +163,10 @@ def check(graph: HeteroData, batch: Batch) -> None:
     assert batch[f"{PAPER}.num_sampled_nodes"][0] == size
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+SLOW = ("by relation", "replace", "all")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in OPTIONS])
 def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
     (stock,) = workers(1).run(trained, "plain", name)
     for batch, _ in stock:

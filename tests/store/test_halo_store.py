@@ -101,7 +101,7 @@ def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
         assert differences(halo_share(edge_index, ranks[parts], rank, 2), opened) == []
 
 
-@pytest.mark.parametrize("exchange", ["hybrid", "post", "pre"])
+@pytest.mark.parametrize("exchange", ["hybrid", *(pytest.param(e, marks=pytest.mark.slow) for e in ("post", "pre"))])
 @pytest.mark.parametrize(("merged", "on_each"), [(1, 4), (2, 2), (3, 2)])
 def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) -> None:
     """The lists of each rank, also of merged parts, are those of the whole graph."""

@@ -67,7 +67,7 @@ def opened_with_nan(path: str) -> None:
         DistributedData.open(path)
 
 
-@pytest.mark.parametrize("layout", ["halo", "grid"])
+@pytest.mark.parametrize("layout", ["halo", pytest.param("grid", marks=pytest.mark.slow)])
 def test_nan_features_are_told_when_a_store_is_opened(
     workers: Callable[[int], Workers], tmp_path: Path, layout: str
 ) -> None:

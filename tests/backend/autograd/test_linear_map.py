@@ -348,7 +348,7 @@ COVERED = {
 
 
 @pytest.mark.parametrize("source", range(len(SOURCES)))
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3, pytest.param(2, marks=pytest.mark.slow)])
 def test_maps_and_transposes(workers: Pools, source: int, size: int) -> None:
     for classes in workers(size).run(check_all, source, size):
         assert classes == COVERED[SOURCES[source].__name__]

@@ -292,7 +292,7 @@ def run(wire: str, body: Body) -> Any:
     return body(WIRES[wire](dist.group.WORLD))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 @pytest.mark.parametrize("wire", WIRES)
 def test_contract(workers: Pools, wire: str, body: Body, world_size: int) -> None:

@@ -68,7 +68,7 @@ def said(num_ranks: int, case: str) -> list[str]:
     return sorted(ended.stdout.splitlines())
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_losses_have_the_same_bits(monkeypatch: pytest.MonkeyPatch, num_ranks: int) -> None:
     found = []
     for launcher, asked in (("mpirun", "auto"), ("mpirun", "gloo"), ("torchrun", "auto")):
