@@ -5,10 +5,12 @@ Torch has one for the CPU and one for each GPU, of which a rank has one.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
 import random
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.on_device import is_capturing
 from pyg_dist.backend.session import launch
 from pyg_dist.backend.session.agreement import differences, digest
-from pyg_dist.backend.session.state import is_main
+from pyg_dist.backend.session.state import current, is_main
 from pyg_dist.errors import LaunchError
 
 logger = logging.getLogger("pyg_dist")
@@ -32,8 +34,34 @@ _LEAST_OWN_SEED = 2**32
 
 _NAMES = ("torch", "numpy", "Python", "torch on the GPU")
 
+_MT19937_BYTES = 625 * 4  # in numpy's memory: 624 words, then the place among them
+
 # The generators that were alike on all ranks at the import, by this module or by the script; None before.
 _alike: set[str] | None = None
+
+
+class _Numpy:
+    """numpy's generator, whose state takes as long to read as a small layer: only where it is not the one before."""
+
+    def __init__(self) -> None:
+        self._memory = b""
+        self._last: Any = None
+
+    def state(self) -> Any:
+        """``np.random.get_state()``.
+
+        Something was drawn if the memory of MT19937 has changed, or if a normal number was held back. (A script could
+        set a state with such a number at the very place where the last one had none; none does.)
+        """
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        if not isinstance(generator, np.random.MT19937):
+            return np.random.get_state()
+        memory = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+        if self._last is None or self._memory != memory:
+            state: Any = np.random.get_state()
+            self._memory, self._last = memory, None if state[3] else state
+            return state
+        return self._last
 
 
 def start_alike() -> None:
@@ -90,7 +118,7 @@ def share(group: Group) -> None:
 def to_arrays(states: list[Any]) -> dict[str, Any]:
     """Numbers, tuples and arrays for each of :func:`generator_states`, by the generator's name."""
     of_torch, of_numpy, (version, words, gauss), on_gpu = states
-    words = np.fromiter(words, np.int64, len(words))
+    words = np.frombuffer(bytearray(struct.pack(f"={len(words)}I", *words)), np.uint32)
     if isinstance(on_gpu, list):
         on_gpu = np.array(on_gpu, np.uint8)
     return dict(zip(_NAMES, (of_torch.numpy(), of_numpy, (version, words, gauss), on_gpu), strict=True))
@@ -114,7 +142,7 @@ def generator_states() -> list[Any]:
 
     ``None`` stands for the last one where there is no GPU, and while a CUDA graph is captured, which takes no state.
     """
-    return [torch.get_rng_state(), np.random.get_state(), random.getstate(), _state_on_gpu()]
+    return [torch.get_rng_state(), current().of(_Numpy).state(), random.getstate(), _state_on_gpu()]
 
 
 def set_generator_states(states: list[Any]) -> None:

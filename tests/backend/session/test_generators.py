@@ -107,3 +107,23 @@ def test_only_the_first_import_starts(fresh: pytest.MonkeyPatch) -> None:
     state = torch.get_rng_state()
     generators.start_alike()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("is_normal_held_back", [False, True])
+def test_the_state_of_numpy_is_that_of_now(is_normal_held_back: bool) -> None:
+    before = np.random.get_state()
+    try:
+        np.random.seed(1)
+        np.random.randn(2 + is_normal_held_back)
+        marked = np.random.get_state()
+        for change in (
+            lambda: None, np.random.rand, np.random.randn, np.random.randn, np.random.randn, lambda: np.random.seed(2),
+            lambda: np.random.set_state(marked), lambda: np.random.bytes(3), lambda: np.random.permutation(700),
+        ):  # fmt: skip
+            change()
+            for _ in range(3):
+                found, now = generators.generator_states()[1], np.random.get_state()
+                assert (found[0], *found[2:]) == (now[0], *now[2:])
+                np.testing.assert_array_equal(found[1], now[1])
+    finally:
+        np.random.set_state(before)
