@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 STEPS, FAULTY_STEP = 40, 20
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -100,25 +100,49 @@ def train(fault: str, seconds: float) -> None:
             sys.stdout.flush()
 
 
-def keep_and_not(graph: str, folder: str) -> None:
-    """What a rank does: turns of epochs after which the state is kept in memory, and of others."""
+class Training(NamedTuple):
+    """A model, and an epoch of its training."""
+
+    model: Any
+    optimizer: Any
+    epoch: Callable[[], float]
+
+
+def training(graph: str) -> Training:
+    """A GCN with two layers of 16 columns on an archive, or GraphSAGE with three of 256 on a store."""
     import torch
 
     sys.path.insert(0, str(EXAMPLES))
+    import epoch_models
     import example_graphs
     import full_batch_gcn
 
     import pyg_dist
-    from pyg_dist.checkpoint import Checkpointer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    whole = power_law_graph() if graph == "A" else example_graphs.read_npz(graph)
-    data, train_idx = pyg_dist.DistributedData(whole), whole.train_mask.nonzero().view(-1)
-    hidden, num_layers = (256, 3) if graph == "A" else (16, 2)
-    model = full_batch_gcn.GCN(data.num_features, hidden, int(whole.y.max()) + 1, num_layers, 0.5)
+    model: Any
+    if Path(graph).is_dir():
+        data: Any = pyg_dist.DistributedData.open(graph)
+        trained = data.train_mask.nonzero().view(-1)
+        make, _, conv = epoch_models.MODELS["sage"]
+        model = make(data.num_features, int(data.y.max()) + 1, conv)
+    else:
+        whole = example_graphs.read_npz(graph)
+        data, trained = pyg_dist.DistributedData(whole), whole.train_mask.nonzero().view(-1)
+        model = full_batch_gcn.GCN(data.num_features, 16, int(whole.y.max()) + 1, 2, 0.5)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    turns, epochs = (6, 4) if graph == "A" else (40, 25)
+    return Training(model, optimizer, lambda: full_batch_gcn.train(model, data, trained, optimizer))
+
+
+def keep_and_not(graph: str, folder: str) -> None:
+    """What a rank does: turns of epochs after which the state is kept in memory, and of others."""
+    import pyg_dist
+    from pyg_dist.checkpoint import Checkpointer
+    from pyg_dist.checkpoint.memory import MachineMemory
+
+    model, optimizer, epoch = training(graph)
+    turns, epochs = (6, 4) if Path(graph).is_dir() else (40, 25)
     loops = {
         memory: Checkpointer(
             f"{folder}/{memory}", every=10**6, memory=memory, model=model,
@@ -126,27 +150,53 @@ def keep_and_not(graph: str, folder: str) -> None:
         ).epochs(10**6)
         for memory in (0, 1)
     }  # fmt: skip
-    seconds: dict[int, list[float]] = {0: [], 1: []}
+    seconds: dict[str, list[float]] = {"without": [], "with": [], "keep": []}
+    keep = MachineMemory.keep
+
+    def timed(*args: Any) -> None:
+        start = time.perf_counter()
+        keep(*args)
+        seconds["keep"].append(time.perf_counter() - start)
+
+    MachineMemory.keep = timed  # type: ignore[method-assign]
     for turn in range(turns):
         for memory in (0, 1) if turn % 2 else (1, 0):
-            for epoch in range(epochs + 1):
+            for number in range(epochs + 1):
                 start = time.perf_counter()
                 next(loops[memory])
-                full_batch_gcn.train(model, data, train_idx, optimizer)
-                if turn and epoch:  # the first one of a turn is cold
-                    seconds[memory].append(time.perf_counter() - start)
+                epoch()
+                if turn and number:  # the first one of a turn is cold
+                    seconds["with" if memory else "without"].append(time.perf_counter() - start)
     if pyg_dist.is_main():
-        sys.stdout.write(f"overhead {json.dumps({'without': seconds[0], 'with': seconds[1]})}\n")
+        sys.stdout.write(f"overhead {json.dumps(seconds)}\n")
 
 
-def power_law_graph() -> Any:
-    """Graph A of the benchmarks, with a mask of nodes that train."""
-    import power_law
-    import torch
+def restarted(graph: str, folder: str) -> None:
+    """What a rank does: rank 1 is killed in the middle; rank 0 leaves the times of that and of what follows."""
+    is_first, is_noted = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", os.environ["RANK"] == "0"
 
-    graph = power_law.load("A")
-    graph.train_mask = torch.arange(graph.num_nodes) % 2 == 0
-    return graph
+    def mark(name: str) -> None:
+        file = Path(folder) / f"at {name}"
+        if is_noted and is_first == (name == "kill") and not file.exists():
+            file.write_text(str(time.time()))
+
+    mark("start")
+    import pyg_dist
+    from pyg_dist.checkpoint import Checkpointer
+
+    mark("imports")
+    model, optimizer, epoch = training(graph)
+    mark("graph")
+    epochs = 8 if Path(graph).is_dir() else 60
+    checkpointer = Checkpointer(f"{folder}/run", every=10**6, model=model, optimizer=optimizer)
+    mark("state")
+    for number in checkpointer.epochs(epochs):
+        if is_first and number == epochs // 2:
+            mark("kill")
+            if pyg_dist.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        epoch()
+        mark("epoch")
 
 
 def record(folder: str) -> None:
@@ -189,10 +239,13 @@ def main() -> None:
     parser.add_argument("--fault", default="")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--overhead", nargs=2, metavar=("GRAPH", "FOLDER"))
+    parser.add_argument("--restarted", nargs=2, metavar=("GRAPH", "FOLDER"))
     parser.add_argument("--recorded", metavar="FOLDER")
     options = parser.parse_args()
     if options.overhead:
         keep_and_not(*options.overhead)
+    elif options.restarted:
+        restarted(*options.restarted)
     elif options.recorded:
         record(options.recorded)
     else:

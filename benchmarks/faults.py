@@ -4,6 +4,7 @@
     python benchmarks/faults.py --launcher torchrun --times 3
     python benchmarks/faults.py --kills 200 --load 4   # kills in a row, beside so many busy processes
     python benchmarks/faults.py --restart cora.npz     # from a kill to the next epoch, by torchrun --max-restarts
+    python benchmarks/faults.py --restart A            # likewise GraphSAGE on a generated graph, from a store
     python benchmarks/faults.py --soak 1200            # memory, threads and files of two ranks that train
     python benchmarks/faults.py --recorded             # losses of a run with a killed rank beside those without
     python benchmarks/faults.py --overhead cora.npz    # epochs with states in memory and without, in turns
@@ -31,7 +32,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import machine
-from fault_ranks import EXAMPLES, FAULTS
+import power_law
+from fault_ranks import FAULTS
+
+import pyg_dist
 
 RANKS = 3
 RESULT = Path(__file__).resolve().parent / "results" / "faults.json"
@@ -160,66 +164,45 @@ def recorded() -> dict[str, list[str]]:
     return said
 
 
-def overhead(graph: str) -> dict[str, float]:
-    """What an epoch takes with states in memory after each, and without."""
+def prepared(graph: str, folder: str) -> str:
+    """An archive, or the store of a generated graph, in two parts."""
+    if graph not in power_law.SIZES:
+        return str(Path(graph).resolve())
+    whole, store = f"{folder}/graph.safetensors", f"{folder}/store"
+    pyg_dist.save_graph(power_law.load(graph), whole)
+    command = [sys.executable, "-m", "pyg_dist", "partition", whole, store, "--parts", "2"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return store
+
+
+def overhead(graph: str, ranks: int) -> dict[str, float]:
+    """What an epoch takes with states in memory after each, and without, and what keeping one takes."""
     with tempfile.TemporaryDirectory() as folder:
-        ended = launch("by hand", 2, "--overhead", graph, folder)
+        ended = launch("by hand", ranks, "--overhead", prepared(graph, folder), folder)
     if any(ended.codes):
         raise SystemExit(ended.said)
     seconds = json.loads(re.findall(r"overhead (.*)", ended.said)[0])
     row = {f"{name}_ms": 1e3 * statistics.median(of) for name, of in seconds.items()}
-    row |= {"epochs": len(seconds["with"]), "ratio": row["with_ms"] / row["without_ms"]}
+    row |= {"ranks": ranks, "epochs": len(seconds["with"])}
+    row |= {"ratio": row["with_ms"] / row["without_ms"], "keep_share": row["keep_ms"] / row["without_ms"]}
     sys.stdout.write(f"{row}\n")
     return row
 
 
-def restart(graph: Path) -> dict[str, float]:
+def restart(graph: str) -> dict[str, float]:
     """Parts of the time from ``kill -9`` of a rank of two to the next epoch, by torchrun."""
     with tempfile.TemporaryDirectory() as folder:
-        script, killer = EXAMPLES / "full_batch_gcn.py", Path(folder) / "killed.py"
-        killer.write_text(KILLED.format(script=script, examples=script.parent, marks=folder))
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
-            str(killer), "--data", str(graph), "--epochs", "60", "--resume", f"{folder}/run",
+            str(Path(__file__).with_name("fault_ranks.py")), "--restarted", prepared(graph, folder), folder,
         ]  # fmt: skip
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}  # as users have it
         subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL)
-        marks = {path.name: float(path.read_text()) for path in Path(folder).glob("at *")}
-    order = ["at kill", "at start", "at import", "at data", "at epoch"]
-    row = {name[3:]: marks[name] - marks["at kill"] for name in order}
+        marks = {path.name[3:]: float(path.read_text()) for path in Path(folder).glob("at *")}
+    order = ["start", "imports", "graph", "state", "epoch"]
+    row = {name: marks[name] - marks["kill"] for name in order}
     sys.stdout.write(f"seconds after the kill: {row}\n")
     return row
-
-
-KILLED = """
-import os, runpy, signal, sys, time
-from pathlib import Path
-again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
-def mark(name):
-    file = Path("{marks}") / f"at {{name}}"
-    if again == (name != "kill") and os.environ["RANK"] == "0" and not file.exists():
-        file.write_text(str(time.time()))
-mark("start")
-sys.path.insert(0, "{examples}")
-import pyg_dist
-from pyg_dist.checkpoint import Checkpointer
-mark("import")
-inits, epochs = Checkpointer.__init__, Checkpointer.epochs
-def __init__(self, *args, **kwargs):
-    mark("data")
-    inits(self, *args, **kwargs)
-def marked(self, *bounds):
-    for epoch in epochs(self, *bounds):
-        if not again and epoch == 30:
-            mark("kill")
-            if os.environ["RANK"] == "1":
-                os.kill(os.getpid(), signal.SIGKILL)
-        yield epoch
-        mark("epoch")
-Checkpointer.__init__, Checkpointer.epochs = __init__, marked
-sys.argv[0] = "{script}"
-runpy.run_path("{script}", run_name="__main__")
-"""
 
 
 def main() -> None:
@@ -230,8 +213,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--load", type=int, default=0, help="busy processes beside the kills")
     parser.add_argument("--soak", type=float, default=0.0, metavar="SECONDS")
-    parser.add_argument("--restart", type=Path, metavar="cora.npz")
-    parser.add_argument("--overhead", metavar="GRAPH", help="an archive, or A: 170,000 nodes, 2.3 million edges")
+    parser.add_argument("--restart", metavar="GRAPH", help="an archive, or a name such as A: from a store")
+    parser.add_argument("--overhead", metavar="GRAPH", help="likewise")
+    parser.add_argument("--ranks", type=int, default=2, help="of which the overhead is measured")
     parser.add_argument("--recorded", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
@@ -241,11 +225,12 @@ def main() -> None:
     elif options.soak:
         found = {"soak": soak(options.soak)}
     elif options.restart:
-        found = {"restart": restart(options.restart.resolve())}
+        found = {f"restart, {Path(options.restart).stem}": restart(options.restart)}
     elif options.recorded:
         found = {"recorded": recorded()}
     elif options.overhead:
-        found = {f"overhead, {Path(options.overhead).stem}": overhead(options.overhead)}
+        name = f"overhead, {Path(options.overhead).stem}, {options.ranks} ranks"
+        found = {name: overhead(options.overhead, options.ranks)}
     else:
         found = {f"faults, {options.launcher}": measure(options.launcher, options.times)}
     of_each = {name: {"machine": machine.describe(), "found": of} for name, of in found.items()}
