@@ -18,6 +18,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATConv, HeteroConv, HGTConv, SAGEConv
 
 from pyg_dist import DistributedData, distribute, is_main  # 1
+from pyg_dist.checkpoint import Checkpointer
 from pyg_dist.nn import NodeEmbedding
 
 CONVS = {
@@ -63,6 +64,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=32)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--resume", metavar="FOLDER", help="save there, and go on from what is there")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -70,7 +72,8 @@ def main() -> None:
     model = distribute(Net(data.metadata(), args.model, args.hidden))  # 3
     pixels, images = NodeEmbedding(data["pixel"], args.hidden), data["image"]
     optimizer = torch.optim.Adam([*model.parameters(), *pixels.parameters()], lr=args.lr)
-    for epoch in range(1, args.epochs + 1):
+    checkpointer = Checkpointer(args.resume, every=10, model=model, optimizer=optimizer, pixels=pixels)
+    for epoch in checkpointer.epochs(1, args.epochs + 1):
         optimizer.zero_grad()
         out = model(images.x, pixels(), data.edge_index_dict)
         loss = F.cross_entropy(out[images.train_mask], images.y[images.train_mask])

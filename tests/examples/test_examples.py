@@ -111,7 +111,10 @@ def test_minibatches_of_two_data_groups() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["minibatch_4d", *(pytest.param(n, marks=pytest.mark.slow) for n in ("neighbor_sampling", "edge_weights", "gat"))],
+    [
+        "minibatch_4d",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("neighbor_sampling", "edge_weights", "gat", "hetero")),
+    ],
 )
 def test_two_ranks_go_on_where_one_has_ended(name: str, tmp_path: Path) -> None:
     before = _printed("ranks", 1, name, "--epochs", "10", "--resume", str(tmp_path))
