@@ -17,10 +17,10 @@ import torch
 _SCALARS = (bool, int, float, str)
 
 
-def encode(value: object, foreign: Callable[[str, object], dict[str, object]], name: str = "") -> Any:
+def encode(value: object, foreign: Callable[[str, object], object], name: str = "") -> Any:
     """The JSON of a value. Not collective.
 
-    ``foreign`` is called with the name and the value of anything else; it returns its object, or raises. What is in a
+    ``foreign`` is called with the name and the value of anything else; it returns its JSON, or raises. What is in a
     value is called ``name.key``.
     """
     if value is None or type(value) in _SCALARS:

@@ -32,10 +32,10 @@ def save(
 ) -> None:
     """Save a training run in a folder that all ranks see, complete or not at all (collective).
 
-    Parameters and optimizer state are written once, by rank 0; rows that are spread over ranks, such as those of a
-    :class:`~pyg_dist.nn.NodeEmbedding` and their optimizer state, by the ranks that hold them. The generators of torch,
-    NumPy and Python are saved, too. Files are safetensors and JSON, with digests. It does not matter how many ranks
-    save and how many load.
+    Parameters and optimizer state are written once, by rank 0 or, if they are large, some by each rank; rows that are
+    spread over ranks, such as those of a :class:`~pyg_dist.nn.NodeEmbedding` and their optimizer state, by the ranks
+    that hold them. The generators of torch, NumPy and Python are saved, too. Files are safetensors and JSON, with
+    digests. It does not matter how many ranks save and how many load.
 
     Args:
         path: the folder. Each checkpoint is a folder in it.
@@ -109,9 +109,9 @@ def load_into(checkpoint: Checkpoint, things: Mapping[str, Any]) -> dict[str, An
     """See :func:`load` (collective)."""
     error: Exception | None = None
     try:
-        _require_loadable(things)
+        require_loadable(things, "leave it out, load returns it")
         states, drawn = checkpoint.read(things), checkpoint.generators()
-    except PygDistError as caught:
+    except (OSError, PygDistError) as caught:
         error = caught
     raise_together(error)
     try:
@@ -140,7 +140,7 @@ def newest(path: Path) -> Checkpoint | None:
     try:
         number = max(numbers(path), default=0)
         found = Checkpoint(folder_of(path, number)) if number else None
-    except StoreError as caught:
+    except (OSError, StoreError) as caught:
         error = caught
     raise_together(error)
     what = "none" if found is None else f"{found.path.name}, {found.manifest.digest}"
@@ -174,7 +174,7 @@ def parts(path: str | Path, otherwise: T) -> Tensor | T:
     found, error = None, None
     try:
         found = checkpoint.tensor(PARTS)
-    except StoreError as caught:
+    except (OSError, StoreError) as caught:
         error = caught
     raise_together(error)
     return otherwise if found is None else found.to(torch.int64)
@@ -192,10 +192,10 @@ def positive(name: str, value: int) -> int:
     return value
 
 
-def _require_loadable(things: Mapping[str, Any]) -> None:
+def require_loadable(things: Mapping[str, Any], remedy: str) -> None:
+    """Refuse things into which nothing can be loaded."""
     for name, thing in things.items():
         if not isinstance(thing, (Tensor, DistributedData)) and not hasattr(thing, "load_state_dict"):
             raise OptionError(
-                f"Expected '{name}' to have load_state_dict, or to be a tensor (got {type(thing).__name__}): leave it "
-                f"out, load returns it"
+                f"Expected '{name}' to have load_state_dict, or to be a tensor (got {type(thing).__name__}): {remedy}"
             )

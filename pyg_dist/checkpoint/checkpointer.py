@@ -12,9 +12,10 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import generators, launch, session
 from pyg_dist.backend.session.leaving import stop_requested
 from pyg_dist.backend.session.state import current
-from pyg_dist.checkpoint.checkpoint import load_into, named, newest, positive
+from pyg_dist.checkpoint.checkpoint import load_into, named, newest, positive, require_loadable
 from pyg_dist.checkpoint.memory import MachineMemory
 from pyg_dist.checkpoint.writer import Writer
+from pyg_dist.errors import OptionError
 
 T = TypeVar("T")
 
@@ -82,6 +83,7 @@ class Checkpointer:
         self.state: dict[str, Any] = {}
         self._every = positive("every", every)
         self._things = named(things, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+        require_loadable(self._things, "put what else is saved into the Checkpointer's state")
         self._writer = None if path is None else Writer(Path(path), positive("keep", keep))
         self._memory: MachineMemory | None = None
         if memory is None:
@@ -90,7 +92,7 @@ class Checkpointer:
         self._num_steps = 0  # of the run so far
         self._next: int | None = None  # the epoch to go on with
         self._epoch = 0  # that goes on
-        self._is_stopped = False  # within an epoch
+        self._has_begun = self._is_stopped = False  # the loop; within an epoch
         # Steps since the last look for signals, the time of that, and how many there are between two.
         self._num_unseen, self._looked, self._look_after = 0, time.monotonic(), 0
         if self._writer is not None:
@@ -116,11 +118,19 @@ class Checkpointer:
     def epochs(self, *bounds: int) -> Iterator[int]:
         """The epochs of ``range(*bounds)`` that are still to come; each is complete when the next is asked for.
 
+        Raises:
+            OptionError: There was a loop before: what is loaded goes on with one.
+
         Example:
             >>> from pyg_dist.checkpoint import Checkpointer
             >>> list(Checkpointer(None, model=model).epochs(1, 4))
             [1, 2, 3]
         """
+        if self._has_begun:
+            raise OptionError(
+                "Expected one loop over epochs of a Checkpointer (got a second one): make another, with its own folder"
+            )
+        self._has_begun = True
         epochs = range(*bounds)
         if self._next is not None:
             generators.set_generator_states(self._drawn)  # whatever the script has drawn since it was loaded
@@ -148,7 +158,10 @@ class Checkpointer:
         """The batches of an epoch. If a rank is asked to stop, all save after the same batch, and go on with the next.
 
         Args:
-            loader: the one that is saved, with its position in ``state_dict()["step"]``.
+            loader: one that is saved, with its position in ``state_dict()["step"]``.
+
+        Raises:
+            OptionError: It is not among the things that are saved.
 
         Example:
             >>> from pyg_dist.checkpoint import Checkpointer
@@ -159,6 +172,10 @@ class Checkpointer:
             [17, 17]
         """
         position: Any = loader
+        if not any(thing is loader for thing in self._things.values()):
+            raise OptionError(
+                "Expected a loader that is saved (got another one): pass it to the Checkpointer, loader=..."
+            )
         for batch in loader:
             yield batch
             is_within = self._writer is not None and position.state_dict()["step"] % len(position) != 0

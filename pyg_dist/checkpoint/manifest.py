@@ -1,7 +1,8 @@
 """The folder of a run's checkpoints: one folder each, complete if it has a manifest.
 
-``PATH/checkpoint-00000012/`` has ``state-….safetensors``, the tensors that are the same on all ranks;
-``rows-00003-….safetensors``, the rows that rank 3 held, with their numbers; and ``manifest.json``, all else.
+``PATH/checkpoint-00000012/`` has ``state-….safetensors``, the tensors that are the same on all ranks, if they are large
+``state-00003-….safetensors``, too, those that rank 3 has written; ``rows-00003-….safetensors``, the rows that it held,
+with their numbers; and ``manifest.json``, all else.
 ``PATH/lock`` is held by the run that saves there, and has its name.
 """
 
@@ -23,7 +24,17 @@ _NAME = re.compile(r"checkpoint-(\d{8})")
 LOCK = "lock"
 
 STATE, PARTS = "state", "$parts"
-"""The shard of what is the same on all ranks, and its tensor that has the parts of the graph."""
+"""The shard of what is the same on all ranks, as rank 0 has written it, and a tensor there, the parts of the graph."""
+
+
+def state_of(rank: int) -> str:
+    """The shard of what is the same on all ranks that this one has written."""
+    return f"{STATE}-{rank:05d}" if rank else STATE
+
+
+def rows_of(rank: int) -> str:
+    """The shard of a rank's rows."""
+    return f"rows-{rank:05d}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class Manifest(Signed):
         rows = {n: Rows(r["dtype"], tuple(r["shape"]), r["sharding"]) for n, r in content["rows"].items()}
         shards = shards_of(content["shards"])
         for key, shard in shards.items():
-            if shard.blocks or not (key == STATE or re.fullmatch(r"rows-\d{5,}", key)):
+            if shard.blocks or not (key == STATE or re.fullmatch(r"(state|rows)-\d{5,}", key)):
                 raise ValueError(f"a foreign file {key!r}")
         if STATE not in shards:
             raise ValueError(f"no file {STATE!r}")

@@ -32,7 +32,7 @@ from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.session.agreement import one_line, raise_together
 from pyg_dist.backend.session.settings import MACHINES
-from pyg_dist.checkpoint.manifest import LOCK, STATE, Manifest, Rows, run_of
+from pyg_dist.checkpoint.manifest import LOCK, STATE, Manifest, Rows, rows_of, run_of
 from pyg_dist.checkpoint.reader import Checkpoint
 from pyg_dist.checkpoint.record import HEAD, Record, described, mapped, read_record
 from pyg_dist.checkpoint.snapshot import Description, take
@@ -67,11 +67,6 @@ def newest_complete(found: Sequence[Sequence[Part]]) -> dict[str, Part]:
         if STATE in parts and all(rows_of(rank) in parts for rank in parts[STATE].holders):
             return {kind: parts[kind] for kind in (STATE, *map(rows_of, parts[STATE].holders))}
     return {}
-
-
-def rows_of(rank: int) -> str:
-    """The name of a rank's rows."""
-    return f"rows-{rank:05d}"
 
 
 class MachineMemory:
@@ -289,8 +284,9 @@ def _remove_leftovers() -> None:
     """Remove what this user's runs have left here whose folders of checkpoints are gone, or are other runs'."""
     for folder in _base().glob(f"pyg_dist-{os.getuid()}-*"):
         try:
-            path = Path((folder / "path").read_text())
-        except OSError:  # it is being made
+            text = (folder / "path").read_text()
+        except OSError:
             continue
-        if path.parent.exists() and (not (path / LOCK).exists() or run_of(path) not in folder.name):
+        path = Path(text)
+        if text and path.parent.exists() and (not (path / LOCK).exists() or run_of(path) not in folder.name):
             shutil.rmtree(folder, ignore_errors=True)

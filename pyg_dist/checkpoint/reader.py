@@ -42,6 +42,8 @@ class Checkpoint:
     def __init__(self, path: Path) -> None:
         self.path, self.manifest = path, Manifest.load(path)
         self._reader = ShardReader(path, self.manifest.shards)
+        shards = self.manifest.shards.items()
+        self._shard_of = {name: key for key, shard in shards if key.startswith(STATE) for name in shard.tensors}
 
     def read(self, things: Mapping[str, Any]) -> dict[str, Any]:
         """The states, by name, checked, with rows spread as those of ``things`` are.
@@ -85,11 +87,11 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor that is the same on all ranks."""
-        return self._reader.tensor(STATE, name)
+        return self._reader.tensor(self._shard_of.get(name, STATE), name)
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
-        return name in self.manifest.shards[STATE].tensors
+        return name in self._shard_of
 
     def number(self, name: str) -> int:
         """A number among the states, 0 where there is none."""
@@ -153,7 +155,7 @@ class Checkpoint:
     def _specs(self) -> dict[str, TensorSpec]:
         """Of the tensors, by name."""
         rows = {name: TensorSpec(rows.dtype, rows.shape) for name, rows in self.manifest.rows.items()}
-        return self.manifest.shards[STATE].tensors | rows
+        return {name: self.manifest.shards[key].tensors[name] for name, key in self._shard_of.items()} | rows
 
     def _other_tensor(self, name: str, wanted: str, spec: TensorSpec | None) -> DataError:
         there = "nothing" if spec is None else f"{list(spec.shape)}"

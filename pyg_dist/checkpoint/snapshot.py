@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pyg_dist.backend import plain_json
 from pyg_dist.backend.comm.group import world_group
@@ -25,6 +26,9 @@ from pyg_dist.store.format import dtype_name, is_storable
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding
 
+LARGE_BYTES = 1 << 28
+"""Of the tensors that are the same on all ranks: more are written by all of them, each some."""
+
 
 @dataclass
 class Snapshot:
@@ -33,12 +37,21 @@ class Snapshot:
     state: dict[str, Any] = field(default_factory=dict)  # JSON of the states by name
     texts: list[str] = field(default_factory=list)  # the entries of ``state`` as they are written
     generators: dict[str, Any] = field(default_factory=dict)  # JSON of the generators' states
-    # those that are the same on all ranks; on ranks that write them
+    # those that are the same on all ranks, which this rank writes
     tensors: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Rows] = field(default_factory=dict)  # the tensors whose rows are spread over ranks
     # this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones
     pieces: dict[str, Tensor] = field(default_factory=dict)
     holders: set[int] = field(default_factory=set)  # the ranks that have pieces
+
+    def keep_share(self, rank: int, num_ranks: int) -> None:
+        """Leave the tensors that another rank writes: rank 0 does, unless they are so large that all share the work."""
+        total, before, mine = sum(tensor.nbytes for tensor in self.tensors.values()), 0, {}
+        for name, tensor in self.tensors.items():
+            if before * (num_ranks if total > LARGE_BYTES else 1) // (total + 1) == rank:
+                mine[name] = tensor
+            before += tensor.nbytes
+        self.tensors = mine
 
     def copy(self) -> None:
         """Copy the tensors into memory of their own: the script may go on."""
@@ -68,6 +81,8 @@ class Description:
         def note(name: str, tensor: Tensor) -> str:
             while name in taken or name in replicas or name in spread:
                 name += "'"
+            if is_lazy(tensor):
+                raise OptionError(f"Expected a tensor with a shape as '{name}' (got a lazy one): call the model before")
             if isinstance(tensor, RowTensor):
                 spread[name] = tensor
             else:
@@ -111,7 +126,9 @@ def encode(name: str, thing: Any, take: Callable[[str, Tensor], str]) -> Any:
         OptionError: There is something in it that is neither plain nor a tensor.
     """
 
-    def foreign(name: str, value: Any) -> dict[str, Any]:
+    def foreign(name: str, value: Any) -> object:
+        if isinstance(value, (np.integer, np.floating, np.bool_)):
+            return value.item()
         if not isinstance(value, Tensor):
             raise OptionError(
                 f"Expected numbers, strings, tensors, and lists and dicts of them in '{name}' (got "

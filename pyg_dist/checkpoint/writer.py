@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line, raise_together
 from pyg_dist.backend.session.state import current
-from pyg_dist.checkpoint.manifest import LOCK, STATE, Manifest, folder_of, name_run, numbers, remove
+from pyg_dist.checkpoint.manifest import LOCK, Manifest, folder_of, name_run, numbers, remove, rows_of, state_of
 from pyg_dist.checkpoint.snapshot import Snapshot, take
 from pyg_dist.errors import StoreError
 from pyg_dist.store.folder import explained_disk_errors, finished, lock, replace_text
@@ -66,10 +66,11 @@ class Writer:
         number, error = 0, None
         try:
             if self._rank == 0:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = lock(self.path / LOCK, _LOCK_SECONDS)
-                name_run(self._lock)
-                number = max(numbers(self.path, are_complete=False), default=0)
+                with explained_disk_errors(self.path, _REMEDY):
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    self._lock = lock(self.path / LOCK, _LOCK_SECONDS)
+                    name_run(self._lock)
+                    number = max(numbers(self.path, are_complete=False), default=0)
         except (OSError, StoreError) as caught:
             error = caught
         raise_together(error)
@@ -81,7 +82,8 @@ class Writer:
         Raises:
             StoreError: A rank could not write its part of the checkpoint before.
         """
-        snapshot = take(things, self._rank == 0, self._failure())
+        snapshot = take(things, is_writer=True, failure=self._failure())
+        snapshot.keep_share(self._rank, self._world_size)
         snapshot.copy()
         if self._number is None:
             self._hold()
@@ -150,12 +152,10 @@ class Writer:
                 remove(self.path, self.keep)
 
     def _write_shards(self, snapshot: Snapshot, folder: Path) -> dict[str, Shard]:
-        tensors = {STATE: snapshot.tensors} if self._rank == 0 else {}
-        if snapshot.pieces:
-            tensors[f"rows-{self._rank:05d}"] = snapshot.pieces
-        if tensors:
+        given = {state_of(self._rank): snapshot.tensors, rows_of(self._rank): snapshot.pieces}
+        if any(given.values()):
             folder.mkdir(parents=True, exist_ok=True)
-        return {key: write_shard(folder, key, content) for key, content in tensors.items()}
+        return {key: write_shard(folder, key, tensors) for key, tensors in given.items() if tensors}
 
     def _gather(self, serial: int, shards: dict[str, Shard] | None) -> dict[str, Shard] | None:
         """All ranks' shards, on rank 0; ``None`` if one has failed. For the thread, beside the calls of training."""

@@ -193,10 +193,14 @@ def replace_text(file: Path, text: str) -> None:
 
 @contextmanager
 def explained_disk_errors(path: Path, remedy: str = "free space and go on with --resume") -> Iterator[None]:
-    """Turn the system's errors about a full disk into one line that says what to do."""
+    """Turn the system's errors about a full disk, or no folder to write in, into one line that says what to do."""
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
+            raise StoreError(
+                f"Expected {path} to be a folder that can be written (got: {error.strerror}): choose another one"
+            ) from error
         cut = re.match(r"(\d+) requested and (\d+) written", str(error))  # of NumPy's tofile, without a number
         if cut is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,8 @@ from bits import assert_all_same_bits
 from random_graphs import random_graph
 from torch import Tensor, nn
 from workers import Workers
+
+from pyg_dist.checkpoint import snapshot
 
 Pools = Callable[[int], Workers]
 HALO: dict[str, Any] = {"layout": "halo", "partition": "random"}
@@ -99,7 +103,7 @@ def interrupted(path: str, layout: dict[str, Any], optimizer: str, loader: str) 
     run = Training(layout, optimizer, loader, seed=0)
     for _ in range(3):
         run.epoch()
-    checkpoint.save(path, **run.things(), epoch=3, history=[0.5, (1, None)])
+    checkpoint.save(path, **run.things(), epoch=np.int64(3), history=[np.float32(0.5), (1, None)])
     values, losses = run.values(), [loss for _ in range(2) for loss in run.epoch()]
     resumed = Training(layout, optimizer, loader, seed=1)
     assert checkpoint.load(path, **resumed.things()) == {"epoch": 3, "history": [0.5, (1, None)]}
@@ -151,6 +155,24 @@ def test_data_groups_go_on_bit_for_bit_and_ranks_without_groups_with_the_same_va
         torch.testing.assert_close(torch.tensor(after), torch.tensor(losses), rtol=1e-10, atol=1e-10)
 
 
+def saved_by_all(path: str) -> list[Tensor]:
+    from pyg_dist import checkpoint
+
+    run = Training(HALO, "Adam", "none", seed=0)
+    run.epoch()
+    with patch.object(snapshot, "LARGE_BYTES", 1000):
+        checkpoint.save(path, **run.things())
+    return run.values()
+
+
+def test_large_states_are_written_by_all_ranks(workers: Pools, tmp_path: Path) -> None:
+    values = workers(3).run(saved_by_all, str(tmp_path))[0]
+    files = sorted(p.name.rpartition("-")[0] for p in tmp_path.glob("*/state*"))
+    assert files == ["state", "state-00001", "state-00002"]
+    found, _ = workers(2).run(elsewhere, str(tmp_path), HALO, "Adam", "none")[1]
+    assert_all_same_bits(found, values)
+
+
 def refused(path: str) -> list[str]:
     """What ``load`` says to a script that has changed, with everything as it was after each."""
     from pyg_dist import checkpoint
@@ -174,7 +196,12 @@ def refused(path: str) -> list[str]:
             checkpoint.load(path, **things)
         assert_all_same_bits(run.values(), before)
         said.append(str(caught.value))
-    for state in ({"when": object()}, {"z": torch.zeros(2, dtype=torch.complex64)}, {"one of": {1, 2}}):
+    for state in (
+        {"when": object()},
+        {"z": torch.zeros(2, dtype=torch.complex64)},
+        {"one of": {1, 2}},
+        {"lazy": nn.LazyLinear(2)},
+    ):
         with pytest.raises(ValueError, match="Expected") as caught:
             checkpoint.save(path, **run.things(), **state)
         said.append(str(caught.value))
@@ -190,7 +217,7 @@ def test_what_does_not_fit_is_refused_in_a_line_before_anything_is_loaded(worker
         words,
         ("'model.embedding.weight'", "'model.embedding.weight'", "parameters by group", "'ema'", "'flag' to have",
          "a loader with the same options",
-         "'when' (got object)", "'z' (got torch.complex64", "'one of' (got set)"),
+         "'when' (got object)", "'z' (got torch.complex64", "'one of' (got set)", "'lazy.weight' (got a lazy one)"),
         strict=True,
     ):  # fmt: skip
         assert part in line

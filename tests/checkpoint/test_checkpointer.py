@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from launching import Ended, run_script
+from torch import nn
+
+from pyg_dist.checkpoint import Checkpointer
 
 SCRIPT = Path(__file__).with_name("resume_script.py")
 
@@ -45,6 +48,18 @@ def test_a_run_that_has_ended_has_nothing_left_to_do(lines: list[str], tmp_path:
     first, again = run(tmp_path), run(tmp_path)
     assert first.stdout.splitlines() == lines
     assert again.stdout.splitlines() == lines[-1:]
+
+
+def test_what_could_not_go_on_is_refused_when_it_begins() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"'best' to have load_state_dict.*: put what else .* into .* state"):
+        Checkpointer(None, model=model, best=0.5)
+    with pytest.raises(ValueError, match="Expected a loader that is saved"):
+        next(Checkpointer(None, model=model).batches([1, 2]))
+    checkpointer = Checkpointer(None, model=model)
+    assert [*checkpointer.epochs(2)] == [0, 1]
+    with pytest.raises(ValueError, match="Expected one loop over epochs"):
+        next(checkpointer.epochs(2))
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGSEGV", marks=pytest.mark.slow)])

@@ -163,6 +163,14 @@ def test_a_full_disk_is_told_and_leaves_the_one_before_it(
     assert [p.name for p in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000001"]
 
 
+@pytest.mark.parametrize("name", ["run", "run/deep"])
+def test_a_file_where_the_folder_is_to_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ValueError, match=r"Expected .*run.* to be a folder that can be written \(got: ") as caught:
+        write(tmp_path / name, 1)
+    assert "\n" not in str(caught.value)
+
+
 def one_rank_fails(path: str, failing: int) -> tuple[str, int]:
     from random_graphs import random_graph
 
