@@ -142,7 +142,7 @@ def keep_and_not(graph: str, folder: str) -> None:
     from pyg_dist.checkpoint.memory import MachineMemory
 
     model, optimizer, epoch = training(graph)
-    turns, epochs = (6, 4) if Path(graph).is_dir() else (40, 25)
+    turns, epochs = (4, 3) if Path(graph).is_dir() else (40, 25)
     loops = {
         memory: Checkpointer(
             f"{folder}/{memory}", every=10**6, memory=memory, model=model,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.session import generators, session
-from pyg_dist.backend.session.agreement import raise_together, require_equal
+from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.checkpoint.manifest import PARTS, folder_of, numbers
 from pyg_dist.checkpoint.reader import Checkpoint
 from pyg_dist.checkpoint.writer import Writer
 from pyg_dist.data import DistributedData
-from pyg_dist.errors import OptionError, PygDistError, StoreError
+from pyg_dist.errors import OptionError, StoreError
 
 T = TypeVar("T")
 
@@ -107,14 +107,10 @@ def load(
 
 def load_into(checkpoint: Checkpoint, things: Mapping[str, Any]) -> dict[str, Any]:
     """See :func:`load` (collective)."""
-    error: Exception | None = None
-    try:
+    with raised_on_all_ranks():
         require_loadable(things, "leave it out, load returns it")
         states, drawn = checkpoint.read(things), checkpoint.generators()
-    except (OSError, PygDistError) as caught:
-        error = caught
-    raise_together(error)
-    try:
+    with raised_on_all_ranks((Exception,)):  # whatever the script's own things raise
         for name in sorted(things, key=lambda name: name != "loader"):  # it may refuse its position: nothing is loaded
             thing, value = things[name], states.pop(name)
             if isinstance(thing, Tensor):
@@ -123,9 +119,6 @@ def load_into(checkpoint: Checkpoint, things: Mapping[str, Any]) -> dict[str, An
             elif not isinstance(thing, DistributedData):
                 thing.load_state_dict(value)
         generators.set_generator_states(drawn)
-    except Exception as caught:  # whatever the script's own things raise
-        error = caught
-    raise_together(error)
     return states
 
 
@@ -136,13 +129,9 @@ def newest(path: Path) -> Checkpoint | None:
         StoreError: Its manifest is damaged.
         AgreementError: The ranks see different ones.
     """
-    found, error = None, None
-    try:
+    with raised_on_all_ranks():
         number = max(numbers(path), default=0)
         found = Checkpoint(folder_of(path, number)) if number else None
-    except (OSError, StoreError) as caught:
-        error = caught
-    raise_together(error)
     what = "none" if found is None else f"{found.path.name}, {found.manifest.digest}"
     require_equal({f"the newest checkpoint in {path}": what}, "give every rank the same folder")
     return found
@@ -171,13 +160,9 @@ def parts(path: str | Path, otherwise: T) -> Tensor | T:
     checkpoint = newest(Path(path))
     if checkpoint is None or checkpoint.manifest.num_ranks != session.world_size() or not checkpoint.has(PARTS):
         return otherwise
-    found, error = None, None
-    try:
+    with raised_on_all_ranks():
         found = checkpoint.tensor(PARTS)
-    except (OSError, StoreError) as caught:
-        error = caught
-    raise_together(error)
-    return otherwise if found is None else found.to(torch.int64)
+    return found.to(torch.int64)
 
 
 def named(state: Mapping[str, Any], **given: object) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Transport
-from pyg_dist.backend.session.agreement import one_line, raise_together
+from pyg_dist.backend.session.agreement import one_line, raised_on_all_ranks
 from pyg_dist.backend.session.settings import MACHINES
 from pyg_dist.checkpoint.manifest import LOCK, STATE, Manifest, Rows, rows_of, run_of
 from pyg_dist.checkpoint.reader import Checkpoint
@@ -89,14 +89,10 @@ class MachineMemory:
         self._records: dict[str, Record] = {}  # by the names of their files
         self._known: dict[str, Description] = {}
         self._is_off = False
-        error: Exception | None = None
-        try:
+        with raised_on_all_ranks():
             if self._is_first:
                 _remove_leftovers()
                 _make_private(self.folder, path)
-        except OSError as caught:
-            error = caught
-        raise_together(error)
 
     def newest(self, above: int) -> Checkpoint | None:
         """The newest complete state, if it is of more than ``above`` steps; to be removed by :meth:`forget_restored`.
@@ -110,20 +106,13 @@ class MachineMemory:
         chosen = newest_complete(found)
         if not chosen:
             return None
-        error, checkpoint = None, None
-        try:
+        with raised_on_all_ranks((OSError, StoreError)):
             self._fetch(chosen, found)
             if self._is_first:
                 with explained_disk_errors(self.folder, "free memory, or give the Checkpointer memory=0"):
                     self._restore(chosen)
-        except (OSError, StoreError) as caught:
-            error = caught
-        raise_together(error)
-        try:
+        with raised_on_all_ranks():
             checkpoint = Checkpoint(self._restored)
-        except StoreError as caught:
-            error = caught
-        raise_together(error)
         here = found[self._machine_of.index(self._machine_of[self._rank])]
         self._slots = {kind: 1 - _same(here, part).slot for kind, part in chosen.items()}
         return checkpoint

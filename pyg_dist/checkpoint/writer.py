@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line, raise_together
+from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line, raise_together, raised_on_all_ranks
 from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint.manifest import LOCK, Manifest, folder_of, name_run, numbers, remove, rows_of, state_of
 from pyg_dist.checkpoint.snapshot import Snapshot, take
@@ -63,17 +63,14 @@ class Writer:
         Raises:
             StoreError: Another run saves there.
         """
-        number, error = 0, None
-        try:
+        number = 0
+        with raised_on_all_ranks():
             if self._rank == 0:
                 with explained_disk_errors(self.path, _REMEDY):
                     self.path.mkdir(parents=True, exist_ok=True)
                     self._lock = lock(self.path / LOCK, _LOCK_SECONDS)
                     name_run(self._lock)
                     number = max(numbers(self.path, are_complete=False), default=0)
-        except (OSError, StoreError) as caught:
-            error = caught
-        raise_together(error)
         self._number = world_group().gather_counts(number)[0]
 
     def begin(self, things: Mapping[str, Any]) -> None:

@@ -18,11 +18,12 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
+from pyg_dist.backend.session.agreement import raised_on_all_ranks
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.layout_choice import lay_out
-from pyg_dist.data.options import Options, agree, raised_on_all_ranks
+from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import DistributedStorage, LocalGraph, local_rows
 from pyg_dist.errors import (
     DataError,

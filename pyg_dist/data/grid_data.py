@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.session.agreement import digest
+from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks
 from pyg_dist.backend.session.settings import GRID_BLOCKS
-from pyg_dist.data.options import Options, common_machine, raised_on_all_ranks
+from pyg_dist.data.options import Options, common_machine
 from pyg_dist.errors import StoreError
 from pyg_dist.grid.collectives import Mesh
 from pyg_dist.grid.graph import GridGraph

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.topology import ranks_per_machine
-from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal
+from pyg_dist.backend.session.agreement import digest, on_main, require_equal
 from pyg_dist.backend.session.settings import SETTINGS, Bits
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
@@ -142,17 +140,6 @@ def _check(name: str, value: object, works: tuple[Any, ...]) -> None:
         return
     allowed = " or ".join(repr(w) for w in works)
     raise OptionError(f"Expected {name} to be {allowed} (got {value!r})")
-
-
-@contextmanager
-def raised_on_all_ranks() -> Iterator[None]:
-    """What one rank finds wrong with an input, an option or a file is raised on all of them (collective)."""
-    error = None
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as caught:
-        error = caught
-    raise_together(error)
 
 
 def agree(graph_input: GraphInput | HeteroInput, options: Options) -> str:

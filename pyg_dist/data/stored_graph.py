@@ -14,10 +14,10 @@ from torch import Tensor
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, on_main, require_equal
+from pyg_dist.backend.session.agreement import digest, on_main, raised_on_all_ranks, require_equal
 from pyg_dist.data.grid_data import on_stored_grid
 from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_per_node, machines_to_share
-from pyg_dist.data.options import Options, raised_on_all_ranks
+from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph
 from pyg_dist.errors import StoreError
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges

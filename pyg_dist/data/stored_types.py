@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import digest, require_equal
-from pyg_dist.data.options import Options, raised_on_all_ranks
+from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks, require_equal
+from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph
 from pyg_dist.data.stored_graph import (
     RelationRows,

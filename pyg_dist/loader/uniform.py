@@ -11,10 +11,10 @@ import torch
 from torch_geometric.data import HeteroData
 
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import raise_together, require_equal
+from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import chosen_nodes, ready
-from pyg_dist.errors import DataError, OptionError, PygDistError
+from pyg_dist.errors import DataError, OptionError
 from pyg_dist.loader.batches import BatchLoader
 from pyg_dist.loader.sampling import UniformSampling
 from pyg_dist.tensor import NodeTensor
@@ -85,12 +85,8 @@ class UniformVertexLoader(BatchLoader):
         rescale: bool = True,
         prefetch: bool = True,
     ) -> None:
-        error: PygDistError | None = None
-        try:
+        with raised_on_all_ranks():
             _check(data, batch_size, num_steps, seed, cover, input_nodes)
-        except PygDistError as caught:
-            error = caught
-        raise_together(error)
         options = {"batch_size": batch_size, "num_steps": num_steps, "seed": seed, "cover": cover, "rescale": rescale}
         options["input_nodes"] = input_nodes is not None
         require_equal({f"option {k}": str(v) for k, v in options.items()}, "give every rank the same loader")

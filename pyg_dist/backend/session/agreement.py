@@ -8,7 +8,8 @@ from __future__ import annotations
 import builtins
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -155,6 +156,17 @@ def raise_together(error: Exception | None) -> None:
         raise error
     failed = [rank for rank, line in enumerate(lines) if line is not None]
     raise RankFailedError(f"Rank {failed[0]} failed: {lines[failed[0]]}")
+
+
+@contextmanager
+def raised_on_all_ranks(kinds: tuple[type[Exception], ...] = (ValueError, OSError, ImportError)) -> Iterator[None]:
+    """What one rank finds wrong with an input, an option or a file is raised on all of them. Collective."""
+    error: Exception | None = None
+    try:
+        yield
+    except kinds as caught:
+        error = caught
+    raise_together(error)
 
 
 def one_line(error: BaseException) -> str:
