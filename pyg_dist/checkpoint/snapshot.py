@@ -151,8 +151,8 @@ def take(
 ) -> Snapshot:
     """The state of ``things`` (collective where it compares, and where rows are spread in a new way).
 
-    It is made sure, by one small sum, that the ranks have the same state, unless the states are ``known``. Values of
-    tensors are not compared.
+    It is made sure, by one small sum, that the ranks have the same state, unless the states are ``known``. Of tensors
+    types and shapes are compared, not values.
 
     Args:
         things: what is saved, by name.
@@ -184,7 +184,8 @@ def take(
     except OptionError as caught:
         failure = failure or caught
     if compares:
-        _require_alike(snapshot.state, failure)
+        tensors = [t for said in known.values() for t in (*said.replicas.values(), *said.spread.values())]
+        _require_alike([snapshot.state, [f"{t.dtype} {[*t.shape]}" for t in tensors]], failure)
     elif failure is not None:
         raise failure
     if is_writer:
@@ -207,7 +208,7 @@ def take(
     return snapshot
 
 
-def _require_alike(state: Mapping[str, Any], failure: Exception | None) -> None:
+def _require_alike(state: object, failure: Exception | None) -> None:
     """Raise on all ranks unless they have the same state, or if one has failed (collective)."""
     mine = digest(json.dumps(state))
     everyone = world_group().gather_counts(-1 if failure else int(mine[:15], 16))

@@ -66,11 +66,9 @@ class Writer:
         number = 0
         with raised_on_all_ranks():
             if self._rank == 0:
-                with explained_disk_errors(self.path, _REMEDY):
-                    self.path.mkdir(parents=True, exist_ok=True)
-                    self._lock = lock(self.path / LOCK, _LOCK_SECONDS)
-                    name_run(self._lock)
-                    number = max(numbers(self.path, are_complete=False), default=0)
+                self._lock = lock(self.path / LOCK, _LOCK_SECONDS)
+                name_run(self._lock)
+                number = max(numbers(self.path, are_complete=False), default=0)
         self._number = world_group().gather_counts(number)[0]
 
     def begin(self, things: Mapping[str, Any]) -> None:

@@ -43,8 +43,6 @@ class StoreFolder:
         self.path = path
         self.work = path / PARTIAL
         self._check(resume, force)
-        path.mkdir(parents=True, exist_ok=True)
-        self.work.mkdir(exist_ok=True)
         self._lock = lock(self.work / "lock")
         self._journal: dict[str, dict[str, object]] = {}
         known = self._read_journal() if resume else {}
@@ -153,8 +151,17 @@ class StoreFolder:
 
 
 def lock(file: Path, seconds: float = 0.0) -> IO[str]:
-    """Hold a file until what is returned is closed; on file systems without locks, any number may."""
-    stream, end = file.open("a+"), time.monotonic() + seconds
+    """Hold a file until what is returned is closed; on file systems without locks, any number may.
+
+    Its folder is made if it is not there.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        stream, end = file.open("a+"), time.monotonic() + seconds
+    except OSError as error:
+        raise StoreError(
+            f"Expected {file.parent} to be a folder that can be written (got: {error.strerror}): choose another one"
+        ) from error
     while True:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,14 +200,10 @@ def replace_text(file: Path, text: str) -> None:
 
 @contextmanager
 def explained_disk_errors(path: Path, remedy: str = "free space and go on with --resume") -> Iterator[None]:
-    """Turn the system's errors about a full disk, or no folder to write in, into one line that says what to do."""
+    """Turn the system's errors about a full disk into one line that says what to do."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
-            raise StoreError(
-                f"Expected {path} to be a folder that can be written (got: {error.strerror}): choose another one"
-            ) from error
         cut = re.match(r"(\d+) requested and (\d+) written", str(error))  # of NumPy's tofile, without a number
         if cut is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
