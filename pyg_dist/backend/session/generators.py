@@ -50,8 +50,8 @@ class _Numpy:
     def state(self) -> Any:
         """``np.random.get_state()``.
 
-        Something was drawn if the memory of MT19937 has changed, or if a normal number was held back. (A script could
-        set a state with such a number at the very place where the last one had none; none does.)
+        Something may have been drawn if the memory of MT19937 has changed, or if a normal number was held back. What is
+        not seen is a script that sets a state with such a number at the very place where the last one had none.
         """
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
         if not isinstance(generator, np.random.MT19937):
