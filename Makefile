@@ -140,7 +140,8 @@ racecheck:
 
 # Their source as the emulator's compiler sees it.
 TIDY := -*,bugprone-*,clang-analyzer-*,performance-*,-bugprone-easily-swappable-parameters,-bugprone-exception-escape,
-TIDY := $(TIDY)-bugprone-implicit-widening-of-multiplication-result,-bugprone-narrowing-conversions,-bugprone-sizeof-expression,-performance-enum-size
+TIDY := $(TIDY)-bugprone-implicit-widening-of-multiplication-result,-bugprone-narrowing-conversions,-bugprone-signed-bitwise,
+TIDY := $(TIDY)-bugprone-sizeof-expression,-performance-enum-size
 tidy:
 	@command -v clang-tidy > /dev/null || { echo "make: expected clang-tidy; pip install clang-tidy" >&2; exit 1; }
 	@ls csrc/cuda/*.cu | xargs -P $$(nproc) -I{} clang-tidy --quiet --warnings-as-errors='*' --checks='$(TIDY)' {} -- -std=c++20 $(SIMT)

@@ -102,8 +102,9 @@ struct StoredRow {
   const A* sum;
   A factor, zero;
 
+  // sums: null where the row is one of x.
   PYG_DIST_DEVICE StoredRow(const SpmmCsr& p, const A* sums, int64_t row) {
-    const bool is_of_x = has_one_edge(p, row);
+    const bool is_of_x = sums == nullptr;
     const int64_t e = p.rowptr[row];
     x = is_of_x ? static_cast<const X*>(p.x) + p.col[e] * p.x_stride : nullptr;
     sum = is_of_x ? nullptr : sums + row * p.num_features;
@@ -153,8 +154,9 @@ struct PackRows {
   PYG_DIST_DEVICE void operator()(Shared&) const {
     const int64_t row = (block_id() * kThreads + thread_id()) / kWarp;
     if (row >= p.sums.num_rows) return;
-    if (sums != nullptr || has_one_edge(p.sums, row)) {
-      pack(row, StoredRow<X>(p.sums, sums, row));
+    const bool is_of_x = has_one_edge(p.sums, row);
+    if (is_of_x || sums != nullptr) {
+      pack(row, StoredRow<X>(p.sums, is_of_x ? nullptr : sums, row));
     } else {
       pack(row, SummedRow<X>{p.sums, row});
     }
