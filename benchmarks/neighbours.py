@@ -3,6 +3,7 @@
     python benchmarks/neighbours.py
     torchrun --standalone --nproc-per-node 2 benchmarks/neighbours.py
     SCRATCH/bin/python benchmarks/neighbours.py --dgl      # an environment with DGL: its sampler on the same graph
+    python benchmarks/neighbours.py --graph A              # of power_law.py
     python benchmarks/neighbours.py --store STORE          # batches of a store
     python benchmarks/neighbours.py --hidden               # how much of the sampling a thread hides; needs a free core
     python benchmarks/neighbours.py --accuracy GRAPH.npz ...    # test accuracy, and that of an independent sampler
@@ -10,7 +11,7 @@
 ``--results FILE.json``: each figure is added to those that are there, run after run.
 
 One thread a process, medians of CPU time; on several ranks each has its own part of a batch of ``--batch-size`` seeds,
-parts are random, and the slowest rank counts. The graph has skewed sources: node ``u^2 N`` for a uniform u.
+parts are random, and the slowest rank counts. By default the graph has skewed sources: node ``u^2 N`` for a uniform u.
 
 ``--accuracy`` trains a two-layer SAGE over five seeds, fan-outs [10, 10], on any number of ranks; in one process also
 with stock PyG on neighbours that NumPy's generator draws: mean test accuracy after the last epoch, its standard error.
@@ -52,6 +53,19 @@ def graph_of(num_nodes: int, num_edges: int) -> torch.Tensor:
     return torch.stack([source, torch.randint(0, num_nodes, (num_edges,), generator=rng)])
 
 
+def plain_graph(args: argparse.Namespace, num_features: int) -> Any:
+    """The graph as PyG's ``Data``, with features of ones."""
+    from torch_geometric.data import Data
+
+    if args.graph:
+        import power_law
+
+        edge_index = power_law.load(args.graph).edge_index
+    else:
+        edge_index = graph_of(args.nodes, args.edges)
+    return Data(edge_index=edge_index, x=torch.ones(args.nodes, num_features))
+
+
 def cpu_seconds(call: Callable[[int], Any], rounds: int) -> float:
     """Median CPU seconds of a call, which gets the number of the round."""
     times = []
@@ -82,8 +96,6 @@ def of_dgl(edge_index: torch.Tensor, args: argparse.Namespace) -> None:
 
 def of_pyg_dist(args: argparse.Namespace) -> None:
     """The sampler, and the batch of it."""
-    from torch_geometric.data import Data
-
     import pyg_dist
     from pyg_dist import DistributedData
     from pyg_dist.backend.comm.group import world_group
@@ -92,8 +104,7 @@ def of_pyg_dist(args: argparse.Namespace) -> None:
     if args.store:
         data = DistributedData.open(args.store)
     else:
-        graph = Data(edge_index=graph_of(args.nodes, args.edges), x=torch.ones(args.nodes, 16))
-        data = DistributedData(graph, partition="random")
+        data = DistributedData(plain_graph(args, 16), partition="random")
     for fan_out in args.fan_outs:
         loader = NeighborLoader(data, fan_out, batch_size=args.batch_size, shuffle=True, prefetch=False)
         lists, counts = loader.sampler.ranks.part, []
@@ -113,21 +124,19 @@ def of_pyg_dist(args: argparse.Namespace) -> None:
                 "M edges/s and core": edges / draw_seconds / pyg_dist.world_size() / 1e6, "ms": 1e3 * draw_seconds,
                 "ms with the plan": 1e3 * batch_seconds, "edges": edges, "MB of ids a rank": num_bytes / 1e6,
             }  # fmt: skip
-            graph_name = "store" if args.store else "graph"
+            graph_name = "store" if args.store else args.graph or "graph"
             put(args, f"{graph_name}, {pyg_dist.world_size()} ranks", str(fan_out), numbers)
 
 
 def of_hidden(args: argparse.Namespace) -> None:
     """Of the time of making batches, what the thread beside the steps of a three-layer SAGE takes off the clock."""
-    from torch_geometric.data import Data
     from torch_geometric.nn import GraphSAGE
 
     import pyg_dist
     from pyg_dist import DistributedData
     from pyg_dist.loader import NeighborLoader
 
-    graph = Data(edge_index=graph_of(args.nodes, args.edges), x=torch.ones(args.nodes, 100))
-    data = DistributedData(graph, partition="random")
+    data = DistributedData(plain_graph(args, 100), partition="random")
     for fan_out in args.fan_outs:
         model = pyg_dist.distribute(GraphSAGE(100, 256, len(fan_out), 16))
         seconds, step_seconds = {}, 0.0
@@ -151,6 +160,13 @@ def of_hidden(args: argparse.Namespace) -> None:
             put(args, f"hidden, {pyg_dist.world_size()} ranks", str(fan_out), numbers)
 
 
+def adjacency(edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Targets by sources, as a sparse tensor: stock PyG then makes no message of each edge, which takes minutes."""
+    from torch_geometric.utils import to_torch_csr_tensor
+
+    return to_torch_csr_tensor(edge_index.flip(0), size=(num_nodes, num_nodes))
+
+
 def numpy_batches(data: Any, seed: int, fan_out: list[int], batch_size: int) -> Any:
     """The batches of an epoch, neighbours drawn by NumPy's generator: a sort of random numbers in each row."""
     rng = np.random.default_rng(seed)
@@ -172,7 +188,8 @@ def numpy_batches(data: Any, seed: int, fan_out: list[int], batch_size: int) -> 
         number = np.empty(data.num_nodes, dtype=np.int64)
         number[nodes] = np.arange(nodes.size)
         ends = torch.from_numpy(number[np.concatenate(edges, axis=1)])
-        yield data.x[nodes], ends, data.y[nodes], min(batch_size, seeds.size - begin)
+        adj_t = adjacency(ends, nodes.size)
+        yield data.x[nodes], adj_t, data.y[nodes], min(batch_size, seeds.size - begin)
 
 
 def accuracies(
@@ -219,9 +236,10 @@ def of_accuracy(path: str, args: argparse.Namespace) -> None:
 
     arms = {"pyg_dist": lambda: accuracies(data, loaders, pyg_dist.distribute, args)}
     if pyg_dist.world_size() == 1:
-        epoch = iter(range(SEEDS * args.epochs))
+        epoch, whole = iter(range(SEEDS * args.epochs)), graph.clone()
+        whole.edge_index = adjacency(graph.edge_index, graph.num_nodes)
         arms["NumPy and PyG"] = lambda: accuracies(
-            graph,
+            whole,
             lambda seed: lambda: numpy_batches(graph, next(epoch), fan_out, batch_size),
             lambda model: model,
             args,
@@ -245,12 +263,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.003, help="Adam's, of --accuracy")
     parser.add_argument("--dgl", action="store_true")
     parser.add_argument("--results", help="a JSON file")
+    parser.add_argument("--graph", help="A, B or C of power_law.py, in place of the one with skewed sources")
     parser.add_argument("--store", help="a store, in place of the graph")
     parser.add_argument("--hidden", action="store_true")
     parser.add_argument("--accuracy", nargs="+", metavar="GRAPH.npz")
     args = parser.parse_args()
     args.fan_outs = [[15, 10, 5], [10, 10]]
     torch.set_num_threads(1)
+    if args.graph:
+        import power_law
+
+        args.nodes = power_law.SIZES[args.graph].num_nodes
     for path in args.accuracy or ():
         of_accuracy(path, args)
     if args.dgl:

@@ -92,6 +92,8 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // Where each value that is not known comes first, by ascending value, and the place of each value among the known
   // ones and, behind them, these: cpu/distinct.h
   m.def("distinct(Tensor known, Tensor value, Tensor(a!)? place_of) -> (Tensor, Tensor)");
+  // How many numbers of several ascending lists are less than each of some ascending values: cpu/count_less.h
+  m.def("count_less(Tensor value, Tensor number, Tensor size) -> Tensor");
   // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h
   m.def("encode_ids(Tensor rows, Tensor count, bool is_ascending) -> (Tensor, Tensor)");
   m.def("decode_ids(Tensor content, Tensor num_bytes, int num_columns, bool is_ascending) -> (Tensor, Tensor)");

@@ -278,6 +278,11 @@ def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(first, dtype=torch.int64), torch.tensor([place[v] for v in values], dtype=torch.int64)
 
 
+def count_less(value: Tensor, number: Tensor) -> Tensor:
+    """Each value against each number of all lists."""
+    return (number.view(1, -1) < value.view(-1, 1)).sum(1)
+
+
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> list[int]:
     """Number by number; the bytes alone."""
     content = []

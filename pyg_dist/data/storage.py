@@ -136,8 +136,8 @@ class TypedEdges(RowStorage, EdgeStorage):
 
     @property
     def num_edges(self) -> int:
-        """Edges of this relation, over all ranks."""
-        return self.handle.graph.edge_sharding.size
+        """Edges of this relation, over all ranks; none where a batch has only labels of it."""
+        return self.handle.graph.edge_sharding.size if any(key in self._mapping for key in GRAPH_KEYS) else 0
 
     def is_edge_attr(self, key: str) -> bool:
         """Whether this has a row per edge."""

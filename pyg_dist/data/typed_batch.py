@@ -42,6 +42,8 @@ def induced(data: DistributedHeteroData, sample: TypedSubset) -> DistributedHete
             edges = graph.pick_edges()
             known = {"e_id": edges, **sample.edge_attributes[relation]}
             batch.get_edge_store(*relation)._mapping.update(cut(store, graph, None, edges, learns=False) | known)
+        for relation in sample.edge_attributes.keys() - sample.edges.keys():
+            batch.get_edge_store(*relation)._mapping.update(sample.edge_attributes[relation])
     return batch
 
 
@@ -76,6 +78,7 @@ def plain_batch(data: HeteroData, sample: TypedSubset) -> HeteroData:
             else:
                 its[name] = plain_rows(value, kept.edge_id[order]) if store.is_edge_attr(name) else value
         its.e_id = kept.edge_id[order]
-        for name, value in sample.edge_attributes[relation].items():
-            its[name] = value
+    for relation, attributes in sample.edge_attributes.items():
+        for name, value in attributes.items():
+            batch[relation][name] = value
     return batch

@@ -79,7 +79,7 @@ class CrossingEdges:
     inside: Tensor  # which of the edges that end here begin here, int64 ``[i]``
     arriving: Tensor  # which of them begin on other ranks, by rank, int64 ``[k]``
     sender: Tensor  # the ranks of these, ascending, int64 ``[k]``
-    leaving: Tensor  # source, target and its rank, of those that begin here and end elsewhere, in their order, [l, 3]
+    leaving: tuple[Tensor, Tensor, Tensor]  # sources, targets, and their ranks, of those that end elsewhere, ``[l]``
     # source, target and their ranks, of those between this rank's machine and others, int64 ``[c, 4]``; ``None``: what
     # crosses machines goes in one level
     between_machines: Tensor | None = None
@@ -94,7 +94,7 @@ class KeptEdges:
     source: Tensor  # numbers of their ends in the batch, int64 ``[m]``
     target: Tensor
     num_keys: int  # an upper bound of the keys, exclusive
-    repeats: bool = False  # whether nodes or edges may be there several times: keys stand for them then
+    repeats: bool = False  # whether an edge may be there several times: keys stand for them then
     crossing: CrossingEdges | None = None  # ``None``: ranks are not told apart, as where there is one
 
     @cached_property
@@ -130,6 +130,7 @@ class Subset:
         num_nodes: of the batch; ``None``: as many as there are in ``node_id``.
         attributes: plain attributes of the batch, by name.
         node_attributes: attributes with a value for each of ``node_id``, ``[b, ...]``, by name.
+        repeats: whether a node may be there several times: what stands for it is its place.
     """
 
     node_id: Tensor
@@ -140,6 +141,7 @@ class Subset:
     num_nodes: int | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
     node_attributes: Mapping[str, Tensor] = field(default_factory=dict)
+    repeats: bool = False
 
     @property
     def size(self) -> int:
@@ -153,11 +155,6 @@ class Subset:
         """What is added to a place in ``node_id`` that has no number, in the union of all groups."""
         return 0 if self.group is None or self.number is not None else self.group.first
 
-    @property
-    def repeats(self) -> bool:
-        """Whether nodes or edges of the graph may be there several times: what stands for them is their place."""
-        return self.kept is not None and self.kept.repeats
-
 
 @dataclass(frozen=True, eq=False)
 class TypedSubset:
@@ -165,4 +162,5 @@ class TypedSubset:
 
     nodes: Mapping[str, Subset]  # of each type, without edges
     edges: Mapping[EdgeType, KeptEdges]  # of each relation
-    edge_attributes: Mapping[EdgeType, Mapping[str, object]]  # plain attributes of each relation, by name
+    # plain attributes of each relation, by name; of that of the seeds, too, which may be none of the graph's
+    edge_attributes: Mapping[EdgeType, Mapping[str, object]]

@@ -1,45 +1,125 @@
-"""How a rank writes the nodes that it knows: by numbers that its edges and tables have, not by their ids."""
+"""The nodes that a rank may meet in batches, by numbers of its own that its edges and tables have: *columns*."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from pyg_dist.loader.in_edges import InEdges
+from pyg_dist.backend import ops
+from pyg_dist.backend.comm.ids import IdList, IdLists
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """A node's code is ``tree * columns + column`` on this rank, and ``tree * N + id`` among the ranks."""
+    """First the rank's own nodes by ascending id, then the other sources of its edges by rank and ascending id.
 
-    in_edges: InEdges
-    num_nodes: int  # N
-    has_trees: bool
+    So ascending columns are the rank's own nodes, then those of each rank together, in the order that ids have. Ids
+    count through all types of nodes. In a disjoint batch a node is one for each of several trees, and stands by its
+    *code* ``column * trees + tree``, which has that order, too; among the ranks by ``id * trees + tree``.
+    """
 
-    def split(self, code: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Trees and columns, given codes on this rank; ``None``: there is one tree."""
-        return _split(code, self.in_edges.num_columns) if self.has_trees else (None, code)
+    size: int  # s
+    num_ids: int  # of the nodes of all ranks, N
+    ends: Tensor  # where the columns of this rank end, then those of each other one, int64 ``[ranks]``
+    types: Tensor  # the first of this rank's columns of each type of nodes, int64 ``[types]``
+    node_id: Tensor | None = None  # int64 ``[s]``; ``None``: one rank has all, and they are the columns' numbers
+    row: Tensor | None = None  # of this rank's nodes, among those of a type, int64 ``[n]``; ``None``: they are columns
+    elsewhere: Tensor | None = None  # the columns of other ranks' nodes on their ranks, int64 ``[s - n]``
+    _tables: list[Tensor] = field(default_factory=list)
 
-    def codes(self, tree: Tensor | None, column: Tensor) -> Tensor:
-        """Codes on this rank, given trees and columns."""
-        return column if tree is None else tree * self.in_edges.num_columns + column
+    @staticmethod
+    def of(
+        own: Sequence[Tensor], others: Sequence[tuple[Tensor, Tensor]], num_ids: int, lists: IdLists
+    ) -> tuple[Columns, list[Tensor], list[Tensor]]:
+        """Those of a rank (collective).
 
-    def common(self, code: Tensor) -> Tensor:
+        Args:
+            own: ids of its nodes in the order of their rows, by type, int64; those of a type come after the others'.
+            others: lists of ids and ranks of nodes that other ranks have, int64 ``[m]`` each.
+            num_ids: of the nodes of all ranks.
+            lists: between the ranks.
+
+        Returns:
+            These; the columns of its rows, by type, int32; and those of each list, int32.
+        """
+        size, rank = lists.group.size, lists.group.rank
+        ascending, row = zip(*(ids.sort() for ids in own), strict=True)
+        first = list(accumulate((ids.numel() for ids in own), initial=0))
+        of_rows = [order.argsort().to(torch.int32) + begin for order, begin in zip(row, first, strict=False)]
+        num_own, node_id = first[-1], torch.cat(ascending)
+        types, rows = torch.tensor(first[:-1]), torch.cat(row)
+        is_all = torch.equal(rows, torch.arange(num_own))
+        if size == 1:
+            whole = Columns(num_own, num_ids, torch.tensor([num_own]), types, None, None if is_all else rows)
+            return whole, of_rows, [ids[:0].int() for ids, _ in others]
+        key = torch.cat([ids[:0] for ids, _ in others] + [owner.long() * num_ids + ids for ids, owner in others])
+        new, place = ops.distinct(key[:0], key)
+        key = key.index_select(0, new)
+        owner = torch.div(key, num_ids, rounding_mode="floor")
+        counts = torch.bincount(owner, minlength=size)
+        ids = key - owner * num_ids
+        ((asked, from_rank),) = lists.exchange(IdList(ids.view(-1, 1), counts.tolist()), kind="ids of columns")
+        answer = ops.find_sorted(node_id, asked.view(-1)).view(-1, 1)
+        ((elsewhere, _),) = lists.exchange(IdList(answer, from_rank), kind="columns")
+        by_rank = [num_own, *counts[:rank].tolist(), *counts[rank + 1 :].tolist()]
+        columns = Columns(
+            num_own + ids.numel(), num_ids, torch.tensor(by_rank).cumsum(0), types, torch.cat([node_id, ids]),
+            None if is_all else rows, elsewhere.view(-1),
+        )  # fmt: skip
+        of_lists = torch.split((place + num_own).to(torch.int32), [ids.numel() for ids, _ in others])
+        return columns, of_rows, list(of_lists)
+
+    @property
+    def num_own(self) -> int:
+        """This rank's nodes."""
+        return int(self.ends[0])
+
+    def find(self, node_id: Tensor) -> Tensor:
+        """The columns of this rank's nodes, given their ids; -1: another rank has it."""
+        return node_id if self.node_id is None else ops.find_sorted(self.node_id[: self.num_own], node_id)
+
+    def row_of(self, column: Tensor) -> Tensor:
+        """The rows of this rank's nodes, among those of their types."""
+        return column if self.row is None else self.row.index_select(0, column)
+
+    def common(self, code: Tensor, trees: int) -> Tensor:
         """Codes among the ranks, given those on this one."""
-        tree, column = self.split(code)
-        node = self.in_edges.node_of(column)
-        return node if tree is None else tree * self.num_nodes + node
+        if self.node_id is None:
+            return code
+        if trees == 1:
+            return self.node_id.index_select(0, code)
+        tree, column = split(code, trees)
+        return self.node_id.index_select(0, column) * trees + tree
 
-    def here(self, common: Tensor) -> Tensor:
-        """Codes on this rank, given those among the ranks, of its own nodes."""
-        if not self.has_trees:
-            return self.in_edges.find(common)
-        tree, node = _split(common, self.num_nodes)
-        return self.codes(tree, self.in_edges.find(node))
+    def abroad(self, code: Tensor, trees: int) -> Tensor:
+        """Codes of other ranks' nodes on their ranks, given those on this one."""
+        assert self.elsewhere is not None
+        if trees == 1:
+            return self.elsewhere.index_select(0, code - self.num_own)
+        tree, column = split(code, trees)
+        return self.elsewhere.index_select(0, column - self.num_own) * trees + tree
+
+    def by_rank(self, code: Tensor, trees: int) -> list[int]:
+        """How many of some ascending codes are of this rank's nodes, and of those of each other rank."""
+        if self.elsewhere is None:
+            return [code.numel()]
+        ends: list[int] = torch.searchsorted(code, self.ends * trees).tolist()
+        return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def take_table(self) -> Tensor:
+        """A number for each column, -1, int32 ``[s]``. Who leaves it as it was gives it back, for the next batch."""
+        return self._tables.pop() if self._tables else torch.full((self.size,), -1, dtype=torch.int32)
+
+    def give_table(self, table: Tensor) -> None:
+        """See :meth:`take_table`."""
+        self._tables.append(table)
 
 
-def _split(code: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    tree = torch.div(code, width, rounding_mode="floor")
-    return tree, code - tree * width
+def split(code: Tensor, trees: int) -> tuple[Tensor, Tensor]:
+    """Trees and columns, or ids, of codes."""
+    column = torch.div(code, trees, rounding_mode="floor")
+    return code - column * trees, column

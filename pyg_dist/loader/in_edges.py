@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,45 +16,28 @@ from pyg_dist.tensor import EdgeTensor
 
 @dataclass(frozen=True, eq=False)
 class InEdges:
-    """The in-edges of a rank's nodes, those of one node in the graph's order.
-
-    *Columns* stand for the nodes that a rank knows: first its own, which are the rows, then the other sources.
-    """
+    """The in-edges of a rank's nodes, or those of a relation, those of one node in the graph's order."""
 
     rowptr: Tensor  # int64 ``[n + 1]``
-    col: Tensor  # the column of each edge's source, int32 ``[e]``
+    col: Tensor  # the :class:`~pyg_dist.loader.columns.Columns` of their sources, int32 ``[e]``
     place: Tensor | None  # where each edge is stored, int32 or int64 ``[e]``; ``None``: in this order
     position: Tensor | None  # of each stored edge in the graph's order, int64; ``None``: as they are stored
-    node_id: Tensor | None  # global ids of the columns, int64 ``[s]``; ``None``: they are the columns' numbers
-    owner: Tensor | None  # the rank of each column's node, int64 ``[s]``; ``None``: this one
-    num_columns: int  # s
     num_edges: int  # of the graph
     weight: Tensor | None = None  # of each edge in draws, not negative, float64 ``[e]``; ``None``: draws are uniform
-    _tables: list[Tensor] = field(default_factory=list)
 
     @staticmethod
     def of(graph: DistributedGraph, weight: EdgeTensor | None) -> InEdges:
-        """Those of a graph over ranks (collective)."""
+        """Those of a graph over ranks, whose sources are numbered as neighbours of its edge view (collective)."""
         view = graph.edge_view
-        csr, node_id = view.csr.on_host, view.neighbour_id.cpu()
-        is_whole = view.group.size == 1 and torch.equal(node_id, torch.arange(node_id.numel()))
+        csr = view.csr.on_host
         graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
         values = None
         if weight is not None:
             moved = view.edge_sharding.from_sharding(weight.to_local(), weight._sharding)
             assert moved is not None
             values = csr.values(moved.detach().cpu().double())
-        return InEdges(
-            csr.rowptr,
-            csr.col,
-            csr.place if csr.first == 0 else csr.edge,
-            view.edge_sharding.position,
-            None if is_whole else node_id,
-            None if is_whole else view.neighbour_rank,
-            node_id.numel(),
-            graph.edge_sharding.size,
-            values,
-        )
+        place = csr.place if csr.first == 0 else csr.edge
+        return InEdges(csr.rowptr, csr.col, place, view.edge_sharding.position, graph.edge_sharding.size, values)
 
     @staticmethod
     def of_edge_index(edge_index: Tensor, sizes: tuple[int, int], weight: Tensor | None) -> InEdges:
@@ -64,29 +46,13 @@ class InEdges:
         csr = CSR.from_edges(target, source, None, sizes[1], sizes[0])
         if weight is not None:
             weight = csr.values(weight.detach().cpu().double())
-        return InEdges(csr.rowptr, csr.col, csr.place, None, None, None, sizes[0], edge_index.shape[1], weight)
+        return InEdges(csr.rowptr, csr.col, csr.place, None, edge_index.shape[1], weight)
 
-    @cached_property
-    def _own(self) -> tuple[Tensor, Tensor]:
-        """Ids of this rank's nodes, ascending, and the row of each."""
-        assert self.node_id is not None
-        return self.node_id[: self.rowptr.numel() - 1].sort()
-
-    def find(self, node_id: Tensor) -> Tensor:
-        """The row of each node, or -1 where another rank has it."""
-        if self.node_id is None:
-            return node_id
-        own, row = self._own
-        at = ops.find_sorted(own, node_id)
-        return row[at].masked_fill_(at < 0, -1) if row.numel() else at
-
-    def take_table(self) -> Tensor:
-        """A number for each column, -1, int32 ``[s]``. Who leaves it as it was gives it back, for the next batch."""
-        return self._tables.pop() if self._tables else torch.full((self.num_columns,), -1, dtype=torch.int32)
-
-    def give_table(self, table: Tensor) -> None:
-        """See :meth:`take_table`."""
-        self._tables.append(table)
+    def renumbered(self, column: Tensor) -> InEdges:
+        """With other numbers of sources, given by those that they have, int32."""
+        if torch.equal(column, torch.arange(column.numel(), dtype=torch.int32)):
+            return self
+        return replace(self, col=column.index_select(0, self.col))
 
     def draw(
         self, row: Tensor, tree: Tensor | None, key: Tensor, count: int, seed: int, replace: bool
@@ -138,16 +104,6 @@ class InEdges:
             taken.append(order[within < (1 if replace else count)])
         drawn = torch.cat([of_row[:0], *taken]).sort().values
         return torch.bincount(of_row[drawn], minlength=row.numel()), column[drawn], place[drawn]
-
-    def node_of(self, column: Tensor) -> Tensor:
-        """The ids of columns, int64."""
-        return column.long() if self.node_id is None else self.node_id.index_select(0, column)
-
-    def owner_of(self, column: Tensor) -> Tensor:
-        """The ranks that have the nodes of columns, int64."""
-        if self.owner is None:
-            return torch.zeros(column.shape, dtype=torch.int64)
-        return self.owner.index_select(0, column)
 
     def id_of(self, place: Tensor) -> Tensor:
         """The place in the graph's order of edges that are stored at some places."""

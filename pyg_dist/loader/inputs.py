@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,12 +16,13 @@ from pyg_dist.data import DistributedData
 from pyg_dist.data.batch import listed_nodes, ready
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.protocol import NodeSharding
+from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
+from pyg_dist.loader.columns import Columns
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import SamplingRanks
-from pyg_dist.loader.neighbors import NeighborSampling
+from pyg_dist.loader.neighbors import ONE_TYPE, NeighborSampling
 from pyg_dist.loader.seeds import LinkSeeds, Negatives, NodeSeeds, Seeds, Steps
-from pyg_dist.tensor import RowTensor
+from pyg_dist.tensor import EdgeTensor, RowTensor
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def labelled_edges(ends: Ends, edges: Any, label: Any, negatives: Negatives) -> 
 
 def check(loader: str, data: Data, options: dict[str, Any]) -> None:
     """Check what is asked of a graph with one type alone."""
-    if not isinstance(data, DistributedData) and not isinstance(data.edge_index, Tensor):
+    if not isinstance(data, DistributedData) and "adj_t" in data:
         raise DataError("Expected a graph with edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
 
 
@@ -174,18 +175,60 @@ def sampling(data: Data, num_neighbors: Any, inputs: Inputs, steps: Steps, optio
     weight = None if options["weight_attr"] is None else data[options["weight_attr"]]
     if isinstance(data, DistributedData):
         ready(data)
-        in_edges, ranks = InEdges.of(data.graph, weight), SamplingRanks.of(data.graph)
+        ranks, own = SamplingRanks.of(data.graph), data.graph.edge_view.sources.global_id
+        relation = Relation.of(data.graph, weight)
     else:
-        in_edges = InEdges.of_edge_index(data.edge_index, (data.num_nodes, data.num_nodes), weight)
-        ranks = SamplingRanks.alone()
+        ranks, own = SamplingRanks.alone(), torch.arange(data.num_nodes)
+        edge_index = torch.empty(2, 0) if data.edge_index is None else data.edge_index
+        relation = Relation(InEdges.of_edge_index(edge_index, (data.num_nodes, data.num_nodes), weight))
+    counts = {ONE_TYPE: tuple(int(count) for count in num_neighbors)}
+    types = {"": range(data.num_nodes)}
+    return sampling_over(types, [own.cpu()], {ONE_TYPE: relation}, ranks, inputs, counts, steps, options)
+
+
+class Relation(NamedTuple):
+    """The in-edges of a rank's nodes, whose sources are numbered as its own rows, then as other ranks' nodes."""
+
+    in_edges: InEdges
+    node_id: Tensor = torch.arange(0)  # of the latter, int64 ``[h]``
+    owner: Tensor = torch.arange(0)  # their ranks, int64 ``[h]``
+
+    @staticmethod
+    def of(graph: DistributedGraph, weight: EdgeTensor | None, first: int = 0) -> Relation:
+        """Of a graph over ranks, whose sources' ids begin at ``first`` (collective)."""
+        view = graph.edge_view
+        node_id, owner = (x[view.num_sources :].cpu() for x in (view.neighbour_id, view.neighbour_rank))
+        return Relation(InEdges.of(graph, weight), node_id + first, owner)
+
+
+def sampling_over(
+    types: Mapping[str, range],
+    own: Sequence[Tensor],
+    relations: Mapping[EdgeType, Relation],
+    ranks: SamplingRanks,
+    inputs: Inputs,
+    num_neighbors: Mapping[EdgeType, tuple[int, ...]],
+    steps: Steps,
+    options: dict[str, Any],
+) -> NeighborSampling:
+    """The sampler of a graph, given ids of each type, of this rank's nodes by type, and its edges (collective)."""
+    others = [(relation.node_id, relation.owner) for relation in relations.values()]
+    columns, of_rows, of_others = Columns.of(own, others, sum(map(len, types.values())), ranks.part)
+    rows_of = dict(zip(types, of_rows, strict=True))
+    in_edges = {
+        key: relation.in_edges.renumbered(torch.cat([rows_of[key[0]], of_other]))
+        for (key, relation), of_other in zip(relations.items(), of_others, strict=True)
+    }
     return NeighborSampling(
-        in_edges=in_edges,
-        num_nodes=data.num_nodes,
         ranks=ranks,
+        columns=columns,
+        in_edges=in_edges,
+        types=types,
         seeds=inputs.seeds_of(steps),
-        num_neighbors=tuple(int(count) for count in num_neighbors),
+        input_type=inputs.of or "",
+        num_neighbors=num_neighbors,
         seed=steps.seed,
-        subgraph_type=options["subgraph_type"] if options["directed"] else "induced",
         replace=bool(options["replace"]),
+        subgraph_type=options["subgraph_type"] if options["directed"] else "induced",
         disjoint=bool(options["disjoint"]),
     )

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch_geometric.loader
 from torch import Tensor
@@ -23,9 +23,6 @@ from pyg_dist.loader.inputs import Inputs
 from pyg_dist.loader.neighbors import NeighborSampling
 from pyg_dist.loader.seeds import Listed, Steps
 from pyg_dist.tensor import EdgeTensor, RowTensor
-
-if TYPE_CHECKING:
-    from pyg_dist.loader.typed_neighbors import TypedNeighborSampling
 
 _SUBGRAPHS = ("directional", "induced", "bidirectional")
 _NO_TIMES = "sample without times, or take subgraphs of each period"
@@ -52,7 +49,7 @@ class _Neighbors(BatchLoader):
     (collective). What it raises, and what else is wrong, every rank raises.
     """
 
-    sampler: NeighborSampling | TypedNeighborSampling
+    sampler: NeighborSampling
 
     def __init__(
         self,
@@ -131,7 +128,7 @@ class NeighborLoader(_Neighbors):
     Of a plain ``Data``, in one process, batches are plain, too.
 
     Of a graph with types a batch is a graph with types, whose nodes of each type are numbered so, and the attributes
-    are those of types and relations, as in PyG. Each hop draws in-edges of each relation; directional batches alone.
+    are those of types and relations, as in PyG. Each hop draws in-edges of each relation; no bidirectional batches.
 
     With several data groups (``mesh={"data": 2, "part": 2}``) each group draws a batch of ``batch_size`` seeds, and the
     batch is the disjoint union of all: the seeds of all groups first, then the nodes of each hop.
@@ -257,8 +254,8 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
     try:
         counts = [[index(count) for count in of_hops] for of_hops in lists]
     except (TypeError, ValueError):
-        counts = [[]]
-    is_list = all(of_hops and min(of_hops) >= -1 for of_hops in counts)
+        counts = [[-2]]
+    is_list = all(min(of_hops, default=0) >= -1 for of_hops in counts)
     if not is_list or (isinstance(num_neighbors, Tensor) and num_neighbors.dim() != 1):
         raise OptionError(
             f"Expected num_neighbors to be a list of counts of each hop, -1 for all (got {num_neighbors!r})"
@@ -270,7 +267,7 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
     for name, least in (("batch_size", 1), ("seed", -(2**63))):
         value = options[name]
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-            raise OptionError(f"Expected {name} to be an integer from {least} (got {value!r})")
+            raise OptionError(f"Expected {name} to be an integer from {least} to {2**63 - 1} (got {value!r})")
     if options["transform"] is not None and not callable(options["transform"]):
         raise OptionError(f"Expected transform to be a function of a batch (got {options['transform']!r})")
     if options["weight_attr"] is not None:

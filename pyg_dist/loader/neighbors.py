@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.typing import EdgeType
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.ids import IdList
 from pyg_dist.errors import DataError
-from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset
-from pyg_dist.loader.columns import Columns
+from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset, TypedSubset
+from pyg_dist.loader.columns import Columns, split
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
 from pyg_dist.loader.seeds import Seeds, Start
 
 SubgraphType = Literal["directional", "induced", "bidirectional"]
+ONE_TYPE: EdgeType = ("", "", "")
+"""The relation of a graph without types, whose nodes are of type ``""``."""
+
+_ENDS = {"src_index": 0, "dst_pos_index": -1, "dst_neg_index": -1}
+"""Attributes of the seeds that belong to the type at an end of their relation."""
+
+_NUMBERS = ("edge_label_index", *_ENDS)
+"""Those that number nodes."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class HopSampling(ABC):
+class NeighborSampling:
     """A :class:`~pyg_dist.loader.sampler.Sampler` of nodes that are reached from seeds along drawn edges, by hop.
 
-    Which in-edges of a node are kept is a function of the seed, the step, the hop, the data group and the node. The
-    owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops H + 2
-    messages between two ranks, and in two levels one more within a machine. A rank keeps its own nodes of the batch and
-    the edges that begin or end at them, O(B/P) memory; to number its nodes it is told the ids of all.
+    A hop draws, for each relation, in-edges of the nodes of its targets' type that the hop before has reached. Which
+    in-edges of a node are kept is a function of the seed, the step, the hop, the data group, the relation and the node.
+    The owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops
+    H + 2 messages between two ranks, and in two levels one more within a machine. A rank keeps its own nodes of the
+    batch and the edges that begin or end at them, O(B/P) memory; to number its nodes it is told the ids of all. Where
+    the layout needs the whole subset on each rank, it is gathered at the end: O(B) memory.
+
+    Nodes of a type are numbered by hop, seeds first as they are given, then ascending by id and tree; in each hop data
+    group after data group. Edges are ordered by the hop that draws them, and in it as in the graph. Ids count through
+    all types. In a disjoint batch a node is one for each tree.
     """
 
     ranks: SamplingRanks  # those that sample
+    columns: Columns  # the nodes that this rank may meet
+    in_edges: Mapping[EdgeType, InEdges]  # of this rank's nodes, by relation
+    types: Mapping[str, range]  # ids of each type's nodes
     seeds: Seeds  # what batches begin with
+    input_type: str | EdgeType  # of the seeds: a type, or a relation whose ends they are
+    num_neighbors: Mapping[EdgeType, tuple[int, ...]]  # in-edges of a node by hop; -1: all
     seed: int  # of the draws
     replace: bool = False  # whether an edge may be drawn several times
+    subgraph_type: SubgraphType = "directional"  # which edges a batch has
+    disjoint: bool = False  # whether each seed has nodes of its own
 
     @property
     def sends(self) -> bool:
@@ -46,51 +68,37 @@ class HopSampling(ABC):
     def num_steps(self) -> int:
         return self.seeds.steps.num_steps
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether the graph has types."""
+        return ONE_TYPE not in self.in_edges
+
     @cached_property
     def options(self) -> dict[str, Any]:
-        return {**self.seeds.options, "replace": self.replace, **self._options}
-
-    @property
-    @abstractmethod
-    def _options(self) -> dict[str, Any]:
-        """What subsets follow from beside seeds and replacement."""
-
-    @abstractmethod
-    def sample(self, step: int) -> Any:
-        """The subset of a step (:class:`~pyg_dist.loader.sampler.Sampler`)."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class NeighborSampling(HopSampling):
-    """That of a graph with one type of nodes.
-
-    Where the layout needs the whole subset on each rank, it is gathered at the end: O(B) memory.
-
-    Nodes are numbered by hop, seeds first as they are given, then ascending; in each hop data group after data group.
-    Edges are ordered by the hop that draws them, and in it as in the graph.
-    In a disjoint batch a node is one for each tree, and stands by its *code* ``tree * N + node``; else by its id.
-    """
-
-    in_edges: InEdges  # of this rank's nodes
-    num_nodes: int  # N
-    num_neighbors: tuple[int, ...]  # in-edges of a node by hop; -1: all
-    subgraph_type: SubgraphType = "directional"  # which edges a batch has
-    disjoint: bool = False  # whether each seed has nodes of its own
-
-    @property
-    def _options(self) -> dict[str, Any]:
         return {
-            "num_nodes": self.num_nodes, "num_neighbors": list(self.num_neighbors),
-            "subgraph_type": self.subgraph_type, "disjoint": self.disjoint,
-            "is_weighted": self.in_edges.weight is not None,
+            **self.seeds.options, "replace": self.replace, "subgraph_type": self.subgraph_type,
+            "disjoint": self.disjoint, "input_type": str(self.input_type),
+            "num_nodes": self._by_name({(kind,): len(ids) for kind, ids in self.types.items()}),
+            "num_neighbors": self._by_name({key: list(counts) for key, counts in self.num_neighbors.items()}),
+            "is_weighted": self._by_name({key: edges.weight is not None for key, edges in self.in_edges.items()}),
         }  # fmt: skip
+
+    def _by_name(self, values: Mapping[tuple[str, ...], object]) -> object:
+        """By names of types and relations; the value itself where there are none."""
+        return {"__".join(key): x for key, x in values.items()} if self.is_typed else next(iter(values.values()))
 
     @property
     def num_trees(self) -> int:
         """An upper bound of the trees of a step, all data groups together."""
         return self.seeds.max_seeds if self.disjoint else 1
 
-    def sample(self, step: int) -> Subset:
+    @property
+    def num_hops(self) -> int:
+        """Those of the relations, which have as many each."""
+        return max(map(len, self.num_neighbors.values()), default=0)
+
+    def sample(self, step: int) -> Subset | TypedSubset:
+        """The subset of a step (:class:`~pyg_dist.loader.sampler.Sampler`)."""
         return _Batch(self, step).subset()
 
 
@@ -107,9 +115,10 @@ class Drawn(NamedTuple):
     stored: Tensor
 
     @staticmethod
-    def joined(pieces: Iterable[Drawn]) -> Drawn:
+    def joined(pieces: Sequence[Drawn]) -> Drawn:
         """One list after another."""
-        return Drawn(*map(torch.cat, zip(*pieces, strict=True)))
+        none = torch.arange(0)
+        return pieces[0] if len(pieces) == 1 else Drawn(*map(torch.cat, zip(*pieces, (none,) * 3, strict=True)))
 
     def some(self, which: Tensor) -> Drawn:
         """Those at some places."""
@@ -120,73 +129,147 @@ class _Batch:
     """This rank's part of a step's batch, while it is drawn (collective)."""
 
     def __init__(self, sampling: NeighborSampling, step: int) -> None:
-        self.sampling, self.step = sampling, step
+        self.sampling, self.step, self.trees = sampling, step, sampling.num_trees
         self.start: Start = sampling.seeds.at(step, sampling.disjoint)
-        group, seeds = sampling.ranks.index, self.start.seeds
-        first = sum(seed.numel() for seed in seeds[:group])
-        code = seeds[group]
-        number = torch.arange(first, first + code.numel())
-        if sampling.disjoint:
-            code = number * sampling.num_nodes + code
-        here = sampling.in_edges.find(seeds[group]) >= 0
-        self.columns = Columns(sampling.in_edges, sampling.num_nodes, sampling.disjoint)
-        span = sampling.num_trees * sampling.num_nodes
-        self.nodes = KnownNodes(sampling.ranks, span, code[here], number[here], columns=self.columns)
+        group, seeds = sampling.ranks.index, torch.cat(self.start.seeds)
+        ends = torch.tensor([ids.stop for ids in sampling.types.values()])
+        self.kinds = list(sampling.types)
+        kind = torch.searchsorted(ends, seeds, right=True)
+        self.num_seeds: list[int] = torch.bincount(kind, minlength=len(self.kinds)).tolist()
+        order = kind.argsort(stable=True)  # by type, in each as they are given
+        first = torch.tensor([0, *accumulate(self.num_seeds)])
+        self.seed_number = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel())) - first[kind]
+        tree, column = torch.arange(seeds.numel()), sampling.columns.find(seeds)
+        before = sum(of_group.numel() for of_group in self.start.seeds[:group])
+        is_here = column >= 0
+        is_here[:before] = False
+        is_here[before + self.start.seeds[group].numel() :] = False
+        here = at(order, at(is_here, order).nonzero().view(-1))
+        code = at(column, here) * self.trees + (at(tree, here) if sampling.disjoint else 0)
+        sizes = torch.bincount(at(kind, here), minlength=len(self.kinds)).tolist()
+        number = at(self.seed_number, here)
+        self.nodes = KnownNodes(sampling.ranks, sampling.columns, self.trees, code, number, sizes)
 
-    def subset(self) -> Subset:
+    def subset(self) -> Subset | TypedSubset:
         """The batch, as far as this rank has to know it."""
-        sampling, nodes, groups = self.sampling, self.nodes, self.sampling.ranks
-        hops = []
-        for hop, count in enumerate(sampling.num_neighbors):
-            seed = ops.mixed_seed(sampling.seed, self.step, hop, 5, groups.index)
-            hops.append(self._in_edges(nodes.hops[-1], count, seed, sampling.replace, True))
-        drawn, edges = [hop.stored.numel() for hop in hops], Drawn.joined(hops)
+        sampling, nodes, relations = self.sampling, self.nodes, list(self.sampling.in_edges)
+        hops = [self._in_edges(nodes.hops[-1], hop) for hop in range(sampling.num_hops)]
+        sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
+        edges = [Drawn.joined([hop[k] for hop in hops]) for k in range(len(relations))]
+        own = [torch.cat(of_hops) for of_hops in zip(*nodes.hops, strict=True)]
         is_directional = sampling.subgraph_type == "directional"
-        every = edges if is_directional else self._in_edges(torch.cat(nodes.hops), -1, 0, False, False)
-        num_seeds = sum(seed.numel() for seed in self.start.seeds)
-        (counts,), num_edges = nodes.assign_numbers([num_seeds], drawn)
-        (crossing,) = nodes.tell(edges.source, edges.target, [len(edges.stored)], numbers=True)
-        known: dict[str, Any] = {"num_sampled_nodes": counts}
-        if is_directional:
-            known["num_sampled_edges"] = num_edges
-        else:  # all sources of those that were drawn are nodes of the batch
-            every = every.some((at(nodes.number, every.source) >= 0).nonzero().view(-1))
-            if sampling.subgraph_type == "bidirectional":
-                every = self._both_ways(edges, crossing, every, sum(counts))
-            (crossing,) = nodes.tell(every.source, every.target, [len(every.stored)])
-        own = torch.cat(nodes.hops)
-        code, number = nodes.common(own), at(nodes.number, own)
-        kept = kept_edges(
-            sampling.in_edges,
-            every,
-            self._ends(every),
-            drawn if is_directional else [len(every.stored)],  # what is induced or goes both ways belongs to no hop
-            sampling.num_neighbors if sampling.replace else None,
-            crossing,
-            nodes.common(every.target) // sampling.num_nodes if sampling.disjoint else None,
-            sampling.num_trees,
+        every = edges if is_directional else self._in_edges(own, None)
+        counts, totals = nodes.assign_numbers(
+            self.num_seeds, [ids.start for ids in sampling.types.values()], [size for hop in sizes for size in hop]
         )
-        if groups.gathers:
-            (code, number), kept = self._gathered(code, number, kept)
+        crossing = nodes.tell(edges, numbers=True)
+        if not is_directional:  # all sources of those that were drawn are nodes of the batch
+            every = [found.some((at(nodes.number, found.source) >= 0).nonzero().view(-1)) for found in every]
+            if sampling.subgraph_type == "bidirectional":
+                every = [self._both_ways(edges[0], crossing[0], every[0], sum(counts[0]))]
+            crossing = nodes.tell(every)
+        kept: dict[EdgeType, KeptEdges] = {}
+        known: dict[EdgeType, dict[str, Any]] = {relation: {} for relation in relations}
+        for k, relation in enumerate(relations):
+            if is_directional:
+                known[relation]["num_sampled_edges"] = totals[k :: len(relations)]
+            # what is induced or goes both ways belongs to no hop
+            of_hops = [hop[k] for hop in sizes] if is_directional else [every[k].stored.numel()]
+            kept[relation] = self._kept(relation, every[k], of_hops, crossing[k])
+        found = dict(zip(self.kinds, map(self._nodes, sampling.types.values(), own, counts), strict=True))
+        if sampling.is_typed:
+            for name, value in self.start.attributes.items():
+                self._store_of(name, found, known)[name] = self.seed_number[value] if name in _NUMBERS else value
+            return TypedSubset(found, kept, known)
+        (whole,) = found.values()
+        return self._whole(whole, kept[ONE_TYPE], {**self.start.attributes, **known[ONE_TYPE]})
+
+    def _in_edges(self, place: Sequence[Tensor], hop: int | None) -> list[Drawn]:
+        """In-edges of this rank's nodes, given by type: those that a hop draws, or all of them (collective).
+
+        ``hop``: their sources belong to the batch thereby; ``None``: they do not.
+        """
+        sampling, nodes, columns = self.sampling, self.nodes, self.sampling.columns
+        by_type, codes, pieces = dict(zip(self.kinds, place, strict=True)), [], []
+        for number, (relation, in_edges) in enumerate(sampling.in_edges.items()):
+            target = by_type[relation[-1]]
+            tree, column = None, at(nodes.code, target)
+            if sampling.disjoint:
+                tree, column = split(column, self.trees)
+            count = -1 if hop is None else sampling.num_neighbors[relation][hop]
+            seed = ops.mixed_seed(sampling.seed, self.step, hop or 0, 5, sampling.ranks.index, number)
+            degree, code, stored = in_edges.draw(
+                columns.row_of(column), tree, nodes.common(target), count, seed, sampling.replace
+            )
+            if tree is not None:
+                code = code.long() * self.trees + tree.repeat_interleave(degree)
+            codes.append(code)
+            pieces.append((target.repeat_interleave(degree, output_size=stored.numel()), stored))
+        code = codes[0] if len(codes) == 1 else torch.cat([torch.arange(0), *codes])
+        source = nodes.meet(code)[0] if hop is None else nodes.reach(code)
+        split_source = torch.split(source, [stored.numel() for _, stored in pieces])
+        return [Drawn(source, *piece) for source, piece in zip(split_source, pieces, strict=True)]
+
+    def _nodes(self, ids: range, place: Tensor, counts: list[int]) -> Subset:
+        """Those of a type, without edges."""
+        sampling, nodes = self.sampling, self.nodes
+        code, of_nodes = nodes.common(place), {}
+        if sampling.disjoint:
+            tree, code = split(code, self.trees)
+            of_nodes["batch"] = self.start.tree[tree]
         return Subset(
-            code % sampling.num_nodes if sampling.disjoint else code,
-            kept,
-            group=DataGroup(groups.index, 0, sum(counts)) if groups.count > 1 else None,
-            number=number,
+            code - ids.start if ids.start else code,
+            number=at(nodes.number, place),
             num_nodes=sum(counts),
-            attributes={**self.start.attributes, **known},
-            node_attributes={"batch": self.start.tree[code // sampling.num_nodes]} if sampling.disjoint else {},
+            attributes={"num_sampled_nodes": counts},
+            node_attributes=of_nodes,
+            repeats=sampling.disjoint,
         )
 
-    def _in_edges(self, place: Tensor, count: int, seed: int, replace: bool, reaches: bool) -> Drawn:
-        """Some in-edges of this rank's nodes; whether their sources belong to the batch thereby (collective)."""
-        nodes, in_edges = self.nodes, self.sampling.in_edges
-        tree, row = self.columns.split(at(nodes.code, place))
-        degree, column, stored = in_edges.draw(row, tree, nodes.common(place), count, seed, replace)
-        code = self.columns.codes(None if tree is None else tree.repeat_interleave(degree), column)
-        owner_of = lambda first: in_edges.owner_of(at(column, first))  # noqa: E731
-        source = nodes.reach(code, owner_of) if reaches else nodes.meet(code, owner_of)[0]
-        return Drawn(source, place.repeat_interleave(degree, output_size=stored.numel()), stored)
+    def _whole(self, nodes: Subset, kept: KeptEdges, attributes: dict[str, Any]) -> Subset:
+        """That of a graph with one type (collective where each rank has to know all)."""
+        ranks = self.sampling.ranks
+        nodes = replace(
+            nodes,
+            kept=kept,
+            group=DataGroup(ranks.index, 0, nodes.size) if ranks.count > 1 else None,
+            attributes={**attributes, **nodes.attributes},
+        )
+        return self._gathered(nodes, kept) if ranks.gathers else nodes
+
+    def _kept(
+        self, relation: EdgeType, edges: Drawn, edges_of_hops: list[int], crossing: CrossingEdges | None
+    ) -> KeptEdges:
+        """This rank's edges of a relation, in the order of hop, place in the graph, tree and copy."""
+        sampling, nodes, in_edges = self.sampling, self.nodes, self.sampling.in_edges[relation]
+        counts = sampling.num_neighbors[relation] if sampling.replace else None
+        num_copies = 1 if counts is None else max(1, *counts)
+        trees = self.trees
+        tree = split(at(nodes.code, edges.target), trees)[0] if sampling.disjoint else None
+
+        def named() -> tuple[Tensor, Tensor]:
+            edge_id = in_edges.id_of(edges.stored)
+            key = edge_id.clone()
+            for hop, of_hop in enumerate(torch.split(key, edges_of_hops)):
+                of_hop += hop * in_edges.num_edges
+            if tree is not None:
+                key = key * trees + tree
+            if counts is not None:  # how many edges before each are the same one
+                number, is_new = torch.arange(len(key)), torch.ones(len(key), dtype=torch.bool)
+                is_new[1:] = (edges.stored.diff() != 0) | (edges.target.diff() != 0)
+                key = key * num_copies + number - torch.where(is_new, number, 0).cummax(0).values
+            return edge_id, key
+
+        num_keys = len(edges_of_hops) * in_edges.num_edges * trees * num_copies
+        repeats = tree is not None or counts is not None
+        return KeptEdges(edges.stored, named, *self._ends(edges), num_keys, repeats, crossing)
+
+    def _store_of(self, name: str, nodes: dict[str, Subset], edges: dict[EdgeType, dict[str, Any]]) -> Any:
+        """The attributes that one of the seeds' belongs to."""
+        given = self.sampling.input_type
+        if not isinstance(given, str) and name not in _ENDS:
+            return edges.setdefault(given, {})  # which may be no relation of the graph
+        return nodes[given if isinstance(given, str) else given[_ENDS[name]]].attributes
 
     def _ends(self, edges: Drawn) -> tuple[Tensor, Tensor]:
         """The numbers of sources and targets in the batch."""
@@ -205,8 +288,8 @@ class _Batch:
         source, target = self._ends(drawn)
         wanted = target * num_nodes + source
         if crossing is not None:
-            there = crossing.leaving
-            wanted = torch.cat([there[:, 1] * num_nodes + there[:, 0], at(wanted, crossing.inside)])
+            begins, ends, _ = crossing.leaving
+            wanted = torch.cat([ends * num_nodes + begins, at(wanted, crossing.inside)])
         source_of_every, target_of_every = self._ends(every)
         pair = source_of_every * num_nodes + target_of_every
         if self.sampling.replace:
@@ -221,55 +304,25 @@ class _Batch:
             )
         return every.some((is_drawn | _is_among(pair, wanted)).nonzero().view(-1))
 
-    def _gathered(self, code: Tensor, number: Tensor, kept: KeptEdges) -> tuple[tuple[Tensor, Tensor], KeptEdges]:
-        """Those of all ranks of the data group, edges by what stands for them (collective)."""
-        mine = torch.stack([code, number], 1), torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1)
-        lists = [IdList(rows, is_ascending=False) for rows in mine]
-        (nodes, _), (table, _) = self.sampling.ranks.part.exchange(*lists, kind="whole batch")
-        code, number = nodes[nodes[:, 1].argsort()].t().contiguous()
+    def _gathered(self, nodes: Subset, kept: KeptEdges) -> Subset:
+        """That of all ranks of the data group, edges by what stands for them (collective)."""
+        assert nodes.number is not None
+        trees = [nodes.node_attributes["batch"]] if nodes.node_attributes else []
+        lists = [
+            IdList(torch.stack([nodes.node_id, nodes.number, *trees], 1), is_ascending=False),
+            IdList(torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1), is_ascending=False),
+        ]
+        (rows, _), (table, _) = self.sampling.ranks.part.exchange(*lists, kind="whole batch")
+        node_id, number, *trees = rows[rows[:, 1].argsort()].t().contiguous()
         edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
         kept = KeptEdges(edge_id[:0], lambda: (edge_id, key), source, target, kept.num_keys, kept.repeats)
-        return (code, number), kept
+        of_nodes = {"batch": trees[0]} if trees else {}
+        return replace(nodes, node_id=node_id, number=number, kept=kept, node_attributes=of_nodes)
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:
     """``values[index]``, for which torch takes several times as long."""
     return values.index_select(0, index)
-
-
-def kept_edges(
-    in_edges: InEdges,
-    edges: Drawn,
-    ends: tuple[Tensor, Tensor],
-    edges_of_hops: list[int],
-    counts: tuple[int, ...] | None,
-    crossing: CrossingEdges | None,
-    tree: Tensor | None = None,
-    num_trees: int = 1,
-) -> KeptEdges:
-    """This rank's edges of a batch, in the order of hop, place in the graph, tree and copy.
-
-    ``ends``: their numbers in the batch; ``counts``: with replacement, the in-edges that are drawn of a node, by hop;
-    ``tree``: of each edge, int64 ``[m]``, in a disjoint batch.
-    """
-    num_copies = 1 if counts is None else max(1, *counts)
-
-    def named() -> tuple[Tensor, Tensor]:
-        edge_id = in_edges.id_of(edges.stored)
-        key = edge_id.clone()
-        for hop, of_hop in enumerate(torch.split(key, edges_of_hops)):
-            of_hop += hop * in_edges.num_edges
-        if tree is not None:
-            key = key * num_trees + tree
-        if counts is not None:  # how many edges before each are the same one
-            number, is_new = torch.arange(len(key)), torch.ones(len(key), dtype=torch.bool)
-            is_new[1:] = (edges.stored.diff() != 0) | (edges.target.diff() != 0)
-            key = key * num_copies + number - torch.where(is_new, number, 0).cummax(0).values
-        return edge_id, key
-
-    num_keys = len(edges_of_hops) * in_edges.num_edges * num_trees * num_copies
-    repeats = tree is not None or counts is not None
-    return KeptEdges(edges.stored, named, *ends, num_keys, repeats, crossing)
 
 
 def _is_among(value: Tensor, some: Tensor) -> Tensor:

@@ -15,12 +15,19 @@ from pyg_dist.data.hetero import DistributedHeteroData
 from pyg_dist.data.storage import TypedEdges
 from pyg_dist.data.typed_batch import ready
 from pyg_dist.errors import DataError, OptionError, UnsupportedError
-from pyg_dist.halo.plan.share import LocalRows
 from pyg_dist.loader.in_edges import InEdges
-from pyg_dist.loader.inputs import Inputs, Nodes, input_nodes_of, labelled_edges, negatives_of
+from pyg_dist.loader.inputs import (
+    Inputs,
+    Nodes,
+    Relation,
+    input_nodes_of,
+    labelled_edges,
+    negatives_of,
+    sampling_over,
+)
 from pyg_dist.loader.known_nodes import SamplingRanks
+from pyg_dist.loader.neighbors import NeighborSampling
 from pyg_dist.loader.seeds import LinkSeeds, NodeSeeds, Steps
-from pyg_dist.loader.typed_neighbors import TypedNeighborSampling
 
 
 def nodes_of_types(data: HeteroData) -> dict[str, Nodes]:
@@ -51,17 +58,21 @@ def node_seeds(data: HeteroData, input_nodes: Any) -> Inputs:
 
 
 def link_seeds(data: HeteroData, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
-    """The ends of edges of a relation, which is given alone or with them (collective for those of the graph)."""
+    """The ends of edges of a relation, which is given alone or with them (collective for those of the graph).
+
+    Given with them, it may be one that the graph has no edges of, but for those whose ends are asked for.
+    """
     given: Any = edges if isinstance(edges, tuple | list) and edges else (None,)
     relation, chosen = (edges, None) if isinstance(given[0], str) else (given[0], given[-1])
     try:
         relation = data._to_canonical(*relation)
     except (TypeError, ValueError):
         relation = None
-    if relation not in data.edge_types:
+    is_new = relation is not None and chosen is not None and {relation[0], relation[-1]} <= set(data.node_types)
+    if relation not in data.edge_types and not is_new:
         raise DataError(
-            f"Expected edge_label_index to be a relation of the graph, or a pair of it and edges (got {edges!r}): the "
-            f"relations are {', '.join(str(known) for known in data.edge_types)}"
+            f"Expected edge_label_index to be a relation of the graph, or a pair of one and edges (got "
+            f"{edges if chosen is None else given[0]!r}): the relations are {', '.join(map(str, data.edge_types))}"
         )
     found = nodes_of_types(data)
     ends = found[relation[0]], found[relation[-1]]
@@ -100,11 +111,11 @@ def check(loader: str, data: HeteroData, options: dict[str, Any]) -> None:
     """Check what only a graph with types may not have, or has to."""
     if not isinstance(data, DistributedHeteroData) and not all("edge_index" in store for store in data.edge_stores):
         raise DataError("Expected relations with an edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
-    for name, usual in (("subgraph_type", "directional"), ("directed", True), ("disjoint", False)):
-        if options[name] != usual:
-            raise UnsupportedError(
-                f"Expected {loader} of a HeteroData with {name}={usual!r} (got {options[name]!r}): leave it out"
-            )
+    if options["subgraph_type"] == "bidirectional":
+        raise UnsupportedError(
+            f"Expected {loader} of a HeteroData with subgraph_type='directional' or 'induced' (got 'bidirectional'): "
+            f"opposite edges are another relation's; T.ToUndirected() before adds them"
+        )
     weight = options["weight_attr"]
     if weight is not None and not any(weight in store for store in data.edge_stores):
         raise DataError(f"Expected weight_attr to be an attribute of a relation (got {weight!r}): add it to data")
@@ -112,35 +123,26 @@ def check(loader: str, data: HeteroData, options: dict[str, Any]) -> None:
 
 def sampling(
     data: HeteroData, num_neighbors: Any, inputs: Inputs, steps: Steps, options: dict[str, Any]
-) -> TypedNeighborSampling:
+) -> NeighborSampling:
     """The sampler (collective)."""
     name, nodes = options["weight_attr"], nodes_of_types(data)
     weights = {relation: None if name is None else store.get(name) for relation, store in data.edge_items()}
-    counts = {relation: tuple(found) for relation, found in _by_relation(data, num_neighbors).items()}
-    types = {kind: found.ids for kind, found in nodes.items()}
-    in_edges: dict[EdgeType, InEdges] = {}
+    relations: dict[EdgeType, Relation] = {}
     if isinstance(data, DistributedHeteroData):
         ready(data)
-        rows = {kind: found.rows_by_id for kind, found in data.node_shardings.items()}
+        shardings = data.node_shardings
+        own = [shardings[kind].global_id.cpu() + of_type.first for kind, of_type in nodes.items()]
         for relation, store in data.edge_items():
-            in_edges[relation] = InEdges.of(store.handle.graph, weights[relation])
-        shared_by = {store.handle.graph.ranks_per_machine for _, store in data.edge_items()} - {None}
-        ranks = SamplingRanks.sharing(next(iter(data.node_shardings.values())).group, next(iter(shared_by), None))
+            graph = store.handle.graph
+            relations[relation] = Relation.of(graph, weights[relation], nodes[relation[0]].first)
+        shared_by = {store.handle.graph.ranks_per_machine for store in data.edge_stores} - {None}
+        ranks = SamplingRanks.sharing(next(iter(shardings.values())).group, next(iter(shared_by), None))
     else:
-        rows = {kind: LocalRows.of(torch.arange(found.size)) for kind, found in nodes.items()}
+        own = [torch.arange(of_type.first, of_type.ids.stop) for of_type in nodes.values()]
         for relation, store in data.edge_items():
             sizes = nodes[relation[0]].size, nodes[relation[-1]].size
-            in_edges[relation] = InEdges.of_edge_index(store.edge_index, sizes, weights[relation])
+            relations[relation] = Relation(InEdges.of_edge_index(store.edge_index, sizes, weights[relation]))
         ranks = SamplingRanks.alone()
-    assert inputs.of is not None
-    return TypedNeighborSampling(
-        in_edges=in_edges,
-        rows=rows,
-        types=types,
-        ranks=ranks,
-        seeds=inputs.seeds_of(steps),
-        input_type=inputs.of,
-        num_neighbors=counts,
-        seed=steps.seed,
-        replace=bool(options["replace"]),
-    )
+    types = {kind: of_type.ids for kind, of_type in nodes.items()}
+    counts = {relation: tuple(found) for relation, found in _by_relation(data, num_neighbors).items()}
+    return sampling_over(types, own, relations, ranks, inputs, counts, steps, options)

@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "disjoint, induced": {"disjoint": True, "subgraph_type": "induced"},
     "replace": {"replace": True},
     "all": {"num_neighbors": [-1, -1]},
+    "no hops": {"num_neighbors": []},
     "no hop's edges": {"num_neighbors": [2, 0, 2], "drop_last": True},
 }
 
@@ -93,7 +94,7 @@ def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
     (stock,) = workers(1).run(trained, name, "stock")
     graph = graph_of(name)
     for n_id, e_id, edge_index, input_id, facts, trees, _ in stock:
-        nodes, edges = torch.tensor(n_id), torch.tensor(edge_index).view(2, -1)
+        nodes, edges = torch.tensor(n_id), torch.tensor(edge_index, dtype=torch.int64).view(2, -1)
         assert facts[0] == len(input_id)
         assert n_id[: facts[0]] == input_id  # of a mask
         assert torch.equal(nodes[edges], graph.edge_index[:, e_id])
@@ -158,6 +159,7 @@ def test_steps() -> None:
     epochs = [[b.input_id.tolist() for b in loader] for _ in range(6)]
     assert len({str(epoch) for epoch in epochs}) > 1
     assert all(len({k for ids in epoch for k in ids}) == 4 for epoch in epochs)
+    assert next(iter(NeighborLoader(Data(num_nodes=9), [2], batch_size=4))).n_id.tolist() == [0, 1, 2, 3]
     transformed = NeighborLoader(graph, [1], batch_size=2, transform=lambda batch: batch.num_nodes)
     assert all(isinstance(count, int) for count in transformed)
 
@@ -257,7 +259,7 @@ def refusals() -> list[str]:
     calls: list[Callable[[], Any]] = [
         lambda: NeighborLoader(graph, [2]),
         lambda: NeighborLoader([graph], [2]),
-        lambda: NeighborLoader(data, []),
+        lambda: NeighborLoader(data, [1.5]),
         lambda: NeighborLoader(data, [2, -2]),
         lambda: NeighborLoader(data, [1.5]),
         lambda: NeighborLoader(data, {("v", "e", "v"): [2]}),
@@ -300,11 +302,11 @@ def test_refusals(workers: Pools) -> None:
     expected = [
         "DataError: Expected a DistributedData on several ranks (got Data)",
         "DataError: Expected a Data or DistributedData (got list)",
-        "OptionError: Expected num_neighbors to be a list of counts of each hop, -1 for all (got [])",
+        "OptionError: Expected num_neighbors to be a list of counts of each hop, -1 for all (got [1.5])",
         "OptionError: Expected num_neighbors to be a list of counts of each hop",
         "OptionError: Expected num_neighbors to be a list of counts of each hop, -1 for all (got [1.5])",
         "OptionError: Expected num_neighbors to be a list of counts of each hop",
-        "OptionError: Expected batch_size to be an integer from 1 (got 0)",
+        "OptionError: Expected batch_size to be an integer from 1 to 9223372036854775807 (got 0)",
         "OptionError: Expected at least one batch of 21 inputs (got 20 inputs and drop_last=True)",
         "OptionError: Expected subgraph_type to be one of directional, induced, bidirectional (got 'undirected')",
         "DataError: Expected distinct 'input_nodes'",

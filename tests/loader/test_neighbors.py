@@ -476,7 +476,7 @@ def test_arguments_stand_where_those_of_pyg_do() -> None:
     more = (None, True, "induced", True, "uniform", None, "weight", transform)
     loader = NeighborLoader(graph, [3, 2], graph.train_mask, *more)
     assert (loader.sampler.replace, loader.sampler.subgraph_type, loader.sampler.disjoint) == (True, "induced", True)
-    assert loader.sampler.in_edges.weight is not None
+    assert all(edges.weight is not None for edges in loader.sampler.in_edges.values())
     assert loader.transform is transform
     links = LinkNeighborLoader(
         graph, [2], graph.edge_index, None, None, True, "directional", False, "uniform", "triplet"

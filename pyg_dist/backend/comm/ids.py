@@ -50,53 +50,71 @@ class IdLists:
         Returns:
             Of each list, the rows that arrive, ``[m, columns]``, by sender, and how many there are by sender.
         """
-        size = self.group.size
+        size, rank = self.group.size, self.group.rank
         if size == 1:
             return [(rows, [len(rows)]) for rows, *_ in lists]
-        by_list, num_bytes = [], []
-        for rows, counts, ascends in lists:
+        own, lengths = [], torch.empty(size, len(lists), dtype=torch.int64)
+        pieces: list[list[Tensor]] = [[] for _ in range(size)]
+        for number, (rows, counts, ascends) in enumerate(lists):
             content, length = ops.encode_ids(rows, torch.tensor([len(rows)] if counts is None else counts), ascends)
-            by_list.append([content] * size if counts is None else torch.split(content, length.tolist()))
-            num_bytes.append(length.expand(size))
-        lengths = torch.stack(num_bytes, 1)
-        pieces = [torch.cat(to_rank) for to_rank in zip(*by_list, strict=True)]
+            of_ranks = [content] * size if counts is None else content.split(length.tolist())
+            own.append(rows if counts is None else rows.split(list(counts))[rank])
+            lengths[:, number] = length
+            for piece, of_rank in zip(pieces, of_ranks, strict=True):
+                piece.append(of_rank)
         arrived, lengths = self._exchange_bytes(pieces, lengths, kind)
-        by_sender = [torch.split(piece, sizes) for piece, sizes in zip(arrived, lengths.tolist(), strict=True)]
+        by_sender = [piece.split(sizes) for piece, sizes in zip(arrived, lengths.tolist(), strict=True)]
         found = []
         for number, (rows, _, ascends) in enumerate(lists):
-            content = torch.cat([pieces[number] for pieces in by_sender])
-            ids, of_sender = ops.decode_ids(content, lengths[:, number], rows.shape[1], ascends)
-            found.append((ids, of_sender.tolist()))
+            content = _joined([of_rank[number] for of_rank in by_sender if of_rank[number].numel()], arrived[rank])
+            ids, length = ops.decode_ids(content, lengths[:, number], rows.shape[1], ascends)
+            of_sender = length.tolist()
+            if len(own[number]):
+                before = sum(of_sender[:rank])
+                ids, of_sender[rank] = torch.cat([ids[:before], own[number], ids[before:]]), len(own[number])
+            found.append((ids, of_sender))
         return found
 
-    def _exchange_bytes(self, pieces: Sequence[Tensor], lengths: Tensor, kind: str) -> tuple[list[Tensor], Tensor]:
-        """What the ranks send this one, and its ``lengths``, given what it sends to each, uint8 ``[n]`` (collective).
+    def _exchange_bytes(
+        self, pieces: Sequence[Sequence[Tensor]], lengths: Tensor, kind: str
+    ) -> tuple[list[Tensor], Tensor]:
+        """What the other ranks send this one, and its ``lengths``, given what it sends to each (collective).
 
-        ``lengths``: of the lists in each piece, int64 ``[ranks, lists]``.
+        ``pieces``: of each list, uint8, by rank; ``lengths``: theirs, int64 ``[ranks, lists]``.
         """
-        none = [0] * self.group.size
-        room, their_room = self._rooms.get(kind, (none, none))
-        wire, tag, call = self.group.begin("ids", pieces[0], 1)
-        begin = lengths[0].nbytes
+        size, rank, begin = self.group.size, self.group.rank, 8 * lengths.shape[1]
+        room, their_room = self._rooms.get(kind, ([0] * size, [0] * size))
+        wire, tag, call = self.group.begin("ids", lengths, 1)
+        headers, none = lengths.view(torch.uint8), torch.empty(0, dtype=torch.uint8)
 
-        def exchanged(leaving: list[Tensor], arriving: list[int]) -> list[Tensor]:
-            sent = [x.numel() for x in leaving]
-            self._count(sum(sent) - sent[self.group.rank])
+        def exchanged(leaving: list[Tensor], sent: list[int], arriving: list[int]) -> list[Tensor]:
+            sent[rank] = arriving[rank] = 0
+            self._count(sum(sent))
             out = torch.empty(sum(arriving), 1, dtype=torch.uint8)
-            flight = wire.all_to_all(out, torch.cat(leaving).view(-1, 1), sent, arriving, tag)
+            flight = wire.all_to_all(out, _joined(leaving, none).view(-1, 1), sent, arriving, tag)
             for message in (*flight.arriving.values(), *flight.others):
                 wait(message)
-            return list(torch.split(out.view(-1), arriving))
+            return list(out.view(-1).split(arriving))
 
         with call:
-            begun = [_message(of, piece, n) for of, piece, n in zip(lengths, pieces, room, strict=True)]
-            first = exchanged(begun, [begin + n for n in their_room])
-            theirs = torch.stack([message[:begin].clone().view(torch.int64) for message in first])
-            length = theirs.sum(1).tolist()
-            left = [piece[n:] for piece, n in zip(pieces, room, strict=True)]
-            rest = exchanged(left, [max(0, n - m) for n, m in zip(length, their_room, strict=True)])
-        self._rooms[kind] = _rooms([piece.numel() for piece in pieces]), _rooms(length)
-        return [torch.cat([x[begin : begin + n], y]) for x, n, y in zip(first, length, rest, strict=True)], theirs
+            whole = [none if peer == rank else _joined(piece, none) for peer, piece in enumerate(pieces)]
+            messages = [
+                part
+                for peer, (piece, n) in enumerate(zip(whole, room, strict=True))
+                if peer != rank
+                for part in (headers[peer], piece[:n], piece.new_empty(max(0, n - piece.numel())))
+            ]
+            first = exchanged(messages, [begin + n for n in room], [begin + n for n in their_room])
+            first[rank] = torch.zeros(begin, dtype=torch.uint8)
+            theirs = torch.stack([message[:begin].view(torch.int64) for message in first])
+            found, length = [message[begin:] for message in first], theirs.sum(1).tolist()
+            left = [piece[n:] for piece, n in zip(whole, room, strict=True)]
+            missing = [max(0, n - m) for n, m in zip(length, their_room, strict=True)]
+            if any(missing) or any(piece.numel() for piece in left):
+                rest = exchanged(left, [piece.numel() for piece in left], missing)
+                found = [torch.cat(both) for both in zip(found, rest, strict=True)]
+        self._rooms[kind] = _rooms([piece.numel() for piece in whole]), _rooms(length)
+        return [message[:n] for message, n in zip(found, length, strict=True)], theirs
 
     def gather(self, row: Sequence[int]) -> Tensor:
         """Every rank's row of numbers, int64 ``[size, len(row)]`` (collective)."""
@@ -109,11 +127,11 @@ class IdLists:
         timing.count_ids(num_bytes)
 
 
-def _message(lengths: Tensor, piece: Tensor, room: int) -> Tensor:
-    """The first message of some bytes, uint8: the lengths of its lists, then what it has room for."""
-    padding = torch.empty(max(0, room - piece.numel()), dtype=torch.uint8)
-    return torch.cat([lengths.contiguous().view(torch.uint8), piece[:room], padding])
+def _joined(pieces: Sequence[Tensor], none: Tensor) -> Tensor:
+    """``torch.cat``, which copies a single one, too; of no pieces ``none``."""
+    return pieces[0] if len(pieces) == 1 else torch.cat([none, *pieces])
 
 
 def _rooms(lengths: list[int]) -> list[int]:
-    return [n + n // 8 for n in lengths]
+    """Multiples of 8, so that numbers of 64 bits are where a message begins."""
+    return [-(-9 * n // 64) * 8 for n in lengths]

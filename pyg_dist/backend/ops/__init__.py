@@ -16,6 +16,7 @@ from pyg_dist.backend.ops.attention import AttentionSpec as AttentionSpec
 from pyg_dist.backend.ops.attention import attention_csr as attention_csr
 from pyg_dist.backend.ops.attention import attention_csr_by_source as attention_csr_by_source
 from pyg_dist.backend.ops.attention import attention_csr_by_target as attention_csr_by_target
+from pyg_dist.backend.ops.ids import count_less as count_less
 from pyg_dist.backend.ops.ids import decode_ids as decode_ids
 from pyg_dist.backend.ops.ids import distinct as distinct
 from pyg_dist.backend.ops.ids import encode_ids as encode_ids

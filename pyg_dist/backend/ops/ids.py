@@ -30,6 +30,22 @@ def distinct(known: Tensor, value: Tensor, place_of: Tensor | None = None) -> tu
     return call(native.distinct.default, known.contiguous(), value.contiguous(), place_of)
 
 
+def count_less(value: Tensor, number: Tensor, size: Tensor) -> Tensor:
+    """How many numbers of several lists are less than each value. Lists and values ascend, which is not checked.
+
+    Exact, in O(k log(m / k)) time (``csrc/cpu/count_less.h``).
+
+    Shapes:
+        - value: int64 ``[k]``; number: int64 ``[m]``, list after list; size: int64 ``[lists]``, the numbers of each
+        - output: int64 ``[k]``
+
+    Example:
+        >>> count_less(torch.tensor([3, 8]), torch.tensor([1, 3, 9, 2]), torch.tensor([3, 1])).tolist()
+        [2, 3]
+    """
+    return call(native.count_less.default, value.contiguous(), number.contiguous(), size.contiguous())
+
+
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> tuple[Tensor, Tensor]:
     """The bytes of lists of rows of ids, and how many each list has: LEB128, a byte for each seven bits of a number.
 

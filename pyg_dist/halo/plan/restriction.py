@@ -257,7 +257,7 @@ def restricted_to(
     remote = None
     if crossing is not None:
         local_edge = _at(crossing.inside, local_edge)
-        source, target, receiver = crossing.leaving.unbind(1)
+        source, target, receiver = crossing.leaving
         remote = RemoteEdges.of_list(
             torch.cat([crossing.arriving, torch.full_like(source, -1)]),
             torch.cat([_at(kept.source, crossing.arriving), source]),

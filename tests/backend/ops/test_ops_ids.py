@@ -49,6 +49,18 @@ def test_a_table_of_places() -> None:
     assert int((place_of >= 0).sum()) == known.numel()
 
 
+def test_counts_of_lesser_numbers_equal_the_reference() -> None:
+    """Few values among many numbers and the other way round; equal numbers, empty lists, no list."""
+    generator = torch.Generator().manual_seed(0)
+    for num_values, counts in ((0, [3]), (5, []), (7, [0, 0]), (40, [300, 0, 2]), (600, [1, 9, 31]), (2, [5000])):
+        for high in (4, 1000, 2**62):
+            value = torch.randint(-high, high, (num_values,), generator=generator).sort().values
+            lists = [torch.randint(-high, high, (n,), generator=generator).sort().values for n in counts]
+            number = torch.cat([value[:0], *lists])
+            found = ops.count_less(value, number, torch.tensor(counts, dtype=torch.int64))
+            assert torch.equal(found, reference.count_less(value, number))
+
+
 EDGES = [0, 1, *(2**k + d for k in (7, 14, 21, 28, 35, 49, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
 
 
@@ -88,6 +100,8 @@ def test_arguments() -> None:
     for counts, got in (([2], 2), ([-1, 2], -1)):
         with pytest.raises(DataError, match=f"'count' to sum up to the 1 rows, got {got}"):
             ops.encode_ids(one.view(1, 1), torch.tensor(counts), True)
+        with pytest.raises(DataError, match=f"'size' to sum up to the 1 numbers, got {got}"):
+            ops.count_less(one, one, torch.tensor(counts))
     with pytest.raises(DataError, match=r"'rows' to be contiguous, of dtype Long and with columns, got shape \[1, 0\]"):
         ops.encode_ids(one.view(1, 1)[:, :0], one, True)
     with pytest.raises(DataError, match="'num_bytes' to sum up to the 4 bytes, got 3"):
@@ -104,5 +118,6 @@ def test_opcheck() -> None:
     one = torch.tensor([1])
     native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
     opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20]), None), test_utils=tests)
+    opcheck(native.count_less.default, (torch.arange(9), torch.arange(4), torch.tensor([2, 2])), test_utils=tests)
     opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
     opcheck(native.decode_ids.default, (torch.tensor([7], dtype=torch.uint8), one, 1, True), test_utils=tests)

@@ -28,6 +28,7 @@ WRITES, BY, CITES, IN, HAS = (
     (AUTHOR, "writes", PAPER), (PAPER, "by", AUTHOR), (PAPER, "cites", PAPER), (PAPER, "in", VENUE),
     (VENUE, "has", PAPER),
 )  # fmt: skip
+LIKES = (PAPER, "likes", PAPER)  # of which the graph has no edges
 RELATIONS = {WRITES: 90, BY: 70, CITES: 120, IN: 31, HAS: 0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "list": {"num_neighbors": [3, 2], "shuffle": True},
@@ -36,6 +37,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "replace": {"num_neighbors": [2, 2], "replace": True},
     "weighted": {"num_neighbors": [2, 2], "weight_attr": "weight"},
     "all": {"num_neighbors": [-1, -1]},
+    "induced": {"num_neighbors": [2, 2], "subgraph_type": "induced"},
+    "disjoint": {"num_neighbors": [2, 2], "disjoint": True, "shuffle": True},
 }
 
 
@@ -147,15 +150,20 @@ def check(graph: HeteroData, batch: Batch) -> None:
     """Against the graph it was drawn of."""
     for kind in SIZES:
         n_id = torch.tensor(batch[f"{kind}.n_id"], dtype=torch.int64)
-        assert n_id.unique().numel() == n_id.numel() == sum(batch[f"{kind}.num_sampled_nodes"])
+        tree = torch.tensor(batch.get(f"{kind}.batch", [0] * n_id.numel()), dtype=torch.int64)
+        distinct = torch.stack([n_id, tree]).unique(dim=1)
+        assert distinct.shape[1] == n_id.numel() == sum(batch[f"{kind}.num_sampled_nodes"])
         assert torch.equal(torch.tensor(batch[f"{kind}.x"], dtype=torch.float64).view(-1, 4), graph[kind].x[n_id])
     for relation in RELATIONS:
         e_id = torch.tensor(batch[f"{relation}.e_id"], dtype=torch.int64)
         ends = torch.tensor(batch[f"{relation}.edge_index"], dtype=torch.int64).view(2, -1)
-        assert sum(batch[f"{relation}.num_sampled_edges"]) == e_id.numel()
+        assert sum(batch.get(f"{relation}.num_sampled_edges", [e_id.numel()])) == e_id.numel()
         for end, kind in enumerate((relation[0], relation[-1])):
             n_id = torch.tensor(batch[f"{kind}.n_id"], dtype=torch.int64)
             assert torch.equal(n_id[ends[end]], graph[relation].edge_index[end, e_id])
+        if f"{PAPER}.batch" in batch:
+            source, target = (torch.tensor(batch[f"{kind}.batch"], dtype=torch.int64) for kind in relation[::2])
+            assert torch.equal(source[ends[0]], target[ends[1]])
         attr = torch.tensor(batch[f"{relation}.edge_attr"], dtype=torch.float64).view(-1, 2)
         assert torch.equal(attr, graph[relation].edge_attr[e_id])
     size = batch[f"{PAPER}.batch_size"]
@@ -227,7 +235,7 @@ def links(form: str, relation: Any, negatives: Any) -> list[Any]:
     graph = graph_of()
     data = laid_out(form, graph)
     sampling = NegativeSampling("triplet", 2) if negatives == "two" else negatives
-    edges = graph[relation].edge_index[:, ::3]
+    edges = graph[CITES if relation == LIKES else relation].edge_index[:, ::3]
     loader = LinkNeighborLoader(
         data, [2, 2], edge_label_index=(relation, edges), batch_size=8, shuffle=True, neg_sampling=sampling
     )
@@ -246,7 +254,9 @@ def links(form: str, relation: Any, negatives: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("relation", "negatives"), [(WRITES, "binary"), (CITES, "two"), (BY, "triplet"), (IN, None)])
+@pytest.mark.parametrize(
+    ("relation", "negatives"), [(WRITES, "binary"), (CITES, "two"), (BY, "triplet"), (IN, None), (LIKES, "binary")]
+)
 def test_links(relation: Any, negatives: Any, workers: Pools) -> None:
     (stock,) = workers(1).run(links, "plain", relation, negatives)
     for size in (1, 3):
@@ -313,8 +323,7 @@ def test_what_is_refused() -> None:
         (lambda: NeighborLoader(data, [2], input_nodes=(PAPER, data[AUTHOR].x[:, 0] > 0)), "over the nodes of data"),
         (lambda: NeighborLoader(data, {CITES: [2]}, input_nodes=PAPER), "Missing number of neighbors"),
         (lambda: NeighborLoader(data, [2, -2], input_nodes=PAPER), "list of counts of each hop"),
-        (lambda: NeighborLoader(data, [2], input_nodes=PAPER, disjoint=True), "with disjoint=False"),
-        (lambda: NeighborLoader(data, [2], input_nodes=PAPER, subgraph_type="induced"), "subgraph_type='directional'"),
+        (lambda: NeighborLoader(data, [2], input_nodes=PAPER, subgraph_type="bidirectional"), "another relation's"),
         (lambda: NeighborLoader(data, [2], input_nodes=PAPER, weight_attr="none"), "attribute of a relation"),
         (lambda: LinkNeighborLoader(data, [2], (PAPER, "to", AUTHOR)), "to be a relation of the graph"),
         (lambda: UniformVertexLoader(data, 4), "one type of nodes .* use NeighborLoader"),
