@@ -461,6 +461,21 @@ def test_mapping(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(mapping, num_ranks)
 
 
+def sampled(model: nn.Module, data: Any, levels: set[bool]) -> list[Tensor]:
+    """Outputs and gradients on batches of sampled neighbours, of whose relations some are in two levels."""
+    from pyg_dist.loader import NeighborLoader
+
+    found = []
+    for batch in NeighborLoader(data, [3, 2], input_nodes=(PAPER, torch.arange(12)), batch_size=6):
+        shares = [store.handle.graph.share for _, store in batch.edge_items()]
+        assert {share.row_transfer.relay is not None for share in shares} == levels
+        x = leaves(batch)
+        outs = model(x, batch.edge_index_dict)
+        grads = torch.autograd.grad(sum(out.square().sum() for out in outs.values()), [*x.values()], allow_unused=True)
+        found += [rows.full_tensor().detach() for rows in (*outs.values(), *grads) if rows is not None]
+    return found
+
+
 def two_levels(machine: str, hierarchy: str) -> None:
     """Ranks of a machine share what crosses: of all relations, or where that is cheaper by a machine's file."""
     from pyg_dist import distribute, rank
@@ -478,6 +493,12 @@ def two_levels(machine: str, hierarchy: str) -> None:
             stock(stock_data.x_dict, stock_data.edge_index_dict)
         assert_same(run_model(distribute(copy.deepcopy(stock)), data, 1), run_model(stock, stock_data, 1))
         assert rank() > 0 or 0 < data.traffic.num_bytes_between < data.traffic.num_bytes
+        _, one = both(4, hierarchy="off")
+        found = [
+            sampled(distribute(copy.deepcopy(stock)), of, levels) for of, levels in ((one, {False}), (data, levels))
+        ]
+        for ours, expected in zip(*found, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
     finally:
         del os.environ["PYG_DIST_MACHINES"], os.environ["PYG_DIST_MACHINE"]
         session.shutdown()
