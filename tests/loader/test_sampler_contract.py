@@ -64,8 +64,8 @@ def is_same(one: Any, other: Any) -> bool:
     """Of tensors, and of what has tensors as attributes."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
-    if isinstance(one, list):
-        return one == other
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
     if hasattr(one, "__dict__") or isinstance(one, dict):
         both = [thing if isinstance(thing, dict) else vars(thing) for thing in (one, other)]
         return both[0].keys() == both[1].keys() and all(is_same(both[0][k], both[1][k]) for k in both[0])
