@@ -4,7 +4,7 @@
     torchrun --standalone --nproc-per-node 4 examples/hetero.py --model HGT
 
 Handwritten digits and their pixels: an image is linked to the pixels that are dark in it, and to its nearest images;
-pixels have no features but a learned row each. Lines that differ from stock PyG are marked.
+pixels have no features but a learned row each. Lines that differ from stock PyG are marked, but for ``--resume``.
 """
 
 from __future__ import annotations
