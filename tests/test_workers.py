@@ -30,7 +30,8 @@ class Argument:
 
 
 def _add_rank(argument: Argument, *, factor: int = 1) -> Argument:
-    return Argument(argument.value + factor * int(os.environ["RANK"]))
+    session.init()
+    return Argument(argument.value + factor * session.rank())
 
 
 def _process() -> int:

@@ -119,8 +119,8 @@ def arrives_at_once(world_size: int) -> None:
     """As on nccl, where no sender is waited for alone: one product takes all that arrives."""
     from pyg_dist import DistributedData
     from pyg_dist.backend.comm.codec import Exact
+    from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.wires import Flight
-    from pyg_dist.backend.comm.wires.gloo import GlooWire
     from pyg_dist.graph.protocol import Norm
     from pyg_dist.halo.exchange import ToNeighbours
 
@@ -130,7 +130,8 @@ def arrives_at_once(world_size: int) -> None:
         data = DistributedData(random_graph(NUM_NODES, 20 * NUM_NODES, seed=3), partition=torch.arange(NUM_NODES) % 3)
     operator = data.graph.operator(Norm.SUM, None, torch.float64)
     x = torch.randn(data.graph.num_local, 5, dtype=torch.float64)
-    exchange, products = GlooWire.exchange, []
+    wire: Any = type(world_group().wire(x))
+    exchange, products = wire.exchange, []
 
     def at_once(*arguments: Any) -> Flight:
         flight = exchange(*arguments)
@@ -148,7 +149,7 @@ def arrives_at_once(world_size: int) -> None:
     unpack_add = Exact.unpack_add
     expected = added()
     assert len(products) == world_size - 1
-    with patch.object(GlooWire, "exchange", at_once):
+    with patch.object(wire, "exchange", at_once):
         torch.testing.assert_close(added(), expected)
     assert [len(message) for _, message, *_ in products] == [operator.halo.exchange.num_received]
 
