@@ -94,7 +94,7 @@ def test_a_stopped_rank_is_named_again_and_again_and_the_run_ends(
     for rank in others:
         notices = [line for line in ended.stderr.splitlines() if line.startswith(f"rank {rank} has waited")]
         assert len(notices) >= 2, ended.stderr
-        named = "so rank 0 or torchrun's agent" if stopped == 0 else "rank 1 has not answered"
+        named = "rank 0 or torchrun's agent" if stopped == 0 else "rank 1 has not answered"
         assert any(named in line for line in notices), ended.stderr
     assert "PYG_DIST_WATCH_SECONDS allows" in ended.stderr
 

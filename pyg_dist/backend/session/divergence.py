@@ -274,7 +274,8 @@ class DivergenceWatch:
         if self._answers(now):
             return _listed(others)
         return (
-            f"the store has not answered, so rank 0 or torchrun's agent, which holds it, is stopped; {_listed(others)}"
+            f"the store has not answered, so who holds it, rank 0 or torchrun's agent, is stopped, or rank 0 is in a "
+            f"native call that keeps Python's lock, as METIS does; heard last: {_listed(others)}"
         )
 
     def _talk(self) -> None:
