@@ -410,6 +410,7 @@ def subgraphs(graph: Data, data: Any, how: Layout) -> None:
     assert sorted(world.gather_counts(index)) == sorted([*range(count)] * (world.size // count))
     assert laid.group.size == world.size // count
     assert laid.needs_whole_subsets == (how["layout"] == "grid"), "tiles are of other nodes than a rank's rows"
+    assert laid.ranks_per_machine is None, "all ranks are on one machine"
     laid.prepare_subgraphs()
     nodes = torch.arange(0, N, 2)
     expected, sampled = graph.subgraph(nodes), laid.induced(Subset(nodes))
