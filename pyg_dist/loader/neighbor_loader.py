@@ -167,7 +167,7 @@ class NeighborLoader(_Neighbors):
         >>> loader = NeighborLoader(data, [4, 2], input_nodes=data.train_mask, batch_size=2)
         >>> batch = next(iter(loader))
         >>> batch.batch_size, batch.n_id.tolist()[:2], batch.num_sampled_nodes
-        (2, [0, 4], [2, 5, 5])
+        (2, [0, 4], [2, 6, 8])
     """
 
     def __init__(

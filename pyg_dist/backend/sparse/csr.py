@@ -233,6 +233,11 @@ class CSR:
             return product(None if trial is None else trial.best)
         return trial.run(product, self.num_entries)
 
+    def form(self, x: Tensor) -> ops.SpmmWay | None:
+        """The way of a product with x, as far as is known; None: there is only one."""
+        trial = self._trial(x)
+        return None if trial is None else trial.best
+
     def choose_form(self, x: Tensor) -> None:
         """Multiply in all ways until it is known which is the fastest: before messages fly, not while they do."""
         trial = self._trial(x)

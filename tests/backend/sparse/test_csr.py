@@ -209,12 +209,6 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[list[ops.SpmmWay], dict[ops.
     return taken, seconds
 
 
-def form(pattern: CSR, x: Tensor) -> ops.SpmmWay | None:
-    """The way of a product with x, as far as is known; None: there is only one."""
-    trial = pattern._trial(x)
-    return None if trial is None else trial.best
-
-
 @pytest.mark.parametrize("is_further_faster", [True, False])
 def test_the_first_products_try_all_ways_and_the_fastest_one_stays(
     large: tuple[CSR, Tensor],
@@ -228,7 +222,7 @@ def test_the_first_products_try_all_ways_and_the_fastest_one_stays(
     plain, blocks, further = ops.SpmmWay("plain"), ops.SpmmWay("blocks"), ops.SpmmWay("blocks", 64)
     seconds |= {plain: 3.0, blocks: 2.0, further: 1.0 if is_further_faster else 2.5}
     expected = reference.spmm_csr(pattern.rowptr, pattern.col, x)
-    guess = form(pattern, x)
+    guess = pattern.form(x)
     for _ in range(2):
         assert_same_bits(pattern.multiply(x), expected)
     assert taken == [guess] * 2, "products that may not try keep the guess"
@@ -237,7 +231,7 @@ def test_the_first_products_try_all_ways_and_the_fastest_one_stays(
     assert taken[2] == guess, "whose memory is new"
     assert sorted(taken[3:9]) == [blocks] * 3 + [plain] * 3
     assert taken[9:15] == [blocks, further] * 3
-    assert taken[15:] == [further if is_further_faster else blocks] * 2 == [form(pattern, x)] * 2
+    assert taken[15:] == [further if is_further_faster else blocks] * 2 == [pattern.form(x)] * 2
     # What was chosen, and why: in the log, and for profile().
     times = [1e9 * of / pattern.num_entries for of in (3.0, 2.0, seconds[further])]
     (line,) = csr.timed_forms()
@@ -251,7 +245,7 @@ def test_the_first_products_try_all_ways_and_the_fastest_one_stays(
     seconds |= {blocks: 4.0, ops.SpmmWay("plain", 64): 3.5}
     wide = torch.cat([x, x], 1)
     pattern.choose_form(wide)
-    assert form(pattern, wide) == plain, "each width for itself"
+    assert pattern.form(wide) == plain, "each width for itself"
     assert len(taken) == 17 + 13
     pattern.choose_form(x)
     assert len(taken) == 17 + 13, "it is known"
@@ -274,7 +268,7 @@ def test_forms_that_are_close_take_more_turns_and_a_few_samples_decide_nothing(
     seconds[blocks] = 1.0
     pattern.choose_form(x)
     assert taken[15:] == [blocks, further] * 3
-    assert form(pattern, x) == blocks
+    assert pattern.form(x) == blocks
 
 
 def test_products_of_one_form_try_how_far_ahead_they_ask_for_rows(
@@ -310,7 +304,7 @@ def test_patterns_of_like_size_share_a_trial(
     assert taken[:6] == taken[:1] * 5 + [plain if taken[0] == blocks else blocks]
     for known, batch in enumerate(batches[3:0:-1]):
         batch.choose_form(x)
-        assert form(batch, x) == blocks
+        assert batch.form(x) == blocks
         assert len(taken) == 16 + 12 * known, "the last one's is over, and the others have theirs"
     of(500_000).choose_form(x)
     assert len(taken) == 16 + 12 * 2 + 13, "another size"
@@ -332,8 +326,8 @@ def test_a_setting_fixes_the_form(
 
 def test_small_products_have_one_form() -> None:
     pattern = CSR.from_edges(*entries((40, 7, 9)), None, 7, 9)
-    assert form(pattern, torch.ones(9, 64)) is None
-    assert form(pattern, torch.ones(9)) is None
+    assert pattern.form(torch.ones(9, 64)) is None
+    assert pattern.form(torch.ones(9)) is None
 
 
 @pytest.mark.parametrize("column", [-1, 3])
