@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from against_stock import Results, convs, differences, gradients, whole
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch_geometric import EdgeIndex
@@ -219,7 +219,11 @@ def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> No
     @example(EMPTY._replace(edges=[(0, 1), (2, 1), (1, 1)], conv="fa", options={"aggr": "mean"}))
     @example(EMPTY._replace(edges=[(0, 1), (2, 1), (1, 1)], conv="edge", options={"aggr": "mean"}))
     def check(case: Case) -> None:
-        expected = whole(results(classes(case.conv)[0], graph_of(case), case))
+        try:
+            expected = whole(results(classes(case.conv)[0], graph_of(case), case))
+        except RuntimeError as error:  # stock PyG gives an EdgeIndex without weights ones of the default dtype
+            assume(case.form != "EdgeIndex" or "scalar type Float" not in str(error))
+            raise
         for rank, differs in enumerate(workers(world_size).run(compare, case, expected)):
             assert not differs, f"on rank {rank}"
 
