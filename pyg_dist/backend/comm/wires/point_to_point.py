@@ -171,13 +171,12 @@ class PointToPoint(ABC):
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
         starts, places = [0, *accumulate(sent)], [0, *accumulate(received)]
         messages: list[Message] = []
-        peers = self._others() if rows.shape[1:].numel() else []
-        for peer in peers:  # gloo sends at once what it knows to be waited for
-            if received[peer]:
-                messages.append(self.receive_rows(out, places[peer], places[peer + 1], peer, tag))
-        for peer in peers:
-            if sent[peer]:
+        is_empty = not rows.shape[1:].numel()
+        for peer in self._others():
+            if sent[peer] and not is_empty:
                 messages.append(self.send_rows(rows, starts[peer], starts[peer + 1], peer, tag))
+            if received[peer] and not is_empty:
+                messages.append(self.receive_rows(out, places[peer], places[peer + 1], peer, tag))
         own = self.rank
         if sent[own]:
             out[places[own] : places[own + 1]].copy_(rows[starts[own] : starts[own + 1]])
