@@ -12,7 +12,7 @@ from bits import assert_same_bits
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.ops import AttentionInputs, AttentionSpec, library
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError
 
@@ -354,6 +354,12 @@ def test_an_index_out_of_range_is_found_late(device: torch.device) -> None:
     with pytest.raises(DataError, match=r"gather_rows: expected 'index' to lie in \[0, 5\), got 7 at position 1"):
         run()
     ops.gather_rows(x, index[:1])  # said once
+
+
+def test_the_driver_says_its_version(device: torch.device) -> None:
+    if device.type != "cuda":
+        pytest.skip("there is no driver")
+    assert (library.driver_version() or 0) >= 12_000
 
 
 def test_tensors_of_two_devices_are_refused(device: torch.device) -> None:

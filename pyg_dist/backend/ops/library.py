@@ -9,6 +9,7 @@ Rows are two-dimensional there, factors in the sum dtype, and errors are one lin
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
@@ -82,18 +83,28 @@ def _check_gpu() -> None:
         devices()["cuda"],
         torch.cuda.get_device_name(),
         torch.cuda.get_device_capability(),
-        torch._C._cuda_getDriverVersion(),  # type: ignore[attr-defined]
+        driver_version(),
     )
 
 
-def unfit(built: str, name: str, capability: tuple[int, int], driver: int) -> str | None:
+def driver_version(driver: str = "libcuda.so.1") -> int | None:
+    """The newest CUDA that the driver knows, as 13000; None where the driver cannot be asked."""
+    version = ctypes.c_int()
+    try:
+        status = ctypes.CDLL(driver).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return None if status else version.value
+
+
+def unfit(built: str, name: str, capability: tuple[int, int], driver: int | None) -> str | None:
     """Why a GPU cannot run kernels, or None: it can.
 
     Args:
         built: what for, and with which CUDA: ``"80-real,90 of CUDA 13.0.88"``.
         name: the GPU's.
         capability: the GPU's compute capability.
-        driver: the newest CUDA that the driver knows, as 13000.
+        driver: the newest CUDA that the driver knows, as 13000; None: not known.
     """
     architectures, _, toolkit = built.partition(" of CUDA ")
     known = [int(number) for number in re.findall(r"(?:^|,)(\d+)", architectures)]
@@ -104,7 +115,7 @@ def unfit(built: str, name: str, capability: tuple[int, int], driver: int) -> st
             f"build them with CMAKE_CUDA_ARCHITECTURES"
         )
     needed = int(toolkit.split(".")[0]) if toolkit else 0
-    if driver // 1000 < needed:
+    if driver is not None and driver // 1000 < needed:
         return (
             f"the driver knows CUDA {driver // 1000}.{driver % 1000 // 10}, and they were built with CUDA {toolkit}; "
             f"update the driver, or build them with nvcc {driver // 1000}"

@@ -139,18 +139,19 @@ def test_columns_beyond_32_bits_are_refused() -> None:
     [
         ((8, 0), 13000, None),
         ((12, 0), 13020, None),
+        ((9, 0), None, None),
         ((7, 5), 13000, r"T4 has compute capability 7\.5, and they were built for 8\.0 and above; take another GPU"),
         ((9, 0), 12040, r"the driver knows CUDA 12\.4, and they were built with CUDA 13\.0\.88; update the driver"),
     ],
 )
 def test_gpus_that_cannot_run_the_kernels(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], driver: int, words: str | None
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], driver: int | None, words: str | None
 ) -> None:
     """In one line, in the place of whatever the first launch would raise."""
     monkeypatch.setattr(library, "devices", lambda: {"cuda": "80-real,90 of CUDA 13.0.88"})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "T4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+    monkeypatch.setattr(library, "driver_version", lambda: driver)
     monkeypatch.setattr(library, "_why_no_cuda", None)
     library._check_gpu()
     if words is None:
@@ -163,6 +164,11 @@ def test_gpus_that_cannot_run_the_kernels(
         call(cannot_launch, X)
     assert str(found.value).endswith("or move tensors and data with .cpu()")
     assert "\n" not in str(found.value)
+
+
+def test_a_driver_that_cannot_be_asked_has_no_version() -> None:
+    assert library.driver_version("lib_that_is_not_there.so") is None
+    assert library.driver_version("libc.so.6") is None
 
 
 def cannot_launch(x: torch.Tensor) -> None:
