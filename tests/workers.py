@@ -258,9 +258,26 @@ def pools(start: Start | None = None) -> Iterator[Callable[[int], Workers]]:
 @contextlib.contextmanager
 def forked(world_size: int) -> Iterator[list[Rank]]:
     """Ranks as torchrun's, forked from the server."""
+    with _started(world_size, fork_server()) as ranks:
+        yield ranks
+
+
+@contextlib.contextmanager
+def spawned(world_size: int) -> Iterator[list[Rank]]:
+    """Ranks as torchrun's, in processes that import everything themselves: a process that has asked for a GPU's driver
+    cannot be forked, and where there is one, importing PyG asks.
+    """
+    with _started(world_size, multiprocessing.get_context("spawn")) as ranks:
+        yield ranks
+
+
+@contextlib.contextmanager
+def _started(
+    world_size: int, context: multiprocessing.context.SpawnContext | multiprocessing.context.ForkServerContext
+) -> Iterator[list[Rank]]:
     # Held here as torchrun's agent holds it: no port can be lost between choosing and opening it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context, ranks = fork_server(), list[Rank]()
+    ranks: list[Rank] = []
     with tempfile.TemporaryDirectory(prefix="pyg_dist_workers_") as folder, contextlib.ExitStack() as processes:
         for rank in range(world_size):
             here, there = context.Pipe()

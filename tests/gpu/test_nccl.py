@@ -17,7 +17,7 @@ import torch.distributed as dist
 from bits import assert_same_bits
 from gpu_trial import IS_TRIAL
 from torch import Tensor
-from workers import Workers
+from workers import Workers, spawned
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +69,7 @@ def drawn(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
 @pytest.fixture(scope="module")
 def alone(device: torch.device) -> Iterator[Workers]:
     """A process of its own, which starts the GPU."""
-    pool = Workers(1)
+    pool = Workers(1, spawned)
     yield pool
     pool.close()
 
