@@ -20,6 +20,7 @@ from torch_geometric.nn import (
     WLConv,
 )
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
+from torch_geometric.nn.to_hetero_with_bases_transformer import HeteroBasisConv
 
 from pyg_dist.conv.any_conv import convs_of, distributed_class_of
 from pyg_dist.conv.hetero_conv import DistributedHeteroConv
@@ -38,6 +39,7 @@ _OWN_FORMS: dict[type, type] = {
 _POOLS = (ASAPooling, ClusterPooling, EdgePooling, GraphUNet, PANPooling, SAGPooling, TopKPooling)
 _REFUSED: dict[type, str] = {
     AttentiveFP: "adds nodes that stand for graphs, and edges to them",
+    HeteroBasisConv: "joins all types in one graph (to_hetero does not, nor does RGCNConv on data.to_homogeneous())",
     WLConv: "sorts all edges",
     **dict.fromkeys(_POOLS, "chooses nodes among all, and makes another graph of them"),
 }

@@ -171,6 +171,20 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         """Bytes, rows and messages of halos that this rank has sent so far, for all relations."""
         return next(iter(self.node_shardings.values())).traffic
 
+    def has_isolated_nodes(self) -> bool:
+        """Whether some node has no edge of any relation (collective: gathers all edges)."""
+        return self._whole_edges().has_isolated_nodes()  # type: ignore[no-any-return]
+
+    def is_undirected(self) -> bool:
+        """Whether each edge has its reverse, whatever its relation, as in PyG (collective: gathers all edges)."""
+        return self._whole_edges().is_undirected()  # type: ignore[no-any-return]
+
+    def _whole_edges(self) -> HeteroData:
+        whole = HeteroData({kind: {"num_nodes": rows.size} for kind, rows in self.node_shardings.items()})
+        for relation, store in self.edge_items():
+            whole[relation].edge_index = store.handle.graph.full_edge_index()
+        return whole
+
     def subgraph(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: the nodes and edges are fixed, and types have their names."""
         raise MixedRowsError("This would change a distributed graph with types: apply it before DistributedData")

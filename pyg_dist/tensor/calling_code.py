@@ -187,7 +187,7 @@ def _is_of_pyg(frame: FrameType, package: str = "") -> bool:
 
 T = TypeVar("T")
 
-_UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm")  # these end in `raise NotImplementedError`, or in a ValueError
+_UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm", "trim_adj")  # these end in an error that says nothing
 _TAKE_NUMBER = ("add_self_loops", "add_remaining_self_loops")  # these work where they are told the number of nodes
 _ADJ_T = (
     "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "

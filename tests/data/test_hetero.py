@@ -416,6 +416,8 @@ def mapping(num_ranks: int) -> None:
     assert (data.num_node_features, data.num_edge_features) == (stock.num_node_features, stock.num_edge_features)
     assert isinstance(data, HeteroData)
     assert data.validate()
+    assert data.has_isolated_nodes() == stock.has_isolated_nodes()
+    assert data.is_undirected() == stock.is_undirected()
     for kind in SIZES:
         assert data[kind].num_nodes == SIZES[kind]
         assert isinstance(data[kind].x, NodeTensor)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GATConv, HeteroConv, HGTConv, Linear, SAGEConv
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
+from torch_geometric.utils import trim_to_layer
 from workers import Workers
 
 from pyg_dist.errors import PygDistError
@@ -312,6 +313,11 @@ def test_what_learns(workers: Pools) -> None:
                 torch.testing.assert_close(mine, value, rtol=0, atol=1e-10, msg=name)
 
 
+def trimmed(batch: Any) -> Any:
+    hops = batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict
+    return trim_to_layer(1, *hops, batch.x_dict, batch.edge_index_dict)
+
+
 def test_what_is_refused() -> None:
     from pyg_dist import DistributedData
     from pyg_dist.loader import LinkNeighborLoader, NeighborLoader, UniformVertexLoader
@@ -327,6 +333,7 @@ def test_what_is_refused() -> None:
         (lambda: NeighborLoader(data, [2], input_nodes=PAPER, weight_attr="none"), "attribute of a relation"),
         (lambda: LinkNeighborLoader(data, [2], (PAPER, "to", AUTHOR)), "to be a relation of the graph"),
         (lambda: UniformVertexLoader(data, 4), "one type of nodes .* use NeighborLoader"),
+        (lambda: trimmed(next(iter(NeighborLoader(data, [2], input_nodes=PAPER)))), "Expected whole batches"),
     ]
     for call, message in wrong:
         with pytest.raises(PygDistError, match=message):
