@@ -84,12 +84,19 @@ def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Callable[[Any], Any])
 def put_loop_values(filled: Tensor, node: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
     """The values of the added loops, given those of loops that exist; differentiable.
 
-    Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both.
+    Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both, on a CPU.
+    On a GPU it takes any of them, so all are given the last one's value.
 
     Shapes: filled ``[n, ...]``, the values of new loops; node int64 ``[l]``, whose loop each of ``values`` is, in PyG's
     order of edges; values ``[l, ...]``.
     """
-    return filled if rule == "replace" else filled.index_put((node,), values, accumulate=rule == "add")
+    if rule == "replace":
+        return filled
+    if rule == "add":
+        return filled.index_put((node,), values, accumulate=True)
+    order = torch.arange(node.numel(), device=node.device)
+    last = order.new_zeros(filled.shape[0]).scatter_reduce(0, node, order, "amax").index_select(0, node)
+    return filled.index_put((node,), values.detach().index_select(0, last) + (values - values.detach()))
 
 
 Entries = tuple[Tensor, Tensor, Tensor]
