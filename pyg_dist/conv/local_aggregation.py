@@ -14,12 +14,11 @@ from torch.func import functional_call
 from torch_geometric.nn import MessagePassing, aggr, norm
 from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
 
-from pyg_dist.backend import ops
 from pyg_dist.backend.dense.large_tensors import select
 from pyg_dist.backend.sparse.matrix import extreme
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import EdgeView
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.edges import Edges, nodes_to_edges, share_halo_within
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import own_randomness
 from pyg_dist.tensor.row_tensor import local_values
@@ -38,35 +37,33 @@ _REDUCTIONS: dict[type[Aggregation], str] = {
 
 
 def aggregate_neighbours(
-    conv: MessagePassing, graph: EdgeView, x: NodeTensor, weight: Tensor | None = None
+    conv: MessagePassing, edge_index: DistributedEdgeIndex, x: NodeTensor, is_weighted: bool
 ) -> NodeTensor:
-    """Apply a conv's aggregation to the (weighted) rows of each node's in-neighbours, in input order of the edges.
+    """Apply a conv's aggregation to the rows of in-neighbours, times an ``adj_t``'s values if ``is_weighted``.
 
-    Exact: all in-edges of a node are executed on its rank. Parameters of the aggregation enter, since it runs on
-    local rows. Dropout inside of it draws other masks on each rank. A part that looks at several nodes, as batch norm
-    does, is refused. Collective.
+    The conv's ``aggr_module`` is any of ``torch_geometric.nn.aggr``. See :func:`aggregate_messages`; collective.
 
-    The conv's ``aggr_module`` is any of ``torch_geometric.nn.aggr``; ``weight`` is in edge storage order, ``[e]``.
-
-    Shapes: output ``[N, F']``.
+    Shapes: x ``[N, F]``, output ``[N, F']``.
     """
-    rows, aggregation = x.to_rows().to_local(), conv.aggr_module
-    reduce = _EXTREMES.get(type(aggregation))
-    if reduce is not None and weight is None and rows.dim() == 2 and rows.dtype in ops.FLOATS:
+    reduce = _EXTREMES.get(type(conv.aggr_module))
+    if reduce is not None and not is_weighted:
+        graph, rows = edge_index.graph.edge_view, x.to_rows().to_local()
         return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.targets)
-    _require_node_by_node(aggregation)
-    # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
-    # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
-    num_padding = graph.max_in_degree if _pads(aggregation) else 2
-    source, target = graph.neighbour_lists(num_padding)
-    messages = torch.cat([graph.neighbour_rows(rows, conv), rows.new_ones(1, rows.shape[1])]).index_select(0, source)
-    if weight is not None:
-        messages = messages * torch.cat([weight.new_ones(num_padding), graph.csr.values(weight)]).view(-1, 1)
-    return _aggregate_padded(aggregation, graph, messages, target)
+    edges = edge_index.edges()
+    with share_halo_within(conv):
+        messages: Tensor = nodes_to_edges(x, edges.end(0))
+    if is_weighted:
+        assert edges.weight is not None
+        messages = messages * edges.weight.view(-1, 1)
+    return aggregate_messages(conv.aggr_module, messages, edges)
 
 
 def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges) -> NodeTensor:
-    """Apply a PyG aggregation to the messages of each node's in-edges, in PyG's order. Exact; not collective.
+    """Apply a PyG aggregation to the messages of each node's in-edges, in PyG's order. Not collective.
+
+    Exact: all in-edges of a node are executed on its rank. Parameters of the aggregation enter, since it runs on
+    local rows. Dropout inside of it draws other masks on each rank. A part that looks at several nodes, as batch norm
+    does, is refused.
 
     Shapes: messages ``[E, ...]``, an edge tensor of ``edges``; output ``[N, ...]``.
     """
@@ -76,20 +73,17 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
         out = edges.reduce(local, 1, reduce)
         return NodeTensor.from_local(out, graph.targets)
     _require_node_by_node(aggregation)
+    # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
+    # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
     padding = local.new_ones(num_padding, *local.shape[1:])
     order = edges.by_target
     target = torch.cat([edges.target.new_zeros(num_padding), edges.target.index_select(0, order) + 1])
-    return _aggregate_padded(aggregation, graph, torch.cat([padding, select(local, order)]), target)
-
-
-def _aggregate_padded(aggregation: Aggregation, graph: EdgeView, messages: Tensor, target: Tensor) -> NodeTensor:
-    """Aggregate local messages, of which the first are those of the padding, target 0."""
+    padded = torch.cat([padding, select(local, order)])
     entered = {name: graph.targets.copy_to_ranks(p) for name, p in aggregation.named_parameters()}
-    num_targets = graph.num_local + 1
-    dim = 0 if messages.dim() != 2 else -2
+    options = {"dim_size": graph.num_local + 1, "dim": 0 if padded.dim() != 2 else -2}
     with own_randomness(graph.group.rank, graph.device):
-        out = functional_call(aggregation, entered, (messages, target), {"dim_size": num_targets, "dim": dim})
+        out = functional_call(aggregation, entered, (padded, target), options)
     return NodeTensor.from_local(out[1:], graph.targets)
 
 

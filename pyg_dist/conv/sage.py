@@ -84,9 +84,7 @@ class DistributedSAGEConv(SAGEConv):
                 return LinearTerms(self, graph, operator, source, root)  # type: ignore[return-value]
             out = self.linear_aggregation(graph, source, root, operator)
         else:
-            view = graph.edge_view
-            values = None if weight is None else weight.redistribute(view.edge_sharding).to_local()
-            out = self.lin_l(aggregate_neighbours(self, view, source, values))
+            out = self.lin_l(aggregate_neighbours(self, handle, source, is_weighted=weight is not None))
             out = out if root is None else out + self.lin_r(root)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 

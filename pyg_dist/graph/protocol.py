@@ -227,15 +227,8 @@ class EdgeView(GraphProducts, Protocol):
     def csr(self) -> CSR:
         """This rank's edges: targets by neighbours; one target's edges in input order."""
 
-    @property
-    def max_in_degree(self) -> int:
-        """Largest in-degree of the whole graph (collective at the first use)."""
-
     def ends(self) -> tuple[Tensor, Tensor]:
         """Neighbour (source) and local row (target) of each edge in edge storage order, int64 ``[e]``."""
-
-    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
-        """Source and target of the edges by target, behind ``num_padding`` edges from m + h to target 0."""
 
     def neighbour_rows(self, x: Tensor, layer: nn.Module | None = None) -> Tensor:
         """The neighbours' rows, differentiable (collective). Exact, but for a training ``layer`` with ``bits``.

@@ -88,7 +88,6 @@ class HaloView(CopiedToDevices):
         self.norms_of_batches: set[tuple[Norm, torch.dtype]] = set()
         self.asked_of_batches: set[tuple[str, ...]] = set()
         self.weights_of_batches_learn = False
-        self._neighbour_lists: dict[int, tuple[Tensor, Tensor]] = {}
         self._elsewhere: dict[torch.device, Any] = {}
         for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
             self.__dict__.pop(name, None)
@@ -269,27 +268,6 @@ class HaloView(CopiedToDevices):
         own, halo = torch.split(rows, [self.num_sources, self.halo.num_cols])
         returned = aggregate(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer.to_slots.transposed)
         return own + returned.view_as(own)
-
-    @cached_property
-    @lasting
-    def max_in_degree(self) -> int:
-        degree = self.csr.rowptr.diff()
-        return max(self.group.gather_counts(int(degree.max()) if degree.numel() else 0))
-
-    @lasting
-    def neighbour_lists(self, num_padding: int) -> tuple[Tensor, Tensor]:
-        """See :meth:`~pyg_dist.graph.protocol.EdgeView.neighbour_lists`; int64 ``[num_padding + e]`` each.
-
-        Targets are local ids plus one; edges of one target are in input order.
-        """
-        known = self._neighbour_lists.get(num_padding)
-        if known is None:
-            source, target = self.csr.col.long(), self.csr.row() + 1
-            known = self._neighbour_lists[num_padding] = (
-                torch.cat([source.new_full((num_padding,), self.csr.num_cols), source]),
-                torch.cat([target.new_zeros(num_padding), target]),
-            )
-        return known
 
     def in_degree(self, dtype: torch.dtype) -> Tensor:
         """Number of in-edges of the local nodes, ``[n]``."""
