@@ -50,7 +50,8 @@ class GridOperator:
         rows = self.matrix.rows(low, self.matrix.num_rows if high is None else high)
         scale = None if self.row_scale is None else self.row_scale[low:high]
         with phase("aggregate"):
-            return rows.multiply(x, scale, self.col_scale, self.divides, tries=rows is self.matrix)
+            tries = rows is self.matrix
+            return rows.multiply(x, tries, row_scale=scale, col_scale=self.col_scale, divide=self.divides)
 
 
 @dataclass(frozen=True)

@@ -67,15 +67,16 @@ class LinearOperator:
 
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Begin the product (collective, no autograd). Shapes: ``[m, F] -> [n, F]``."""
-        x, halo, scales = as_rows(x), self.halo, (self.row_scale, self.col_scale, self.divides)
+        x, halo = as_rows(x), self.halo
+        scales: ops.SpmmOptions = {"row_scale": self.row_scale, "col_scale": self.col_scale, "divide": self.divides}
         if halo.is_empty:
             with phase("aggregate"):
-                out = self.local.multiply(x, *scales, tries=True)
+                out = self.local.multiply(x, tries=True, **scales)
             return Pending(lambda: out)
         self.local.pattern.choose_form(x)
         messages = halo.send(x, self.col_scale, self.divides)
         with phase("aggregate"):
-            out = self.local.multiply(x, *scales)
+            out = self.local.multiply(x, **scales)
         return Pending(lambda: halo.add(messages, out, self.row_scale, self.divides))
 
 

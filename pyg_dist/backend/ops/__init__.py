@@ -47,6 +47,7 @@ from pyg_dist.backend.ops.rows import row_moments as row_moments
 from pyg_dist.backend.ops.rows import row_norm_grad_ as row_norm_grad_
 from pyg_dist.backend.ops.rows import scatter_add_rows as scatter_add_rows
 from pyg_dist.backend.ops.sparse import SpmmForm as SpmmForm
+from pyg_dist.backend.ops.sparse import SpmmOptions as SpmmOptions
 from pyg_dist.backend.ops.sparse import SpmmWay as SpmmWay
 from pyg_dist.backend.ops.sparse import csr_from_edges as csr_from_edges
 from pyg_dist.backend.ops.sparse import extreme_csr as extreme_csr

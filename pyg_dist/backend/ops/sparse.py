@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -56,19 +56,21 @@ def csr_from_edges(
     return rowptr, sorted_col, None if stays else sorted_edge
 
 
+class SpmmOptions(TypedDict, total=False):
+    """What :func:`spmm_csr` takes beside the matrix and the rows."""
+
+    row_scale: Tensor | None
+    col_scale: Tensor | None
+    divide: bool
+    out: Tensor | None
+    accumulate: bool
+
+
 def spmm_csr(
-    rowptr: Tensor,
-    col: Tensor,
-    x: Tensor,
-    weight: Tensor | None = None,
-    *,
-    row_scale: Tensor | None = None,
-    col_scale: Tensor | None = None,
-    divide: bool = False,
-    out: Tensor | None = None,
-    accumulate: bool = True,
-    form: SpmmForm | SpmmWay | None = None,
-) -> Tensor:
+    rowptr: Tensor, col: Tensor, x: Tensor, weight: Tensor | None = None, *,
+    row_scale: Tensor | None = None, col_scale: Tensor | None = None, divide: bool = False,
+    out: Tensor | None = None, accumulate: bool = True, form: SpmmForm | SpmmWay | None = None,
+) -> Tensor:  # fmt: skip
     r"""Sparse times dense: the sum over the in-edges of every row.
 
     .. math::

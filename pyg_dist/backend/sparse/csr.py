@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import on_device, to_host
@@ -205,16 +206,7 @@ class CSR:
         return CSR(rowptr, col, None, self.num_rows)
 
     def multiply(
-        self,
-        x: Tensor,
-        values: Tensor | None = None,
-        *,
-        row_scale: Tensor | None = None,
-        col_scale: Tensor | None = None,
-        divide: bool = False,
-        out: Tensor | None = None,
-        accumulate: bool = True,
-        tries: bool = False,
+        self, x: Tensor, values: Tensor | None = None, tries: bool = False, **options: Unpack[ops.SpmmOptions]
     ) -> Tensor:
         """:func:`~pyg_dist.backend.ops.spmm_csr` of this pattern, in the form that is the fastest here.
 
@@ -224,10 +216,7 @@ class CSR:
         trial = self._trial(x)
 
         def product(way: ops.SpmmWay | None) -> Tensor:
-            return ops.spmm_csr(
-                self.rowptr, self.col, x, values, row_scale=row_scale, col_scale=col_scale, divide=divide,
-                out=out, accumulate=accumulate, form=way,
-            )  # fmt: skip
+            return ops.spmm_csr(self.rowptr, self.col, x, values, form=way, **options)
 
         if trial is None or trial.is_over or not tries:
             return product(None if trial is None else trial.best)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import Context, LocalFunction
@@ -65,27 +66,9 @@ class Matrix:
     def _parts(self) -> dict[tuple[object, int, int], Matrix]:
         return {}
 
-    def multiply(
-        self,
-        x: Tensor,
-        row_scale: Tensor | None = None,
-        col_scale: Tensor | None = None,
-        divide: bool = False,
-        out: Tensor | None = None,
-        accumulate: bool = True,
-        tries: bool = False,
-    ) -> Tensor:
+    def multiply(self, x: Tensor, tries: bool = False, **options: Unpack[ops.SpmmOptions]) -> Tensor:
         """``diag(row_scale) self diag(col_scale) x``; see :meth:`~pyg_dist.backend.sparse.csr.CSR.multiply`."""
-        return self.pattern.multiply(
-            x,
-            self.value,
-            row_scale=row_scale,
-            col_scale=col_scale,
-            divide=divide,
-            out=out,
-            accumulate=accumulate,
-            tries=tries,
-        )
+        return self.pattern.multiply(x, self.value, tries, **options)
 
     def product(self, x: Tensor) -> Tensor:
         """``self x``, differentiable by x to any order; not collective. Shapes: ``[num_cols, F] -> [num_rows, F]``."""
