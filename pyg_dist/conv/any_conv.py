@@ -9,9 +9,8 @@ does is distributed, or raises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
-from inspect import Parameter, signature
+from inspect import signature
 from traceback import walk_tb
 from typing import Any, TypeVar
 
@@ -19,16 +18,13 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.session.state import world_size
-from pyg_dist.conv import polynomials, typed_attention  # noqa: F401  # register
-from pyg_dist.conv.attention import attention_call
+from pyg_dist.conv import attention, polynomials, typed_attention  # noqa: F401  # register
+from pyg_dist.conv.arguments import Arguments, arguments_of, features_of, is_edge_index, row_values
 from pyg_dist.conv.fast_paths import fast_path_of, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.inputs import (
     edge_handle,
-    edge_values,
-    edge_values_if_any,
-    in_batch,
     moved_values,
     node_rows,
     require_all_at,
@@ -43,9 +39,9 @@ from pyg_dist.conv.special_sums import own_methods
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.graph.edge_blocks import BlockEdges
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edges import Edges, NodeIds, no_layer_within, nodes_to_edges, share_halo_within
-from pyg_dist.graph.protocol import EdgeView, End, have_same_edges, nodes_at
-from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.graph.edges import Edges, NodeIds, no_layer_within, nodes_to_edges, running
+from pyg_dist.graph.protocol import EdgeView, have_same_edges
+from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 C = TypeVar("C", bound=MessagePassing)
@@ -145,7 +141,7 @@ def distributed_class(stock: Any, is_inner: bool = False) -> Any:
 
 @cache
 def _class_on_edges(stock: Any) -> Any:
-    if not any(map(_is_edge_index, signature(stock.forward).parameters)):
+    if not any(map(is_edge_index, signature(stock.forward).parameters)):
         raise UnsupportedError(
             f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: name the argument so; "
             f"where it makes a graph of its own, compute that before DistributedData"
@@ -159,12 +155,6 @@ def _class_on_edges(stock: Any) -> Any:
     code = copy_of_classes(stock.__mro__, MessagePassing, _Defaults, SUBSTITUTES)
     body = {"stock": stock, "code": code, "__module__": __name__, "__doc__": stock.__doc__, **own_methods(stock)}
     return type(f"Distributed{stock.__name__}", (_OnEdges, code, stock), body)
-
-
-def _is_edge_index(name: str) -> bool:
-    """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index`` ..."""
-    name = name.removesuffix("_dict")  # by relation
-    return name == "edge_index" or name.endswith("_edge_index")  # not hyperedge_index
 
 
 def _is_custom(base: type, step: str) -> bool:
@@ -203,14 +193,14 @@ class _OnEdges(MessagePassing):
         small = stock_result(self, self.stock, args, kwargs, lambda: needs_no_edges(self))
         if small is not None:
             return small
-        arguments = _arguments(self.stock)
+        arguments = arguments_of(self.stock)
         given = arguments.by_name(self, args, kwargs)
         first, *others = arguments.edges
         if isinstance(given.get(first), Edges):  # of a conv that calls this one
             given = made(given)
         if isinstance(given.get(first), dict):
             return self._over_relations(arguments, given, first)
-        features = _features(given)
+        features = features_of(given)
         for name in (first, *(name for name in others if given.get(name) is not None)):
             if not isinstance(given.get(name), Edges):
                 handle = edge_handle(self, given.get(name), features, calls_message=True)
@@ -227,15 +217,15 @@ class _OnEdges(MessagePassing):
         if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
             require_all_nodes(_name(self), graph, given["size"])
             given["size"] = None
-        with share_halo_within(self), attention_call(self, given):
-            given = {name: self._row_values(name, value, given[first]) for name, value in given.items()}
+        with running(self, given):
+            given = {name: row_values(self, name, value, given[first]) for name, value in given.items()}
             out = self._run(arguments, given, first)
         for kept in self._kept().values():
             if isinstance(kept, tuple) and isinstance(kept[1], NormWeight):
                 kept[1].lazy.freeze()
         return out
 
-    def _over_relations(self, arguments: _Arguments, given: dict[str, Any], first: str) -> Any:
+    def _over_relations(self, arguments: Arguments, given: dict[str, Any], first: str) -> Any:
         """The forward of a conv that takes the edges of each relation (collective)."""
         edges = given[first]
         plain = [relation for relation, one in edges.items() if not isinstance(one, DistributedEdgeIndex)]
@@ -248,16 +238,17 @@ class _OnEdges(MessagePassing):
                 f"the graph, data = DistributedData(data), and pass data.{first}"
             )
         laid_out = {relation: self._edges(one, given) for relation, one in edges.items()}
-        with share_halo_within(self):
+        with running(self):
             return self._run(arguments, {**given, first: laid_out}, first)
 
-    def _run(self, arguments: _Arguments, given: dict[str, Any], first: str) -> Any:
+    def _run(self, arguments: Arguments, given: dict[str, Any], first: str) -> Any:
         """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
         try:
             fused = fast_path_of(self, "forward", given)
-            out = None if fused is None else fused(self, given[first], _others(given, first))
-            if out is not None:
-                return out
+            if fused is not None:
+                out = fused(self, given[first], {name: value for name, value in given.items() if name != first})
+                if out is not None:
+                    return out
             return arguments.call(self.code.forward, self, given)
         except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
             if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named
@@ -274,7 +265,7 @@ class _OnEdges(MessagePassing):
 
     def _edges(self, edge_index: DistributedEdgeIndex, given: dict[str, Any]) -> Edges:
         """The edges of a handle."""
-        parameters = _arguments(self.stock).names
+        parameters = arguments_of(self.stock).names
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
         is_weighted = edge_index.weight is not None and "edge_weight" not in parameters
         if edge_index.is_sparse and (given.get("edge_attr") is not None or reads_attributes or is_weighted):
@@ -300,34 +291,6 @@ class _OnEdges(MessagePassing):
             for name, value in named.items()
             if isinstance(value[0] if isinstance(value, tuple) and value else value, (Edges, NodeTensor))
         }
-
-    def _row_values(self, name: str, value: Any, edges: Edges, end: End | None = None) -> Any:
-        """An argument of the stock conv as it meets edges: plain tensors with a row per node or edge are sliced.
-
-        A pair has rows of the sources and of the targets; ``end`` is the place of one of them.
-        """
-        if isinstance(value, (tuple, list)) and name != "size":
-            ends: Any = (0, 1) if len(value) == 2 else [None] * len(value)
-            return type(value)(self._row_values(name, item, edges, end) for item, end in zip(value, ends, strict=True))
-        if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
-            return value
-        if name in ("x", "h"):
-            return node_rows(self, edges.graph, value, end)
-        at = (edges.graph.sources, edges.graph.targets) if end is None else (nodes_at(edges.graph, end),)
-        for rows in (edges.rows,) if name.startswith("edge_") else at:
-            value = in_batch(self, value, rows)
-        if type(value) is MovedRows:
-            return value
-        if name.startswith("edge_"):
-            return edge_values(self, name, value, edges.rows)
-        if not isinstance(value, RowTensor):
-            for nodes in at:
-                if value.shape[0] == nodes.size:
-                    return RowTensor.from_local(nodes.slice(value), nodes)
-        if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # of edges, by a script's own name
-            found = edge_values_if_any(value, edges.rows)
-            return value if found is None else found  # those of other edges stay what they are
-        return value
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """PyG's generic code, hooks included; on plain edges, the code that it writes for the stock class."""
@@ -406,52 +369,3 @@ def _is_in_functions_of_pyg(error: BaseException) -> bool:
     """Whether it was raised in a function of PyG's that is not replaced by ours."""
     names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
     return any(name.startswith("torch_geometric.utils.") for name in names)
-
-
-class _Arguments:
-    """What a forward takes.
-
-    Attributes:
-        names: of its arguments.
-        edges: those that are edges.
-    """
-
-    def __init__(self, stock: Any) -> None:
-        self._signature = signature(stock.forward)
-        _, *parameters = self._signature.parameters.values()
-        self.names = tuple(p.name for p in parameters)
-        self.edges = tuple(filter(_is_edge_index, self.names))
-        self._needed = {p.name for p in parameters if p.default is Parameter.empty}
-        self._by_name = all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
-
-    def by_name(self, conv: MessagePassing, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by their names."""
-        given = dict(zip(self.names, args, strict=False)) | kwargs
-        fits = self._by_name and len(given) == len(args) + len(kwargs) and self._needed <= given.keys()
-        if fits and given.keys() <= set(self.names):
-            return given
-        return dict(list(self._signature.bind(conv, *args, **kwargs).arguments.items())[1:])  # or the TypeError
-
-    def call(self, forward: Any, conv: MessagePassing, given: dict[str, Any]) -> Any:
-        """``forward`` of ``conv`` with these arguments."""
-        if self._by_name:
-            return forward(conv, **given)
-        bound = self._signature.bind_partial(conv)
-        bound.arguments.update(given)
-        return forward(*bound.args, **bound.kwargs)
-
-
-@cache
-def _arguments(stock: Any) -> _Arguments:
-    return _Arguments(stock)
-
-
-def _features(given: dict[str, Any]) -> Any:
-    """The argument that says over which nodes plain edges are: the first one with rows of nodes, or else the first."""
-    firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
-    has_nodes = (NodeTensor, MovedRows)
-    return next((value for value, first in firsts if isinstance(first, has_nodes)), next(iter(given.values())))
-
-
-def _others(given: dict[str, Any], name: str) -> dict[str, Any]:
-    return {other: value for other, value in given.items() if other != name}

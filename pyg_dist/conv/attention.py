@@ -9,9 +9,7 @@ head, are made only if the conv is to return them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -29,39 +27,13 @@ from pyg_dist.conv.fast_paths import Step, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
 from pyg_dist.conv.hetero_conv import Biased
 from pyg_dist.conv.weighted_sum import can_project_last, commutes
-from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.edges import Edges, call_of
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.layers import product, sparse_rows
 from pyg_dist.tensor.functions.random import draw_seed
 from pyg_dist.tensor.row_tensor import local_tensors, local_values
 
 Fused = TypeVar("Fused", bound=Callable[..., Any])
-
-
-@dataclass(eq=False)
-class _Call:
-    """An attention conv that runs."""
-
-    conv: MessagePassing
-    returns_weights: bool  # whether it is to return the weights of edges
-    alpha: Any = None  # what GATv2's forward was given for them
-    sums: NodeTensor | None = None  # what they weigh
-
-
-_running: _Call | None = None
-
-
-@contextmanager
-def attention_call(conv: MessagePassing, given: dict[str, Any]) -> Iterator[None]:
-    """Context in which ``conv``, an attention conv that was called with ``given``, may take the fused steps."""
-    global _running
-    asked = given.get("return_attention_weights")
-    asks = isinstance(asked, bool) if isinstance(conv, TransformerConv) else bool(asked)  # as their forwards do
-    outer, _running = _running, _Call(conv, asks)
-    try:
-        yield
-    finally:
-        _running = outer
 
 
 def _takes_op(conv: MessagePassing) -> bool:
@@ -81,13 +53,12 @@ def _weighs_sources(conv: MessagePassing) -> bool:
 
 
 def _attention(conv: type, step: Step, when: Callable[[Any], bool] = _takes_op) -> Callable[[Fused], Fused]:
-    """Register a fused step, which takes the call that runs in place of the conv, and arguments by name."""
+    """Register a fused step of convs that run, which takes arguments by name."""
 
     def register(fused: Fused) -> Fused:
         @fast_path(conv, step=step, sums=(SumAggregation,), when=when)
         def run(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Any:
-            call = _running
-            return None if call is None or call.conv is not conv else fused(call, edges, **given)
+            return None if call_of(conv) is None else fused(conv, edges, **given)
 
         return fused
 
@@ -95,13 +66,12 @@ def _attention(conv: type, step: Step, when: Callable[[Any], bool] = _takes_op) 
 
 
 @_attention(GATConv, "forward")
-def _additive(call: _Call, edges: Edges, x: object, edge_attr: Tensor | None = None, **others: object) -> Any:
+def _additive(conv: MessagePassing, edges: Edges, x: object, edge_attr: Tensor | None = None, **others: object) -> Any:
     """GATConv's forward.
 
     The logits of nodes are products with a matrix that has the heads' vectors: PyG's ``(x * att).sum(-1)`` makes two
     more tensors as large as x, and four in the backward pass.
     """
-    conv = call.conv
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
     lin_source, lin_target = (conv.lin, conv.lin) if conv.lin is not None else (conv.lin_src, conv.lin_dst)
     attr = edge_attr if conv.lin_edge is not None else None
@@ -152,7 +122,7 @@ def _additive(call: _Call, edges: Edges, x: object, edge_attr: Tensor | None = N
             edge_weight = edges.rows.copy_to_ranks(of_heads.sum(1).view(1, -1)).to(dtype)
     spec = _spec(conv, "additive", slope=conv.negative_slope)
     inputs = AttentionInputs(value, key, query, _local_attr(edges, attr, dtype), edge_weight)
-    sums, _, alpha = _attend(call, edges, inputs, spec)
+    sums, _, alpha = _attend(conv, edges, inputs, spec)
     if not conv.concat:
         sums = sums.view(-1, heads, columns).mean(dim=1)
     if residual is None and conv.bias is not None:
@@ -176,13 +146,20 @@ def _projects_heads(lin: Any, x: Any) -> bool:
     return x.shape[1] <= lin.weight.shape[0] and sparse_rows(x, lin.weight) is None
 
 
+def _returns_weights(conv: MessagePassing) -> bool:
+    """Whether the call that runs is to return the weights of edges."""
+    call = call_of(conv)
+    asked = None if call is None else call.given.get("return_attention_weights")
+    return isinstance(asked, bool) if isinstance(conv, TransformerConv) else bool(asked)  # as their forwards do
+
+
 def _attend(
-    call: _Call, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec
+    conv: MessagePassing, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor, EdgeTensor | None]:
     """The sums, and the attention weights before dropout, if requested (collective). Autocast narrows nothing of it."""
-    asked = call.returns_weights
+    asked = _returns_weights(conv)
     with torch.autocast(inputs.value.device.type, enabled=False):
-        sums, of_edges, alpha = edges.graph.attend(edges, inputs, spec, call.conv, has_weights=asked)
+        sums, of_edges, alpha = edges.graph.attend(edges, inputs, spec, conv, has_weights=asked)
     return sums, of_edges, edges.tensor(alpha) if asked else None
 
 
@@ -202,12 +179,11 @@ def _diagonal(att: Tensor) -> Tensor:
 
 
 @_attention(GATv2Conv, "edge_updater")
-def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> Any:
+def _dynamic(conv: MessagePassing, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> Any:
     """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge.
 
     Returns the attention weights, or what stands for them; the weighted sums are made in the same pass.
     """
-    conv = call.conv
     if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, x[:1], x[1:]) and _meet(x[0], conv.att)):
         return None
     dtype = _dtype_of_sums(x[0], conv.att)
@@ -217,23 +193,24 @@ def _dynamic(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None)
     spec = _spec(conv, "dynamic", slope=conv.negative_slope)
     value, query = (end.to_local().to(dtype) for end in x)
     inputs = AttentionInputs(value, None, query, _local_attr(edges, edge_attr, dtype), weight, att)
-    sums, _, alpha = _attend(call, edges, inputs, spec)
-    call.sums = _nodes(edges, sums.view(query.shape))
-    call.alpha = object() if alpha is None else _dropped(alpha, spec)
-    return call.alpha
+    sums, _, alpha = _attend(conv, edges, inputs, spec)
+    call, weights = call_of(conv), object() if alpha is None else _dropped(alpha, spec)
+    assert call is not None
+    call.left = weights, _nodes(edges, sums.view(query.shape))
+    return weights
 
 
 @_attention(GATv2Conv, "propagate")
-def _sums_of_dynamic(call: _Call, edges: Edges, x: object, alpha: object) -> NodeTensor | None:
-    return call.sums if alpha is not None and alpha is call.alpha else None
+def _sums_of_dynamic(conv: MessagePassing, edges: Edges, x: object, alpha: object) -> NodeTensor | None:
+    call = call_of(conv)
+    return call.left[1] if call is not None and call.left is not None and alpha is call.left[0] else None
 
 
 @_attention(TransformerConv, "propagate")
 def _dot(
-    call: _Call, edges: Edges, query: Any, key: Any, value: Any, edge_attr: Tensor | None = None
+    conv: MessagePassing, edges: Edges, query: Any, key: Any, value: Any, edge_attr: Tensor | None = None
 ) -> NodeTensor | None:
     """Transformer: features of edges are projected by target, before logits and after sums: ``(W f) q = f (W^T q)``."""
-    conv = call.conv
     if edge_attr is None and conv.lin_edge is not None:
         return None
     if not (_fits(conv, edges, edge_attr, query) and _are_rows(edges, (value, key), (query,))):
@@ -247,7 +224,7 @@ def _dot(
             weight = torch.einsum("nhc,hcd->nhd", queries, by_edge).flatten(1)
         spec = _spec(conv, "dot", scale=1 / math.sqrt(conv.out_channels))
         inputs = AttentionInputs(values, keys, queries, _local_attr(edges, edge_attr, dtype), weight)
-        sums, of_edges, conv._alpha = _attend(call, edges, inputs, spec)
+        sums, of_edges, conv._alpha = _attend(conv, edges, inputs, spec)
         out = sums.view(queries.shape)
         if by_edge is not None:
             out = out + torch.einsum("nhd,hcd->nhc", of_edges.view(*out.shape[:2], by_edge.shape[2]), by_edge)
@@ -255,9 +232,8 @@ def _dot(
 
 
 @_attention(AGNNConv, "propagate")
-def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
+def _cosine(conv: MessagePassing, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None:
     """AGNN: dot products of rows of length one, times beta."""
-    conv = call.conv
     if not (_are_rows(edges, (x,)) and _are_rows(edges, (x_norm,), (x_norm,)) and x.dim() == 2):
         return None
     if not _meet(x, conv.beta):
@@ -265,13 +241,12 @@ def _cosine(call: _Call, edges: Edges, x: Any, x_norm: Any) -> NodeTensor | None
     dtype = torch.promote_types(_dtype_of_sums(x, conv.beta), x_norm.dtype)
     key: Any = x_norm.to_rows().to(dtype)
     inputs = AttentionInputs(x.to_rows().to_local().to(dtype), key.to_local(), (key * conv.beta).to_local())
-    return _nodes(edges, _attend(call, edges, inputs, _spec(conv, "dot"))[0])
+    return _nodes(edges, _attend(conv, edges, inputs, _spec(conv, "dot"))[0])
 
 
 @_attention(GeneralConv, "propagate", _weighs_sources)
-def _of_sources(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> NodeTensor | None:
+def _of_sources(conv: MessagePassing, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> NodeTensor | None:
     """GeneralConv: logits are of the sources' messages alone."""
-    conv = call.conv
     source, lin = x[0], conv.lin_msg
     if edge_attr is not None or not _are_rows(edges, (source,)) or source.dim() != 2:
         return None
@@ -282,7 +257,7 @@ def _of_sources(call: _Call, edges: Edges, x: Any, edge_attr: Tensor | None = No
     with torch.autocast(value.device.type, enabled=False):
         key: Any = F.linear(value, _diagonal(conv.att_msg.view(conv.heads, conv.out_channels).to(value.dtype)))
     inputs = AttentionInputs(value.to_local(), key.to_local())
-    sums = _attend(call, edges, inputs, _spec(conv, "additive", slope=0.2))[0]
+    sums = _attend(conv, edges, inputs, _spec(conv, "additive", slope=0.2))[0]
     return _nodes(edges, sums.view(-1, conv.heads, conv.out_channels))
 
 

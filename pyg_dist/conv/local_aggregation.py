@@ -18,7 +18,7 @@ from pyg_dist.backend.dense.large_tensors import select
 from pyg_dist.backend.sparse.matrix import extreme
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edges import Edges, nodes_to_edges, share_halo_within
+from pyg_dist.graph.edges import Edges, nodes_to_edges, running
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import own_randomness
 from pyg_dist.tensor.row_tensor import local_values
@@ -50,7 +50,7 @@ def aggregate_neighbours(
         graph, rows = edge_index.graph.edge_view, x.to_rows().to_local()
         return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.targets)
     edges = edge_index.edges()
-    with share_halo_within(conv):
+    with running(conv):
         messages: Tensor = nodes_to_edges(x, edges.end(0))
     if is_weighted:
         assert edges.weight is not None

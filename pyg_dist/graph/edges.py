@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
@@ -54,20 +54,28 @@ _EdgeRows = tuple[RowTensor, tuple[int | None, bool], Tensor]
 
 
 @dataclass
-class _Call:
-    """A layer that runs, and the rows that it has exchanged: by tensor and graph, the tensor's state and the rows."""
+class Call:
+    """A layer that runs."""
 
     layer: nn.Module
+    given: Mapping[str, Any] = field(default_factory=dict)  # the arguments of its forward
     is_message: bool = False
+    # by tensor and graph, the tensor's state and its rows at the edges
     exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
+    left: tuple[object, NodeTensor] | None = None  # by one step for another
 
 
-_call: _Call | None = None
+_call: Call | None = None
+
+
+def call_of(layer: nn.Module) -> Call | None:
+    """The call that runs, if it is one of ``layer``."""
+    return _call if _call is not None and _call.layer is layer else None
 
 
 @contextmanager
-def share_halo_within(layer: nn.Module) -> Iterator[None]:
-    """Context in which exchanges are those of ``layer``, and a node tensor is exchanged once; not within a message."""
+def running(layer: nn.Module, given: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Context of a call of ``layer``: exchanges are its own, and a node tensor is exchanged once; not in a message."""
     global _call
     if _call is not None and _call.is_message:
         name, outer_name = (type(one).__name__.removeprefix("Distributed") for one in (layer, _call.layer))
@@ -75,7 +83,7 @@ def share_halo_within(layer: nn.Module) -> Iterator[None]:
             f"{outer_name} calls {name} within its message, which some ranks run more often than others: call it in "
             f"the forward, before propagate, and pass what it gives to propagate"
         )
-    outer, _call = _call, _Call(layer)
+    outer, _call = _call, Call(layer, given or {})
     try:
         yield
     finally:
@@ -87,7 +95,7 @@ def no_layer_within(layer: nn.Module) -> Iterator[None]:
     """Context for the messages of ``layer``: another layer that runs within it would wait for other ranks."""
     global _call
     outer = _call
-    _call = _Call(layer, True, {} if outer is None else outer.exchanged)
+    _call = Call(layer, is_message=True, exchanged={} if outer is None else outer.exchanged)
     try:
         yield
     finally:

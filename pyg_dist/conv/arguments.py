@@ -1,0 +1,98 @@
+"""The arguments of a conv's forward: by name, which of them are edges, and each as it meets distributed edges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from inspect import Parameter, signature
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from pyg_dist.conv.inputs import edge_values, edge_values_if_any, in_batch, node_rows
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.protocol import End, nodes_at
+from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.functions.moved_rows import MovedRows
+
+
+def is_edge_index(name: str) -> bool:
+    """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index`` ..."""
+    name = name.removesuffix("_dict")  # by relation
+    return name == "edge_index" or name.endswith("_edge_index")  # not hyperedge_index
+
+
+class Arguments:
+    """What a forward takes.
+
+    Attributes:
+        names: of its arguments.
+        edges: those that are edges.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        self._signature = signature(stock.forward)
+        _, *parameters = self._signature.parameters.values()
+        self.names = tuple(p.name for p in parameters)
+        self.edges = tuple(filter(is_edge_index, self.names))
+        self._needed = {p.name for p in parameters if p.default is Parameter.empty}
+        self._by_name = all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    def by_name(self, conv: MessagePassing, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by their names."""
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        fits = self._by_name and len(given) == len(args) + len(kwargs) and self._needed <= given.keys()
+        if fits and given.keys() <= set(self.names):
+            return given
+        return dict(list(self._signature.bind(conv, *args, **kwargs).arguments.items())[1:])  # or the TypeError
+
+    def call(self, forward: Any, conv: MessagePassing, given: dict[str, Any]) -> Any:
+        """``forward`` of ``conv`` with these arguments."""
+        if self._by_name:
+            return forward(conv, **given)
+        bound = self._signature.bind_partial(conv)
+        bound.arguments.update(given)
+        return forward(*bound.args, **bound.kwargs)
+
+
+@cache
+def arguments_of(stock: Any) -> Arguments:
+    """What the forward of a class takes."""
+    return Arguments(stock)
+
+
+def features_of(given: dict[str, Any]) -> Any:
+    """The argument that says over which nodes plain edges are: the first one with rows of nodes, or else the first."""
+    firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
+    has_nodes = (NodeTensor, MovedRows)
+    return next((value for value, first in firsts if isinstance(first, has_nodes)), next(iter(given.values())))
+
+
+def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: End | None = None) -> Any:
+    """An argument of the stock conv as it meets edges: plain tensors with a row per node or edge are sliced.
+
+    A pair has rows of the sources and of the targets; ``end`` is the place of one of them.
+    """
+    if isinstance(value, (tuple, list)) and name != "size":
+        ends: Any = (0, 1) if len(value) == 2 else [None] * len(value)
+        return type(value)(row_values(conv, name, item, edges, end) for item, end in zip(value, ends, strict=True))
+    if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
+        return value
+    if name in ("x", "h"):
+        return node_rows(conv, edges.graph, value, end)
+    at = (edges.graph.sources, edges.graph.targets) if end is None else (nodes_at(edges.graph, end),)
+    for rows in (edges.rows,) if name.startswith("edge_") else at:
+        value = in_batch(conv, value, rows)
+    if type(value) is MovedRows:
+        return value
+    if name.startswith("edge_"):
+        return edge_values(conv, name, value, edges.rows)
+    if not isinstance(value, RowTensor):
+        for nodes in at:
+            if value.shape[0] == nodes.size:
+                return RowTensor.from_local(nodes.slice(value), nodes)
+    if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # of edges, by a script's own name
+        found = edge_values_if_any(value, edges.rows)
+        return value if found is None else found  # those of other edges stay what they are
+    return value
