@@ -19,6 +19,7 @@ from workers import Workers
 
 Pools = Callable[[int], Workers]
 BATCH, HIDDEN, EDGE_FEATURES = 3, 4, 2
+NUM_STEPS = 2
 LAYOUTS = [(1, "halo"), (2, "halo"), (3, "halo"), (1, "grid"), (3, "grid")]
 
 
@@ -119,7 +120,7 @@ def batch() -> Tensor:
 
 
 def results(data: Any, name: str, form: str) -> Results:
-    """Values, gradients, and parameters after five steps. ``form``: what x is on distributed data."""
+    """Values, gradients, and parameters after two steps. ``form``: what x is on distributed data."""
     from pyg_dist import distribute
 
     torch.manual_seed(2)
@@ -130,7 +131,7 @@ def results(data: Any, name: str, form: str) -> Results:
     others = [data[beside]] if beside else []
     found: Results = {}
     optimizer = torch.optim.SGD([*model.parameters(), x], lr=0.05)
-    for step in range(5):
+    for step in range(NUM_STEPS):
         given: Any = x
         if form == "stacked":  # rows first on each rank, seen with nodes second
             given = torch.stack([data.x * 0 + item for item in x])
@@ -166,7 +167,7 @@ def on_ranks(layout: str, name: str, expected: Results) -> None:
             patch.object(view, "reduce_by_blocks", autospec=True, side_effect=view.reduce_by_blocks) as by_blocks,
         ):
             assert_same(results(distributed, name, "plain"), expected, "by blocks")
-        assert by_blocks.call_count == 5 * BY_BLOCKS[name]
+        assert by_blocks.call_count == NUM_STEPS * BY_BLOCKS[name]
 
 
 @pytest.mark.parametrize("name", CONVS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from against_stock import assert_same
+from against_stock import Results, assert_same, of_first_rank
 from bits import assert_same_bits
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
@@ -241,18 +241,20 @@ def run_conv(case: Case, name: str) -> None:
     with torch.no_grad():  # lazy parameters are made
         stock(case.x, case.edge_index, **{name: given[name] for name in arguments})
     ours = DistributedConv(copy.deepcopy(stock))
-    found = []
-    for conv, rows, edge_index in ((ours, case.rows, case.handle), (stock, case.x, case.edge_index)):
+
+    def results(conv: Any, rows: Any, edge_index: Any) -> Results:
         x = tuple(map(leaf, rows))
         extra = {n: v.clone().requires_grad_() if isinstance(v := given[n], Tensor) else v for n in arguments}
         out = conv(x, edge_index, **extra)
         (out.square().sum() + out.sum()).backward()
-        results = {"out": out, "x_src": x[0].grad, "x_dst": x[1].grad}
-        results |= {f"{n}.grad": v.grad for n, v in extra.items() if isinstance(v, Tensor)}
-        found.append(results | {f"{n}.grad": p.grad for n, p in conv.named_parameters()})
-    assert_same(*found, name)
+        found = {"out": out, "x_src": x[0].grad, "x_dst": x[1].grad}
+        found |= {f"{n}.grad": v.grad for n, v in extra.items() if isinstance(v, Tensor)}
+        return found | {f"{n}.grad": p.grad for n, p in conv.named_parameters()}
+
+    expected = of_first_rank(lambda: results(stock, case.x, case.edge_index))
+    assert_same(results(ours, case.rows, case.handle), expected, name)
     plain = ours(tuple(case.rows), case.edge_index, **{n: given[n] for n in arguments})  # laid out over the pair
-    assert_same({"out": plain}, {"out": found[1]["out"]}, f"{name}, plain edges")
+    assert_same({"out": plain}, {"out": expected["out"]}, f"{name}, plain edges")
 
 
 def convs(case: Case) -> None:
