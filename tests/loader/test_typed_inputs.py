@@ -129,7 +129,7 @@ def trained(form: str, name: str, path: str | None = None) -> list[tuple[Batch, 
     from pyg_dist.loader import NeighborLoader
 
     data = laid_out(form, graph_of(), path)
-    loader = NeighborLoader(data, input_nodes=(PAPER, data[PAPER].train_mask), batch_size=6, **OPTIONS[name])
+    loader = NeighborLoader(data, input_nodes=(PAPER, data[PAPER].train_mask), batch_size=9, **OPTIONS[name])
     net, found = model_for(data), []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(2):
@@ -141,7 +141,7 @@ def trained(form: str, name: str, path: str | None = None) -> list[tuple[Batch, 
             optimizer.step()
             assert batch.name == "made up"
             found.append((facts(batch), loss.item()))
-    again = NeighborLoader(data, input_nodes=(PAPER, data[PAPER].train_mask), batch_size=6, **OPTIONS[name])
+    again = NeighborLoader(data, input_nodes=(PAPER, data[PAPER].train_mask), batch_size=9, **OPTIONS[name])
     again.load_state_dict(json.loads(json.dumps({**loader.state_dict(), "step": 1})))  # as a checkpoint keeps it
     assert facts(next(iter(again))) == found[1][0]
     return found
@@ -181,7 +181,7 @@ def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
     for batch, _ in stock:
         check(graph_of(), batch)
     assert len({str(batch) for batch, _ in stock}) == len(stock) or name == "all"
-    for size in (1, 2, 3):
+    for size in (1, 3):
         for found in workers(size).run(trained, "memory", name):
             assert [batch for batch, _ in found] == [batch for batch, _ in stock]
             torch.testing.assert_close([loss for _, loss in found], [loss for _, loss in stock], rtol=0, atol=1e-10)
@@ -238,7 +238,7 @@ def links(form: str, relation: Any, negatives: Any) -> list[Any]:
     sampling = NegativeSampling("triplet", 2) if negatives == "two" else negatives
     edges = graph[CITES if relation == LIKES else relation].edge_index[:, ::3]
     loader = LinkNeighborLoader(
-        data, [2, 2], edge_label_index=(relation, edges), batch_size=8, shuffle=True, neg_sampling=sampling
+        data, [2, 2], edge_label_index=(relation, edges), batch_size=15, shuffle=True, neg_sampling=sampling
     )
     net, found = model_for(data), []
     for batch in loader:
@@ -273,7 +273,7 @@ def test_of_a_store(workers: Pools, tmp_path: Path) -> None:
     pyg_dist.save_graph(graph_of(), tmp_path / "graph.safetensors")
     cli.main(["partition", str(tmp_path / "graph.safetensors"), str(tmp_path / "store"), "--parts", "3"])
     (stock,) = workers(1).run(trained, "plain", "list")
-    for size in (1, 2, 3):
+    for size in (2, 3):
         for found in workers(size).run(trained, "store", "list", str(tmp_path / "store")):
             assert [batch for batch, _ in found] == [batch for batch, _ in stock]
             torch.testing.assert_close([loss for _, loss in found], [loss for _, loss in stock], rtol=0, atol=1e-10)
