@@ -47,7 +47,7 @@ class LocalFunction(torch.autograd.Function, Generic[Out]):
 
 def _of_local_rows(backward: Callable[..., object]) -> Callable[..., object]:
     @wraps(backward)
-    def local_backward(ctx: object, *gradients: Tensor | None) -> Any:
+    def local_backward(ctx: object, *gradients: Tensor | None) -> object:
         return backward(ctx, *(_local(g) for g in gradients))
 
     return local_backward

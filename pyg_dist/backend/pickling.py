@@ -22,7 +22,7 @@ class OfThisRun:
         )
 
 
-def refuse(error: PygDistError) -> Any:
+def refuse(error: PygDistError) -> object:
     """Raise ``error`` instead of a pickle, or what raises it where the pickle is read; for ``__reduce_ex__``.
 
     The thread of a queue between processes prints what is raised here and goes on, and who reads the queue would wait

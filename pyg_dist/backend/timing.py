@@ -47,7 +47,7 @@ class Span(NamedTuple):
 class HostClock:
     """What a recorder reads: marks in time, whose distances are known once it has settled. Here, the host's time."""
 
-    def now(self) -> Any:
+    def now(self) -> object:
         """A mark."""
         return time.perf_counter()
 
@@ -62,7 +62,7 @@ class HostClock:
 class DeviceClock(HostClock):
     """The time at which a GPU's current stream comes to what is queued then."""
 
-    def now(self) -> Any:
+    def now(self) -> object:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -80,7 +80,7 @@ class Checkpointer:
         **things: object,
     ) -> None:
         session.init()
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, object] = {}
         self._every = positive("every", every)
         self._things = named(things, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
         require_loadable(self._things, "put what else is saved into the Checkpointer's state")
@@ -207,5 +207,5 @@ class Checkpointer:
         assert self._writer is not None
         self._writer.begin(self._all(following))
 
-    def _all(self, following: int) -> dict[str, Any]:
+    def _all(self, following: int) -> dict[str, object]:
         return {**self._things, _NEXT: following, _STEPS: self._num_steps, _STATE: self.state}

@@ -24,7 +24,7 @@ from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 Step = Literal["forward", "propagate", "edge_updater"]
-Run = Callable[[Any, Any, dict[str, Any]], Any]
+Run = Callable[[Any, Any, dict[str, object]], Any]
 """Called with the conv, its edges and the step's other arguments by name."""
 
 R = TypeVar("R", bound=Run)
@@ -118,7 +118,7 @@ def _paths(stock: Any, step: Step) -> tuple[FastPath, ...]:
     )
 
 
-def fast_path_of(conv: MessagePassing, step: Step, given: dict[str, Any]) -> Run | None:
+def fast_path_of(conv: MessagePassing, step: Step, given: dict[str, object]) -> Run | None:
     """What takes the place of a step of ``conv`` as it is now, called with ``given``; ``None``: nothing."""
     paths = _paths(conv.stock, step)
     if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:

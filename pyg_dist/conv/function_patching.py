@@ -11,7 +11,7 @@ from functools import update_wrapper
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-Functions = Mapping[Callable[..., Any], Callable[..., Any]]
+Functions = Mapping[Callable[..., object], Callable[..., object]]
 
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 
@@ -42,7 +42,7 @@ def _below(root: type, mro: tuple[type, ...]) -> tuple[type, ...]:
     return mro[: mro.index(root)]
 
 
-def _inherited(names: set[str], mro: tuple[type, ...]) -> dict[str, Any]:
+def _inherited(names: set[str], mro: tuple[type, ...]) -> dict[str, object]:
     """What classes with ``mro`` have under ``names``."""
     found = ((name, next((vars(class_)[name] for class_ in mro if name in vars(class_)), None)) for name in names)
     return {name: member for name, member in found if member is not None}
@@ -97,7 +97,7 @@ def _patched_copy(
 
 def _other(
     value: object, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[Any]
-) -> Any:
+) -> object:
     """What replaces ``value`` in the copy of ``caller``, which reads it; ``None``: nothing does."""
     if isinstance(value, ModuleType) and value not in callers and _is_pygs(value.__name__):
         inner = {n: _other(vars(value).get(n), names, caller, substitutes, callers | {value}) for n in names}
@@ -116,7 +116,7 @@ def _is_pygs(module: str) -> bool:
     return module.split(".")[0] == "torch_geometric"
 
 
-def _contents(cell: CellType) -> Any:
+def _contents(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:  # not yet assigned
@@ -130,22 +130,22 @@ class _Module:
         self.__dict__.update(changed)
         self._module = module
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._module, name)
 
 
-class _Globals(dict[str, Any]):
+class _Globals(dict[str, object]):
     """Some names, and a module's own for all others: what the module assigns later is seen, too."""
 
     def __init__(self, changed: dict[str, Any], module: dict[str, Any]) -> None:
         super().__init__(changed)
         self._module = module
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name: str) -> object:
         return self._module[name]
 
 
-def _copy(function: FunctionType, changed: dict[str, Any], closure: list[CellType] | None = None) -> FunctionType:
+def _copy(function: FunctionType, changed: dict[str, object], closure: list[CellType] | None = None) -> FunctionType:
     names = _Globals(changed, function.__globals__) if changed else function.__globals__
     cells = function.__closure__ if closure is None else tuple(closure)
     twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)

@@ -105,7 +105,7 @@ class DistributedHeteroConv(HeteroConv):
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
 
-def _grouped(results: list[Any], aggr: str | None) -> Tensor | None:
+def _grouped(results: list[object], aggr: str | None) -> Tensor | None:
     """PyG's ``group`` of tensors and terms (collective if there are terms)."""
     if len(results) > 1 and aggr in ("sum", "mean") and _lie_alike(results):
         return _total(results, 1 / len(results) if aggr == "mean" else 1)
@@ -114,10 +114,10 @@ def _grouped(results: list[Any], aggr: str | None) -> Tensor | None:
     )
 
 
-def _lie_alike(results: Sequence[Any]) -> bool:
+def _lie_alike(results: Sequence[object]) -> bool:
     """Whether all results are whole rows of the same nodes and columns, in one dtype."""
 
-    def form(result: Any) -> object:
+    def form(result: object) -> object:
         if isinstance(result, LinearTerms):
             weight = result.conv.lin_l.weight
             return id(result.graph.targets), weight.shape[0], weight.dtype

@@ -110,7 +110,7 @@ class NormedEdges(Edges):
         edges.lazy, edges.graph, edges.weight = lazy, lazy.graph, None
         return edges
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name: str) -> object:
         if name == "rows" or name in SINGLE_EDGES:
             return getattr(self.lazy.made[0], name)
         return super().__getattribute__(name)

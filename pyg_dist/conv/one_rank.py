@@ -94,7 +94,7 @@ def _is_small(max_columns: float, x: object, stock: type, has_kernels: Callable[
     return columns <= max_columns and (stock.__name__ in _SELECT_ROWS or not has_kernels())
 
 
-def _local(arg: object, graph: DistributedGraph) -> Any:
+def _local(arg: object, graph: DistributedGraph) -> object:
     if isinstance(arg, RowTensor):
         nodes = graph.targets if graph.sources is graph.targets else None  # one of two sets comes in a pair
         if arg._sharding is nodes or arg._sharding is graph.edge_sharding:

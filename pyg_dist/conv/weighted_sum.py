@@ -140,7 +140,7 @@ class _Rows:
 
     column: _Column | None = None
 
-    def __mul__(self, other: object) -> Any:
+    def __mul__(self, other: object) -> object:
         return _Rows(other) if isinstance(other, _Column) and self.column is None else NotImplemented
 
     __rmul__ = __mul__
@@ -176,7 +176,7 @@ def _message(stock: Any, given: dict[str, Any]) -> Any:
 
 @fast_path(MessagePassing, step="propagate", code=("edge_update",), of_class=sum_form, takes_batches=True)
 @fast_path(MessagePassing, step="propagate", code=(), of_class=sum_form, needs_edges=True, takes_batches=True)
-def native_sum(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Any:
+def native_sum(conv: MessagePassing, edges: Edges, given: dict[str, object]) -> object:
     """The sum or mean of weighted rows (collective).
 
     Exact, but for a training ``conv`` with ``bits``.

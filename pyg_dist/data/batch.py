@@ -86,13 +86,13 @@ def cut(
     nodes: PickedNodes | None,
     edges: PickedEdges | None,
     learns: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The attributes of a graph, or of one of its types, at a sample, by name: those that learn, or the others.
 
     ``graph`` has the sampled edges (``None``: these are attributes of nodes alone); ``nodes`` and ``edges`` are the
     sample's (``None``: no attribute has a row for each).
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in attributes.items():
         if isinstance(value, DistributedEdgeIndex):
             if graph is None or value.graph is not graph.parent:
@@ -138,7 +138,7 @@ def plain_batch(data: Data, subset: Subset) -> Data:
     return batch
 
 
-def plain_rows(value: Any, ids: Tensor) -> Any:
+def plain_rows(value: object, ids: Tensor) -> object:
     """Some rows of an attribute of a plain graph."""
     if isinstance(value, np.ndarray):  # as of a file that is mapped into memory: only these rows are read
         return torch.from_numpy(value[ids.numpy()])

@@ -78,7 +78,7 @@ def usable_device(device: Any, here: torch.device, names: tuple[str, ...] = ()) 
     return there
 
 
-def moved_to(value: Any, device: torch.device, non_blocking: bool = False) -> Any:
+def moved_to(value: object, device: torch.device, non_blocking: bool = False) -> object:
     """What a storage has, on another device (not collective)."""
     if isinstance(value, PickedRows):
         return value.on(device)

@@ -199,7 +199,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         self.__dict__["place"] = device
 
 
-def _require_known(options: Options, of_one_type: dict[str, Any]) -> None:
+def _require_known(options: Options, of_one_type: dict[str, object]) -> None:
     """Refuse what only a graph with one type has."""
     if options.layout == "grid":
         raise UnsupportedError(

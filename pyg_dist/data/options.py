@@ -135,7 +135,7 @@ class Options:
         return named | {f"setting {s.name}": str(s.value()) for s in SETTINGS if s.must_agree}
 
 
-def _check(name: str, value: object, works: tuple[Any, ...]) -> None:
+def _check(name: str, value: object, works: tuple[object, ...]) -> None:
     if any(value is w or (type(value) is type(w) and value == w) for w in works):
         return
     allowed = " or ".join(repr(w) for w in works)

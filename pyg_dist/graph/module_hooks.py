@@ -56,7 +56,7 @@ def _add_hooks() -> None:
     _autograd._engine_run_backward = _run_backward
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     training_state.note_step(optimizer)
 
 

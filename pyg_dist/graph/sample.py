@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,7 +138,7 @@ class Subset:
     group: DataGroup | None = None
     number: Tensor | None = None
     num_nodes: int | None = None
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, object] = field(default_factory=dict)
     node_attributes: Mapping[str, Tensor] = field(default_factory=dict)
     repeats: bool = False
 

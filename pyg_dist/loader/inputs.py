@@ -43,7 +43,7 @@ class Nodes:
         """Counted through all types."""
         return range(self.first, self.first + self.size)
 
-    def whole(self, value: Any, what: str) -> Any:
+    def whole(self, value: object, what: str) -> object:
         """A row tensor's values on every rank (collective)."""
         if not isinstance(value, RowTensor):
             return value
@@ -83,7 +83,7 @@ def link_seeds(data: Data, edges: Any, label: Any, neg_sampling: Any, ratio: flo
     return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, (nodes.ids, nodes.ids), ids, label, negatives))
 
 
-def input_nodes_of(nodes: Nodes, input_nodes: Any) -> tuple[Tensor, Tensor]:
+def input_nodes_of(nodes: Nodes, input_nodes: object) -> tuple[Tensor, Tensor]:
     """Ids in the order given, and where each was given: in the mask or list (collective for a node tensor)."""
     if input_nodes is None:
         return torch.arange(nodes.size), torch.arange(nodes.size)
@@ -98,7 +98,7 @@ def input_nodes_of(nodes: Nodes, input_nodes: Any) -> tuple[Tensor, Tensor]:
     return ids, ids if torch.as_tensor(given).dtype == torch.bool else torch.arange(ids.numel())
 
 
-def negatives_of(ends: Ends, neg_sampling: Any, ratio: float | None) -> Negatives:
+def negatives_of(ends: Ends, neg_sampling: object, ratio: float | None) -> Negatives:
     """What is drawn beside the edges (collective for weights that are node tensors)."""
     if ratio and neg_sampling is not None:
         raise OptionError("Expected neg_sampling or neg_sampling_ratio (got both): leave one out")
@@ -134,7 +134,7 @@ def _sums_of_weights(nodes: Nodes, weight: Any, name: str) -> Tensor | None:
     return sums
 
 
-def labelled_edges(ends: Ends, edges: Any, label: Any, negatives: Negatives) -> tuple[Tensor, Tensor | None]:
+def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negatives) -> tuple[Tensor, Tensor | None]:
     """The edges and their labels (collective for those of the graph)."""
     if isinstance(edges, DistributedEdgeIndex):
         edges = edges.full_tensor()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyg_dist.graph.sample import Subset, TypedSubset
 
@@ -19,7 +19,7 @@ class Sampler(Protocol):
         """Steps of an epoch; steps are counted over all epochs."""
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What the subsets follow from, by name: equal on every rank, and part of ``state_dict``."""
 
     @property

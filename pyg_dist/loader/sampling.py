@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class UniformSampling:
     rescale: bool = True  # whether subsets have the probabilities of their pairs
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         nodes = None if self.input_nodes is None else digest(self.input_nodes)
         return {
             "seed": self.seed, "num_nodes": self.num_nodes, "batch_size": self.batch_size, "num_steps": self.num_steps,

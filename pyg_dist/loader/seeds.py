@@ -58,7 +58,7 @@ class Steps:
         return list(inputs.tensor_split(self.num_groups))
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What they follow from."""
         return {
             "seed": self.seed, "batch_size": self.batch_size, "shuffle": self.shuffle, "drop_last": self.drop_last,
@@ -100,7 +100,7 @@ class Seeds(ABC):
 
     @property
     @abstractmethod
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What they follow from."""
 
     @property
@@ -121,7 +121,7 @@ class NodeSeeds(Seeds):
     input_id: Tensor  # of each in batches, int64 ``[n]``
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         return {**self.steps.options, "input_nodes": digest(self.node)}
 
     @property
@@ -160,7 +160,7 @@ class LinkSeeds(Seeds):
     negatives: Negatives
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         negatives = self.negatives
         tensors = {
             "edge_label_index": self.edges, "edge_label": self.label, "src_weight": negatives.source_weight,
@@ -181,7 +181,7 @@ class LinkSeeds(Seeds):
         mode, num_edges = self.negatives.mode, input_id.numel()
         num_negative = math.ceil(num_edges * self.negatives.amount)
         negative = self._drawn(num_negative, 1, step)
-        found: dict[str, Any] = {"input_id": input_id, "batch_size": num_edges}
+        found: dict[str, object] = {"input_id": input_id, "batch_size": num_edges}
         if mode == "triplet":
             if self.negatives.amount != 1:
                 negative = negative.view(num_edges, -1)

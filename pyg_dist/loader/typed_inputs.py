@@ -95,7 +95,7 @@ def fan_outs(data: HeteroData, num_neighbors: Any) -> list[list[int]]:
     return list(_by_relation(data, num_neighbors).values())
 
 
-def _by_relation(data: HeteroData, num_neighbors: Any) -> dict[EdgeType, list[int]]:
+def _by_relation(data: HeteroData, num_neighbors: object) -> dict[EdgeType, list[int]]:
     try:
         given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
         found = given.get_values(data.edge_types)

@@ -167,5 +167,5 @@ def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, in
             )
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

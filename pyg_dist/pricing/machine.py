@@ -111,7 +111,7 @@ class Machine:
                 return Machine.default(device)
             path = found[0]
         try:
-            values: dict[str, Any] = {"device": "cpu", **json.loads(path.read_text())}  # older files name none
+            values: dict[str, object] = {"device": "cpu", **json.loads(path.read_text())}  # older files name none
             if set(values) != {field.name for field in fields(Machine)}:
                 raise ValueError(f"it has {sorted(values)}")
             return Machine.of_dict(values)

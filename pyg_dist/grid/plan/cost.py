@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from pyg_dist.backend.session.settings import GRID_SUMS
 from pyg_dist.errors import OptionError
@@ -170,7 +169,7 @@ class Candidate:
     def __str__(self) -> str:
         return f"grid {self.shape}, sums by {self.sums}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain values."""
         return {
             "layout": "grid",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,7 +103,7 @@ class HeteroPlan:
         """Bytes sent in one aggregation of ``width`` columns over each relation, forward, all ranks together."""
         return sum(plan.halo_bytes(width) for plan in self.relations.values())
 
-    def to_dict(self, widths: Sequence[int] = ()) -> dict[str, Any]:
+    def to_dict(self, widths: Sequence[int] = ()) -> dict[str, object]:
         """Plain numbers for programs; ``bytes`` is by width, of one aggregation over each relation."""
         return {
             "ranks": self.ranks,
