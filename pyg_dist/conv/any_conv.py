@@ -63,7 +63,7 @@ def run_on_edges(conv: MessagePassing, *args: Any) -> Any:
 
     For what its own form does not know: features with a batch dimension.
     """
-    own: Any = type(conv)
+    own = type(conv)
     conv.__class__ = _class_on_edges(own.__mro__[1])
     try:
         return conv.forward(*args)
@@ -105,7 +105,7 @@ def DistributedConv(conv: C) -> C:
 
     Calls of the conv are collective, forward and backward; this function is not.
     """
-    stock: Any = type(conv)
+    stock = type(conv)
     if not isinstance(conv, MessagePassing):
         raise UnsupportedError(
             f"DistributedConv expected a MessagePassing conv (got {stock.__name__}): pyg_dist.distribute(model) swaps "
@@ -125,7 +125,7 @@ def convs_of(model: nn.Module) -> list[tuple[str, MessagePassing, bool]]:
 
 def distributed_class_of(conv: MessagePassing, is_inner: bool) -> Any:
     """What the class of ``conv`` becomes: itself where it is distributed already. See :func:`distributed_class`."""
-    stock: Any = type(conv)
+    stock = type(conv)
     if is_inner and stock in _OWN.values():
         stock = stock.__mro__[1]
     return stock if getattr(stock, "is_distributed", False) else distributed_class(stock, is_inner)

@@ -85,7 +85,7 @@ def _additive(conv: MessagePassing, edges: Edges, x: object, edge_attr: Tensor |
     heads, columns, enter = conv.heads, conv.out_channels, edges.graph.targets.copy_to_ranks
     is_own = target is source and lin_target is lin_source
     comes_along = _projects_heads(lin_source, source)
-    rows: Any = source.to_rows() if comes_along else lin_source(source).to_rows()
+    rows = source.to_rows() if comes_along else lin_source(source).to_rows()
     dtype = _dtype_of_sums(rows, conv.att_src)
     by_source, by_target = (
         _diagonal(enter(att).view(heads, columns).to(dtype)) for att in (conv.att_src, conv.att_dst)
@@ -100,7 +100,7 @@ def _additive(conv: MessagePassing, edges: Edges, x: object, edge_attr: Tensor |
             logits = F.linear(value, by_value)
     has_query = target is not None and not is_own
     reads_target = has_query and can_project_last(lin_target, target, dtype)
-    own: Any = lin_target(target).to_rows().to_local().to(dtype) if has_query and not reads_target else None
+    own = lin_target(target).to_rows().to_local().to(dtype) if has_query and not reads_target else None
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
         edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)
@@ -129,7 +129,7 @@ def _additive(conv: MessagePassing, edges: Edges, x: object, edge_attr: Tensor |
         if conv.gives_terms and alpha is None:
             return Biased(_nodes(edges, sums), enter(conv.bias))
         sums = large_tensors.add(sums, enter(conv.bias))
-    out: Any = _nodes(edges, sums)
+    out = _nodes(edges, sums)
     if residual is not None:
         out = out + residual if conv.bias is None else out + residual + conv.bias
     return out if alpha is None else (out, (edges, _dropped(alpha, spec)))
@@ -239,7 +239,7 @@ def _cosine(conv: MessagePassing, edges: Edges, x: Any, x_norm: Any) -> NodeTens
     if not _meet(x, conv.beta):
         return None
     dtype = torch.promote_types(_dtype_of_sums(x, conv.beta), x_norm.dtype)
-    key: Any = x_norm.to_rows().to(dtype)
+    key = x_norm.to_rows().to(dtype)
     inputs = AttentionInputs(x.to_rows().to_local().to(dtype), key.to_local(), (key * conv.beta).to_local())
     return _nodes(edges, _attend(conv, edges, inputs, _spec(conv, "dot"))[0])
 

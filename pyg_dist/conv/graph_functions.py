@@ -237,8 +237,8 @@ def get_laplacian(
     edges, weight = remove_self_loops(edge_index, edge_weight)
     weight = _ones(edges, dtype or torch.get_default_dtype()) if weight is None else weight
     source, target = edges.end(0), edges.end(1)
-    degree: Any = edges_to_nodes(weight, source)
-    values: Any = weight
+    degree = edges_to_nodes(weight, source)
+    values = weight
     if normalization == "sym":
         scale = inverse_sqrt_degree(degree)
         values = scale[source] * weight * scale[target]

@@ -180,7 +180,7 @@ class _Run:
             if factors is None:
                 hops.append(hop.to_local())
             elif factors[k] != 0:
-                term: Any = hop if factors[k] == 1 else factors[k] * hop
+                term = hop if factors[k] == 1 else factors[k] * hop
                 total = term if total is None else add_into_(total, term)
         return torch.cat(hops, 1) if factors is None else total.to_local()
 

@@ -35,7 +35,7 @@ def gated_sum(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Node
     if given["edge_weight"] is None:
         return None
     (source, target), weight, (by_source, by_target) = made(edges), made(given["edge_weight"]), given["alpha"]
-    gate: Any = nodes_to_edges(by_source, source) + nodes_to_edges(by_target, target)
+    gate = nodes_to_edges(by_source, source) + nodes_to_edges(by_target, target)
     conv._alpha = gate = gate.tanh().squeeze(-1)
     gate = F.dropout(gate, p=conv.dropout, training=conv.training)
     return sum_by(conv, edges, given["x"], gate * weight, NORMS[type(conv.aggr_module)])  # type: ignore[no-any-return]
@@ -76,7 +76,7 @@ def averaging_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any])
     def make() -> tuple[Edges, Tensor]:
         looped, _ = add_self_loops(remove_self_loops(edges)[0], num_nodes=x.size(0))
         source, target = looped
-        inverse: Any = 1.0 / degree(target, x.size(0), dtype).clamp_(1.0)
+        inverse = 1.0 / degree(target, x.size(0), dtype).clamp_(1.0)
         by_target = inverse[target]
         return looped, by_target + (source == target) * (conv.diag_lambda * by_target)
 
@@ -157,7 +157,7 @@ def personalized_forward(conv: MessagePassing, edges: Edges, given: dict[str, An
     if not x.is_floating_point() or torch.is_autocast_enabled(x.device.type):
         return None
     edges, weight = gcn_norm(edges, weight, x.size(0), False, conv.add_self_loops, conv.flow, dtype=x.dtype)
-    out: Any = (1 - a) ** conv.K * conv.propagate(edges, x=x, edge_weight=weight)  # of a constant x it is kept
+    out = (1 - a) ** conv.K * conv.propagate(edges, x=x, edge_weight=weight)  # of a constant x it is kept
     for k in reversed(range(conv.K)):
         if k < conv.K - 1:
             out = conv.propagate(edges, x=out, edge_weight=weight)

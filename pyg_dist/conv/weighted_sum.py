@@ -201,12 +201,12 @@ def sum_by(conv: MessagePassing, edges: Edges, x: Any, weight: object, norm: Nor
     Of a batch, ``[B, N, F]``, B is folded into the columns: there is one exchange.
     """
     if type(x) is MovedRows:
-        out: Any = sum_by(conv, edges, x.of.flatten(1), weight, norm, flattens)
+        out = sum_by(conv, edges, x.of.flatten(1), weight, norm, flattens)
         return None if out is None else MovedRows.make(out.to_rows().view(out.shape[0], *x.of.shape[1:]), x.place)
     operator, dtype = operator_of(edges, x, weight, norm, flattens)
     if operator is None:
         return None
-    rows: Any = x if x.dtype == dtype else x.to(dtype)
+    rows = x if x.dtype == dtype else x.to(dtype)
     return edges.graph.aggregate(edges.graph.place(rows), operator, layer=conv)
 
 

@@ -89,7 +89,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
             with step("read and check"), raised_on_all_ranks():
                 hetero = read_hetero(data, allow_nan, warn=session.is_main())
                 one_type = {"mesh": mesh, "comm_dtype": comm_dtype, "model": model, "nodes_of": nodes_of}
-                owners: Any = owners_of_all(hetero, partition) if isinstance(partition, Mapping) else partition
+                owners = owners_of_all(hetero, partition) if isinstance(partition, Mapping) else partition
                 options = Options(layout, owners, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy)
                 _require_known(options, one_type)
             with step("compare the ranks' inputs"):

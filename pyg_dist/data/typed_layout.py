@@ -154,8 +154,8 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
     def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
         for (source, name, target), given in hetero.relations.items():
             is_square, edges = source == target, given.edge_index
-            owners: Any = parts[target] if is_square else (parts[source], parts[target])
-            ids: Any = rows[target] if is_square else (rows[source], rows[target])
+            owners = parts[target] if is_square else (parts[source], parts[target])
+            ids = rows[target] if is_square else (rows[source], rows[target])
             model = partial(Model.of_layers, parts[target].numel(), edges.shape[1], None, None)
             shared_by = levels_of(options, group, edges, owners, model).shared_by
             share = halo_share(edges, owners, group.rank, group.size, options.exchange, ids, shared_by)

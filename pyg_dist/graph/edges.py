@@ -202,7 +202,7 @@ class Edges(Tensor):
 
         ``weight``: the values of an ``adj_t``, wherever they lie.
         """
-        rows: Any = graph.edge_sharding
+        rows = graph.edge_sharding
         values = None if weight is None else cast(EdgeTensor, weight.redistribute(rows))
         return Edges.of(graph, rows, *graph.ends(), values, has_all_remote=True)
 

@@ -190,7 +190,7 @@ class ProductsAtSample(GridProducts):
             raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
         source, target = self._sampled_grid.parent_id(self.edge_index)
         factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
-        scaled: Any = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
+        scaled = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
         whole = self.parent.operator(norm, None, dtype)
         made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))
         return TiledOperator(norm, learns(weight), made)

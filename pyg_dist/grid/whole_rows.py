@@ -135,7 +135,7 @@ class OperatorEdges(Edges):
         return OperatorEdges.of_graph(self.graph.with_loops, None)
 
     def selected(self, mask: RowTensor) -> OperatorEdges:
-        graph: Any = self.graph
+        graph = self.graph
         return OperatorEdges.of_graph(graph.select(by_row_mask(self.rows, mask)), None)
 
 

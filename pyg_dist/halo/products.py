@@ -183,7 +183,7 @@ class HaloProducts(HaloView):
             return self._sums_stored(edges.rows.num_local, lambda stored: place[stored.long()])  # of -1: of any
 
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-            sums: Any = lambda: edges.kept.get("sums", None, remote_sums)  # noqa: E731
+            sums = lambda: edges.kept.get("sums", None, remote_sums)  # noqa: E731
             return LearningOperator(norm, weight.to_local(), here, there, sums, degree)
 
         def build() -> LinearOperator:

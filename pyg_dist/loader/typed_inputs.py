@@ -62,7 +62,7 @@ def link_seeds(data: HeteroData, edges: Any, label: Any, neg_sampling: Any, rati
 
     Given with them, it may be one that the graph has no edges of, but for those whose ends are asked for.
     """
-    given: Any = edges if isinstance(edges, tuple | list) and edges else (None,)
+    given = edges if isinstance(edges, tuple | list) and edges else (None,)
     relation, chosen = (edges, None) if isinstance(given[0], str) else (given[0], given[-1])
     try:
         relation = data._to_canonical(*relation)

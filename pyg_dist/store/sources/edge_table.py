@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class Parquet(Source):
                 f"Expected the package pyarrow, which reads {path}: pip install pyarrow"
             ) from error
         try:
-            self.file: Any = parquet.ParquetFile(path)
+            self.file = parquet.ParquetFile(path)
             names = list(self.file.schema_arrow.names)
             self.num_edges = int(self.file.metadata.num_rows)
         except (pyarrow.ArrowException, OSError) as error:

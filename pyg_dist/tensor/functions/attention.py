@@ -65,7 +65,7 @@ def _rows_of(mask: object, dim: int, rows: RowSharding) -> Any:
 
 def _as_seen(local: Tensor, place: int, rows: RowSharding) -> object:
     """Rows in dimension ``place``."""
-    of: Any = as_row_tensor_(local.movedim(place, 0).contiguous(), rows)
+    of = as_row_tensor_(local.movedim(place, 0).contiguous(), rows)
     return MovedRows.make(of, place)
 
 
@@ -86,7 +86,7 @@ def _with_dropout(
         if isinstance(mask, Tensor):
             scores = scores + _added(~mask if mask.dtype == torch.bool else mask, scores)
         by_query = as_row_tensor_(scores.softmax(-1).movedim(-2, 0).contiguous(), rows)
-    weights: Any = F.dropout(by_query, p)
+    weights = F.dropout(by_query, p)
     with local_tensors():
         weights = weights.as_subclass(Tensor).movedim(0, -2)
         return weights @ value, weights

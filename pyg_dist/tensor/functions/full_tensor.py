@@ -100,13 +100,12 @@ _WRAPPERS = {name: _of_all_rows(stock) for name, stock in torch_stock.items()}
 
 
 def _add() -> None:
-    torch_: Any = torch
     # Tables that torch fills once with its functions must have its own, whenever it fills them.
-    torch_.utils._device._device_constructors()
-    torch_.overrides.get_ignored_functions().update(_WRAPPERS.values())
-    torch_.jit._builtins._get_builtin_table()
+    torch.utils._device._device_constructors()
+    torch.overrides.get_ignored_functions().update(_WRAPPERS.values())
+    torch.jit._builtins._get_builtin_table()
     for name, wrapper in _WRAPPERS.items():
-        torch_.jit._builtins._register_builtin(wrapper, f"aten::{name}")
+        torch.jit._builtins._register_builtin(wrapper, f"aten::{name}")
         setattr(torch, name, wrapper)
 
 

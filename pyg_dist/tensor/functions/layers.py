@@ -295,7 +295,7 @@ def _batch_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> obje
     """:func:`batch_norm` of ``[B, F, N]`` and the like; in ``[B, N, ...]`` each node has statistics of its own."""
     x, mean, var, weight, bias, training, momentum, eps = _of_batch_norm(function, args, kwargs, MovedRows)
     if x.place != 1:
-        out: Any = F.batch_norm(x.of.movedim(2, 1), mean, var, weight, bias, training, momentum, eps)
+        out = F.batch_norm(x.of.movedim(2, 1), mean, var, weight, bias, training, momentum, eps)
         return MovedRows.make(out.movedim(1, 2), x.place)
     rows, dims, shape = x.of, tuple(range(1, x.dim())), (-1, *[1] * (x.dim() - 1))
     if training or mean is None:
@@ -322,7 +322,7 @@ def _instance_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> o
     if type(x) is not MovedRows or x.place != 2 or x.dim() != 3 or x.shape[0] != 1:
         raise refuse_moved(function, next(iter(moved_in((x, *bound.values())))))
     given: dict[str, Any] = {"running_mean": None, "running_var": None, **bound}
-    out: Any = F.batch_norm(x.of.squeeze(1), training=given.pop("use_input_stats"), **given)
+    out = F.batch_norm(x.of.squeeze(1), training=given.pop("use_input_stats"), **given)
     return MovedRows.make(out.unsqueeze(1), x.place)
 
 

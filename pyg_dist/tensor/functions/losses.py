@@ -105,7 +105,7 @@ def elementwise_loss(function: Function, args: Args, kwargs: Kwargs) -> object:
                 f"dimensions, .view(-1, 1) or .view(-1)"
             )
         dtype = _widen(call.operands) if function is F.binary_cross_entropy_with_logits else None
-        values: Any = as_row_tensor_(function(**call.operands, reduction="none"), call.rows)
+        values = as_row_tensor_(function(**call.operands, reduction="none"), call.rows)
     if dtype is not None:
         loss = values if call.reduction == "none" else values.sum() if call.reduction == "sum" else values.mean()
         return loss.to(dtype)

@@ -44,7 +44,7 @@ def _as_batch(x: RowTensor, sizes: tuple[Any, ...]) -> Any:
     if place is None or any(part is not rows for part in parts):
         return None
     with local_tensors():
-        of: Any = x.reshape(len(parts), rows.num_local, *x.shape[1:]).movedim(0, 1)
+        of = x.reshape(len(parts), rows.num_local, *x.shape[1:]).movedim(0, 1)
         of = as_row_tensor_(of.reshape(rows.num_local, *whole[:place], *whole[place + 1 :]), rows)
         return MovedRows.make(of, place)
 
@@ -160,7 +160,7 @@ def _product(function: Function, terms: list[_Term], output: str) -> object:
     place = output.find(rows)
     result = output if place < 0 else rows + output.replace(rows, "")
     equation = f"{','.join(term.letters for term in terms)}->{result}"
-    out: Any = torch.einsum(equation, *(term.operand for term in terms))
+    out = torch.einsum(equation, *(term.operand for term in terms))
     return out if place < 0 else MovedRows.make(out, place)
 
 

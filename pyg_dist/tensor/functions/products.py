@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +93,7 @@ def diagonal(function: Function, args: Args, kwargs: Kwargs) -> object:
         raise refuse(function, f"of shape {list(x.shape)} or with options would mix rows")
     with local_tensors():
         place = on_device(x._sharding.position, x.device).view(-1, 1)
-        elements: Any = as_row_tensor_(x.as_subclass(Tensor).gather(1, place).view(-1), x._sharding)
+        elements = as_row_tensor_(x.as_subclass(Tensor).gather(1, place).view(-1), x._sharding)
     return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
 
 
