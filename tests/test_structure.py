@@ -198,5 +198,5 @@ def undocumented(trees: dict[str, ast.Module]) -> list[str]:
 def test_methods_say_what_they_do() -> None:
     trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in modules()}
     assert undocumented(trees) == []
-    without = trees | {"new.py": ast.parse("class New:\n    def unheard_of(self): ...")}
+    without = {"new.py": ast.parse("class New:\n    def unheard_of(self): ...")}
     assert undocumented(without) == ["new.py:2 New.unheard_of"]

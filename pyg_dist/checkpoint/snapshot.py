@@ -94,7 +94,7 @@ class Description:
             content, f"{json.dumps(name)}: {json.dumps(content)}", replicas, spread, _with_own_containers(state)
         )
 
-    def holds(self, state: Any) -> bool:
+    def holds(self, state: object) -> bool:
         """Whether it is a description of this state, too: of the same objects, or of equal numbers."""
         try:
             return bool(state == self._state)
@@ -102,7 +102,7 @@ class Description:
             return False
 
 
-def _with_own_containers(state: Any) -> Any:
+def _with_own_containers(state: object) -> object:
     """The same leaves in other dicts, lists and tuples."""
     if isinstance(state, Mapping):
         return {key: _with_own_containers(value) for key, value in state.items()}
@@ -112,21 +112,21 @@ def _with_own_containers(state: Any) -> Any:
     return state
 
 
-def state_of(thing: Any) -> Any:
+def state_of(thing: object) -> object:
     """What is saved of a thing: its ``state_dict()``, of a model with rows as they are spread, or the thing itself."""
     if isinstance(thing, nn.Module):
         return thing.state_dict(keep_vars=True)
     return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
 
-def encode(name: str, thing: Any, take: Callable[[str, Tensor], str]) -> Any:
+def encode(name: str, thing: object, take: Callable[[str, Tensor], str]) -> object:
     """The JSON of what is saved of a thing; ``take`` is given its tensors, and returns a name for each.
 
     Raises:
         OptionError: There is something in it that is neither plain nor a tensor.
     """
 
-    def foreign(name: str, value: Any) -> object:
+    def foreign(name: str, value: object) -> object:
         if isinstance(value, (np.integer, np.floating, np.bool_)):
             return value.item()
         if not isinstance(value, Tensor):
@@ -218,7 +218,7 @@ def _require_alike(state: object, failure: Exception | None) -> None:
         require_equal({"state": mine}, "give every rank's checkpoint the same")
 
 
-def _note_array(snapshot: Snapshot, name: str, array: Any) -> dict[str, Any]:
+def _note_array(snapshot: Snapshot, name: str, array: object) -> dict[str, object]:
     snapshot.tensors[name] = torch.from_numpy(np.asarray(array))
     return {"$tensor": name}
 

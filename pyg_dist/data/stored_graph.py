@@ -72,7 +72,7 @@ def warn_of_stored_nan(manifest: Manifest) -> None:
         warnings.warn(NanCount(*counts).warning(name, kind, size), stacklevel=4)
 
 
-def require_known(path: Path, graph: dict[str, Any]) -> None:
+def require_known(path: Path, graph: dict[str, object]) -> None:
     """Raise unless this version knows how a script sees the edges."""
     if graph.get("key") not in ("edge_index", "adj_t") or graph.get("loop_rule") not in get_args(LoopRule):
         raise StoreError(f"Expected edge_index or adj_t in {path} (got {graph}): write the store again")
@@ -119,7 +119,7 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
     return LocalGraph(graph, plan, manifest.graph["key"], weight, rows | attributes)
 
 
-def stored_others(store: HaloStore | GridStore) -> dict[str, Any]:
+def stored_others(store: HaloStore | GridStore) -> dict[str, object]:
     """Attributes without rows, the same on every rank."""
     tensors = store.manifest.shards["other"].tensors if "other" in store.manifest.shards else {}
     return {name: store.tensor("other", name) for name in tensors} | store.manifest.other

@@ -206,7 +206,7 @@ class DistributedEdgeIndex(EdgeHandle):
         assert turned is not None
         return turned
 
-    def tolist(self) -> Any:
+    def tolist(self) -> object:
         """All edges, as :meth:`full_tensor` (collective)."""
         return self.full_tensor().tolist()
 
@@ -222,7 +222,7 @@ class DistributedEdgeIndex(EdgeHandle):
         """The smallest id of an edge's end (collective)."""
         return self.full_tensor().min()
 
-    def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex:
+    def flip(self, *given: object, dims: Any = None) -> DistributedEdgeIndex:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
         along = given[0] if len(given) == 1 else given or dims
         if self.is_sparse or along not in (0, -2, [0], (0,), [-2], (-2,)):
@@ -239,7 +239,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def __iter__(self) -> Iterator[EdgeTensor]:
         return iter(self.unbind())
 
-    def __getitem__(self, index: object) -> Any:
+    def __getitem__(self, index: object) -> object:
         """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective)."""
         first, *rest = index if isinstance(index, tuple) else (index,)
         if self.is_sparse or len(rest) > 1:
@@ -314,7 +314,7 @@ class DistributedEdgeIndex(EdgeHandle):
 
     __dlpack__ = __dlpack_device__
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         self._refuse(f"edge_index.{name}")

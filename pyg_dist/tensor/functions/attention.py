@@ -52,7 +52,7 @@ def _whole(x: Any, rows: RowSharding) -> Any:
     return replicated.copy_to_ranks(x.full_tensor(), rows.group)
 
 
-def _rows_of(mask: object, dim: int, rows: RowSharding) -> Any:
+def _rows_of(mask: object, dim: int, rows: RowSharding) -> object:
     """The local queries' part of a mask of scores, which has queries in dimension ``dim``."""
     if not isinstance(mask, Tensor) or mask.shape[dim] == 1:
         return mask

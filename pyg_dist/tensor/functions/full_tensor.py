@@ -29,7 +29,7 @@ from pyg_dist.tensor.sharding import living
     "__contains__", "unique", "unique_consecutive", "bincount", "histc",
     "_convert_indices_from_coo_to_csr",
 )  # fmt: skip
-def on_full_tensor(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def on_full_tensor(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Apply the function to all rows, in the original order. What a device has found until then is raised."""
     result = function(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
     raise_found()
