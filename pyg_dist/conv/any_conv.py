@@ -123,7 +123,7 @@ def convs_of(model: nn.Module) -> list[tuple[str, MessagePassing, bool]]:
     return [(path, conv, id(conv) in inner) for path, conv in convs]
 
 
-def distributed_class_of(conv: MessagePassing, is_inner: bool) -> Any:
+def distributed_class_of(conv: MessagePassing, is_inner: bool) -> type[MessagePassing]:
     """What the class of ``conv`` becomes: itself where it is distributed already. See :func:`distributed_class`."""
     stock = type(conv)
     if is_inner and stock in _OWN.values():
@@ -140,7 +140,7 @@ def distributed_class(stock: Any, is_inner: bool = False) -> Any:
 
 
 @cache
-def _class_on_edges(stock: Any) -> Any:
+def _class_on_edges(stock: type[MessagePassing]) -> type[MessagePassing]:
     if not any(map(is_edge_index, signature(stock.forward).parameters)):
         raise UnsupportedError(
             f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: name the argument so; "

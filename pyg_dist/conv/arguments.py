@@ -31,7 +31,7 @@ class Arguments:
         edges: those that are edges.
     """
 
-    def __init__(self, stock: Any) -> None:
+    def __init__(self, stock: type[MessagePassing]) -> None:
         self._signature = signature(stock.forward)
         _, *parameters = self._signature.parameters.values()
         self.names = tuple(p.name for p in parameters)
@@ -57,7 +57,7 @@ class Arguments:
 
 
 @cache
-def arguments_of(stock: Any) -> Arguments:
+def arguments_of(stock: type[MessagePassing]) -> Arguments:
     """What the forward of a class takes."""
     return Arguments(stock)
 

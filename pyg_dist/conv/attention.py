@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import AGNNConv, GATConv, GATv2Conv, GeneralConv, MessagePassing, TransformerConv
+from torch_geometric.nn import AGNNConv, GATConv, GATv2Conv, GeneralConv, Linear, MessagePassing, TransformerConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.backend import ops
@@ -23,7 +23,7 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
-from pyg_dist.conv.fast_paths import Step, fast_path
+from pyg_dist.conv.fast_paths import Given, Step, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
 from pyg_dist.conv.hetero_conv import Biased
 from pyg_dist.conv.weighted_sum import can_project_last, commutes
@@ -52,12 +52,12 @@ def _weighs_sources(conv: MessagePassing) -> bool:
     return is_additive and conv.directed_msg and conv.in_edge_channels is None and commutes(conv.lin_msg)
 
 
-def _attention(conv: type, step: Step, when: Callable[[Any], bool] = _takes_op) -> Callable[[Fused], Fused]:
+def _attention(conv: type, step: Step, when: Callable[[MessagePassing], bool] = _takes_op) -> Callable[[Fused], Fused]:
     """Register a fused step of convs that run, which takes arguments by name."""
 
     def register(fused: Fused) -> Fused:
         @fast_path(conv, step=step, sums=(SumAggregation,), when=when)
-        def run(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Any:
+        def run(conv: MessagePassing, edges: Edges, given: Given) -> Any:
             return None if call_of(conv) is None else fused(conv, edges, **given)
 
         return fused
@@ -135,7 +135,7 @@ def _additive(conv: MessagePassing, edges: Edges, x: object, edge_attr: Tensor |
     return out if alpha is None else (out, (edges, _dropped(alpha, spec)))
 
 
-def _projects_heads(lin: Any, x: Any) -> bool:
+def _projects_heads(lin: Linear, x: Tensor) -> bool:
     """Whether the heads' vectors are projected by ``lin``, to meet the rows of x beside it, and not its output.
 
     In place of five times that output, forward and backward read or write x up to four times more; a derivative by the

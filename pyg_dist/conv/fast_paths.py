@@ -24,7 +24,10 @@ from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 Step = Literal["forward", "propagate", "edge_updater"]
-Run = Callable[[Any, Any, dict[str, object]], Any]
+Given = dict[str, Any]
+"""The arguments of a step by name: what a conv's author has made them."""
+
+Run = Callable[[Any, Any, Given], Any]
 """Called with the conv, its edges and the step's other arguments by name."""
 
 R = TypeVar("R", bound=Run)
@@ -53,7 +56,7 @@ class FastPath(NamedTuple):
 
     run: Run
     sums: tuple[type, ...]
-    when: Callable[[Any], bool] | None
+    when: Callable[[MessagePassing], bool] | None
     needs_edges: bool
     takes_batches: bool
 
@@ -80,7 +83,7 @@ def fast_path(
     code: tuple[str, ...] = _CODE,
     sums: tuple[type, ...] = tuple(NORMS),
     of_class: Callable[[Any], object] | None = None,
-    when: Callable[[Any], bool] | None = None,
+    when: Callable[[MessagePassing], bool] | None = None,
     needs_edges: bool = False,
     takes_batches: bool = False,
 ) -> Callable[[R], R]:
@@ -107,7 +110,7 @@ def fast_path(
 
 
 @cache
-def _paths(stock: Any, step: Step) -> tuple[FastPath, ...]:
+def _paths(stock: type[MessagePassing], step: Step) -> tuple[FastPath, ...]:
     """Those of a class: its own before any conv's."""
     return tuple(
         entry.path
@@ -118,7 +121,7 @@ def _paths(stock: Any, step: Step) -> tuple[FastPath, ...]:
     )
 
 
-def fast_path_of(conv: MessagePassing, step: Step, given: dict[str, object]) -> Run | None:
+def fast_path_of(conv: MessagePassing, step: Step, given: Given) -> Run | None:
     """What takes the place of a step of ``conv`` as it is now, called with ``given``; ``None``: nothing."""
     paths = _paths(conv.stock, step)
     if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:

@@ -71,7 +71,7 @@ def patched(function: FunctionType, substitutes: Functions, own_class: CellType 
 
 
 def _patched_copy(
-    function: FunctionType, substitutes: Functions, callers: frozenset[Any], own_class: CellType | None = None
+    function: FunctionType, substitutes: Functions, callers: frozenset[object], own_class: CellType | None = None
 ) -> FunctionType | None:
     """A copy of ``function`` in which something is another, or ``None`` if nothing would be."""
     names, seen = _names(function.__code__), callers | {function}
@@ -96,7 +96,7 @@ def _patched_copy(
 
 
 def _other(
-    value: object, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[Any]
+    value: object, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[object]
 ) -> object:
     """What replaces ``value`` in the copy of ``caller``, which reads it; ``None``: nothing does."""
     if isinstance(value, ModuleType) and value not in callers and _is_pygs(value.__name__):

@@ -10,7 +10,7 @@ with one product for the targets' own rows and one sum of the gradients of all b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import FunctionType
@@ -188,7 +188,7 @@ def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:
         return out if bias is None else large_tensors.add_into_(out, bias)
 
 
-def _projected(terms: Sequence[LinearTerms], entered: Any) -> Iterator[Pending[NodeTensor]]:
+def _projected(terms: Sequence[LinearTerms], entered: Callable[[Tensor], Tensor]) -> Iterator[Pending[NodeTensor]]:
     """``A (source W^T)`` of each term, begun when asked for (collective)."""
     for term in terms:
         with local_tensors():
@@ -197,7 +197,7 @@ def _projected(terms: Sequence[LinearTerms], entered: Any) -> Iterator[Pending[N
         yield term.graph.start(rows, term.operator, term.conv)
 
 
-def _roots(terms: Sequence[LinearTerms], entered: Any) -> list[tuple[NodeTensor, Tensor]]:
+def _roots(terms: Sequence[LinearTerms], entered: Callable[[Tensor], Tensor]) -> list[tuple[NodeTensor, Tensor]]:
     """The targets' own rows, each once, with the sum of their maps."""
     weights: dict[int, tuple[NodeTensor, Tensor]] = {}
     for term in terms:

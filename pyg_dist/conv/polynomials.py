@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import GraphConv, MessagePassing, SGConv, SSGConv, TAGConv
+from torch_geometric.nn import GraphConv, Linear, MessagePassing, SGConv, SSGConv, TAGConv
 
 from pyg_dist.backend.dense import large_tensors
-from pyg_dist.conv.fast_paths import NORMS, fast_path
+from pyg_dist.conv.fast_paths import NORMS, Given, fast_path
 from pyg_dist.conv.graph_functions import gcn_norm
 from pyg_dist.conv.weighted_sum import add_into_, commutes, operator_of, sum_form
 from pyg_dist.graph import caches
 from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.protocol import Operator
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.layers import product
 from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors
@@ -33,7 +34,7 @@ _WHOLE_COLUMNS = 16
 class _Polynomial:
     """What a conv computes of x."""
 
-    lins: list[Any]  # of the powers from 0 on; or the one map of their sum
+    lins: list[Linear]  # of the powers from 0 on; or the one map of their sum
     bias: Tensor | None  # of the output
     factors: tuple[float, ...] | None  # of the powers from 0 on, where there is one map
     degree: int  # the highest power
@@ -70,7 +71,7 @@ _HOPS: weakref.WeakKeyDictionary[Any, dict[Any, _Hops]] = weakref.WeakKeyDiction
 
 
 @fast_path(TAGConv, GraphConv, SGConv, SSGConv, when=lambda conv: not getattr(conv, "cached", False))
-def polynomial_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def polynomial_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """The forward of a conv that is a polynomial; ``None`` where PyG's has to run (collective).
 
     That is where a graph's features, and so its hops, are no whole rows; where linear maps are changed or seen, and
@@ -109,7 +110,7 @@ class _Run:
 
     conv: MessagePassing
     graph: Any
-    operator: Any
+    operator: Operator
     polynomial: _Polynomial
 
     @property
@@ -170,7 +171,7 @@ class _Run:
                 out = add_into_(self.graph.aggregate(out, self.operator, self.conv), other)
         return out if bias is None else add_into_(out, bias)
 
-    def _hops(self, x: NodeTensor, layer: object) -> Tensor:
+    def _hops(self, x: NodeTensor, layer: MessagePassing | None) -> Tensor:
         """The local rows of the powers from 1 on times x, side by side, or of the weighed sum of all powers."""
         factors, hop = self.polynomial.factors, x
         hops: list[Tensor] = []
@@ -185,7 +186,7 @@ class _Run:
         return torch.cat(hops, 1) if factors is None else total.to_local()
 
 
-def _linear(x: NodeTensor, lins: Sequence[Any], bias: Tensor | None = None, dim: int = 0) -> NodeTensor:
+def _linear(x: NodeTensor, lins: Sequence[Linear], bias: Tensor | None = None, dim: int = 0) -> NodeTensor:
     """The linear maps of x beside one another; with ``dim=1``, the sum of those of x's blocks of columns.
 
     Beside one another they may have columns of zeros behind them.

@@ -19,7 +19,7 @@ from torch_geometric.nn.aggr import (
     VarAggregation,
 )
 
-from pyg_dist.conv.fast_paths import NORMS, fast_path
+from pyg_dist.conv.fast_paths import NORMS, Given, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.lazy_norm import made
 from pyg_dist.conv.weighted_sum import add_into_, sum_by
@@ -30,7 +30,7 @@ from pyg_dist.tensor.row_tensor import version_of
 
 
 @fast_path(FAConv, step="propagate", code=("message", "update", "aggregate"))
-def gated_sum(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> NodeTensor | None:
+def gated_sum(conv: MessagePassing, edges: Edges, given: Given) -> NodeTensor | None:
     """``FAConv``'s sums: each edge's gate and the norm are one weight (collective)."""
     if given["edge_weight"] is None:
         return None
@@ -45,7 +45,7 @@ _BY_COLUMN = (*NORMS, MaxAggregation, MinAggregation, MulAggregation, VarAggrega
 
 
 @fast_path(ARMAConv, sums=_BY_COLUMN, needs_edges=True)
-def stacked_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor:
+def stacked_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor:
     """``ARMAConv``'s forward with its stacks beside one another, ``[N, K F]``: PyG has rows in dimension 1."""
     x, weight = given["x"], given.get("edge_weight")
     edges, weight = gcn_norm(edges, weight, x.size(0), add_self_loops=False, dtype=x.dtype)
@@ -67,7 +67,7 @@ def stacked_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -
 
 
 @fast_path(ClusterGCNConv, when=lambda conv: conv.add_self_loops)
-def averaging_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def averaging_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """``ClusterGCNConv``'s forward, whose norm is kept: ``D^-1 A + lambda diag(D^-1 A)`` (collective)."""
     x, dtype = given["x"], torch.get_default_dtype()
     if edges.weight is not None:
@@ -85,7 +85,7 @@ def averaging_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any])
 
 
 @fast_path(GINConv, sums=(SumAggregation,), when=lambda conv: not conv.eps.requires_grad)
-def isomorphism_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def isomorphism_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """``GINConv``'s forward with one product, ``(A + (1 + eps) I) x``; of a constant x it is made once (collective).
 
     ``None`` where eps was changed, and in a mini-batch, whose patterns serve one step.
@@ -109,7 +109,7 @@ def _has_initial_residual(conv: MessagePassing) -> bool:
 
 
 @fast_path(GCN2Conv, when=_has_initial_residual)
-def initial_residual_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def initial_residual_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """``GCN2Conv``'s forward with its factors in the matrix (GCNII, eq. 5; collective).
 
     The formula::
@@ -126,11 +126,11 @@ def initial_residual_forward(conv: MessagePassing, edges: Edges, given: dict[str
         return None
     if conv.normalize:
         edges, weight = gcn_norm(edges, weight, x.size(0), False, conv.add_self_loops, conv.flow, dtype=x.dtype)
-    h: Any = conv.propagate(edges, x=x, edge_weight=weight)
+    h = conv.propagate(edges, x=x, edge_weight=weight)
     x_0, scale = x_0[: x.size(0)], 1 - conv.alpha
     if conv.weight2 is None:
         h = add_into_(h, x_0, conv.alpha / scale)
-        return h @ _with_identity(conv.weight1, conv.beta, scale)  # type: ignore[no-any-return]
+        return h @ _with_identity(conv.weight1, conv.beta, scale)
     own = x_0 @ _with_identity(conv.weight2, conv.beta, conv.alpha)
     return h @ _with_identity(conv.weight1, conv.beta, scale) + own  # type: ignore[no-any-return]
 
@@ -144,7 +144,7 @@ def _is_personalized(conv: MessagePassing) -> bool:
 
 
 @fast_path(APPNP, when=_is_personalized)
-def personalized_forward(conv: MessagePassing, edges: Edges, given: dict[str, Any]) -> Tensor | None:
+def personalized_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """``APPNP``'s forward with no pass that scales its hops (Gasteiger et al., 2019, eq. 5; collective).
 
     The formula::

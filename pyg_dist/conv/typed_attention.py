@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import HGTConv
 from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.typing import EdgeType
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
-from pyg_dist.conv.fast_paths import fast_path
+from pyg_dist.conv.fast_paths import Given, fast_path
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edge_sets import JoinedNodes
 from pyg_dist.graph.edges import Edges
@@ -24,7 +25,7 @@ from pyg_dist.tensor import NodeTensor
 
 
 @fast_path(HGTConv, sums=(SumAggregation,), when=lambda conv: conv.heads <= MAX_HEADS)
-def typed_attention(conv: HGTConv, edges: dict[Any, Edges], given: dict[str, Any]) -> dict[str, Tensor] | None:
+def typed_attention(conv: HGTConv, edges: dict[EdgeType, Edges], given: Given) -> dict[str, Tensor] | None:
     """``HGTConv``'s forward (Hu et al., "Heterogeneous graph transformer", 2020; collective).
 
     A source has a key and a value for each relation, ``k W_r p_r`` and ``v V_r``. PyG puts the rows of all types into
