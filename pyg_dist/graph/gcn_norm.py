@@ -84,8 +84,8 @@ def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Callable[[Any], Any])
 def put_loop_values(filled: Tensor, node: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
     """The values of the added loops, given those of loops that exist; differentiable.
 
-    Of several loops of a node the last one counts, and the gradient goes to all: ``index_put`` in PyG does both, on a CPU.
-    On a GPU it takes any of them, so all are given the last one's value.
+    Of several loops of a node the last one counts, and the gradient goes to all, as by PyG's ``index_put`` on a CPU. On
+    a GPU that takes any of them, so all are given the last one's value.
 
     Shapes: filled ``[n, ...]``, the values of new loops; node int64 ``[l]``, whose loop each of ``values`` is, in PyG's
     order of edges; values ``[l, ...]``.
