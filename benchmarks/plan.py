@@ -4,6 +4,7 @@
     python benchmarks/plan.py --edges 1000000 10000000 50000000     # within 12 GiB
     python benchmarks/plan.py --graph GRAPH.npz --ranks 512         # METIS, counted in the seconds
     python benchmarks/plan.py --ranks 512 --ranks-per-node 8        # one level, two, and the cheaper of both
+    python benchmarks/plan.py --ranks 512 --ranks-per-node 8 --shares  # what each rank does of it when training starts
 
 Edges are those of R-MAT graphs with random parts, so that nearly every edge is remote: the worst case for a plan. Each
 size runs in a process of its own, since memory is measured per process.
@@ -17,6 +18,7 @@ import json
 import multiprocessing
 import resource
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +76,60 @@ def measure(num_edges: int, num_ranks: int, path: Path | None, on_each: int | No
     }
 
 
+def measure_share(num_edges: int, num_ranks: int, on_each: int, way: str) -> float:
+    """Seconds of one rank's share, the best of five; what the other ranks would send it is made first, and not counted.
+
+    ``way``: "one level"; in two levels "alone", or "together" with the ranks of its machine.
+    """
+    from pyg_dist.halo.plan.share import halo_share
+    from pyg_dist.partition import partition
+
+    torch.set_num_threads(1)
+    rank, num_nodes = min(3, on_each - 1), 2 ** max(4, (num_edges // 16).bit_length())
+    edge_index = r_mat(num_nodes.bit_length() - 1, num_edges)
+    parts = partition(edge_index, num_nodes, num_ranks, "random")
+    options: dict[str, Any] = {} if way == "one level" else {"ranks_per_machine": on_each}
+    if way == "together":
+        arriving: list[torch.Tensor] = []
+
+        def keep(rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+            arriving.append(rows.split(counts)[rank].clone())
+            raise InterruptedError  # the sender's share is of no use
+
+        for sender in range(num_ranks):
+            with suppress(InterruptedError):
+                halo_share(edge_index, parts, sender, num_ranks, **options, send=keep)
+        whole = torch.cat(arriving)
+        options["send"] = lambda rows, counts: whole
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        halo_share(edge_index, parts, rank, num_ranks, **options)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def shares(args: argparse.Namespace) -> None:
+    print(f"{'edges':>12}{'ranks':>8}{'ms':>10}  way")
+    for num_edges, way in itertools.product(args.edges, ("one level", "alone", "together")):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds = pool.apply(measure_share, (num_edges, args.ranks, args.ranks_per_node, way))
+        print(f"{num_edges:>12,}{args.ranks:>8}{1e3 * seconds:>10.1f}  {way}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--edges", type=int, nargs="+", default=[250_000, 1_000_000, 4_000_000])
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--ranks-per-node", type=int, help="also in two levels, on machines of so many ranks")
+    parser.add_argument("--shares", action="store_true", help="a rank's share instead, in one level and in two")
     parser.add_argument("--graph", type=Path, help="plan this .npz instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path, help="add the results to this JSON file")
     args = parser.parse_args()
+    if args.shares:
+        shares(args)
+        return
     if not args.json:
         names = {"edges": 12, "nodes": 12, "seconds": 10, "us/edge": 10, "peak MiB": 10, "B/edge": 9, "hybrid/post": 13}
         print("".join(f"{name:>{width}}" for name, width in (names | {"levels": 8}).items()))

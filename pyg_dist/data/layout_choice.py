@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.topology import DataGroups, machines, ranks_per_machine
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
@@ -115,8 +116,9 @@ def on_halo(
     group = groups.part
     levels = levels_of(options, group, graph_input.edge_index, parts, lambda: model_of(graph_input, options))
     share = halo_share(
-        graph_input.edge_index, parts, group.rank, group.size, options.exchange, ranks_per_machine=levels.shared_by
-    )
+        graph_input.edge_index, parts, group.rank, group.size, options.exchange, ranks_per_machine=levels.shared_by,
+        send=IdLists(group).send,
+    )  # fmt: skip
     identity = plan_hash(graph_input.edge_index, parts, group.size, options.exchange)
     kept = parts.to(torch.int32) if group.rank == 0 else None
     plan = gathered_plan(share, group, options, options.partition_name, kept, identity, levels.across)

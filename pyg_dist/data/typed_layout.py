@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.agreement import on_main
@@ -158,7 +159,8 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
             ids = rows[target] if is_square else (rows[source], rows[target])
             model = partial(Model.of_layers, parts[target].numel(), edges.shape[1], None, None)
             shared_by = levels_of(options, group, edges, owners, model).shared_by
-            share = halo_share(edges, owners, group.rank, group.size, options.exchange, ids, shared_by)
+            given_to = (group.rank, group.size, options.exchange)
+            share = halo_share(edges, owners, *given_to, ids, shared_by, IdLists(group).send)
             identity = relation_hash(edges, parts[source], parts[target], group.size, options.exchange)
             yield (source, name, target), share, given.loop_rule, identity
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
@@ -395,7 +396,10 @@ def _(targets: HaloNodes, edge_index: Tensor, loop_rule: LoopRule, sources: Node
     node_id: BothEnds = targets.global_id
     if sources is not targets:
         parts, node_id = (sources.parts(), targets.parts()), (sources.global_id, targets.global_id)
-    share = halo_share(edge_index, parts, group.rank, group.size, targets.exchange, node_id, targets.ranks_per_machine)
+    share = halo_share(
+        edge_index, parts, group.rank, group.size, targets.exchange, node_id, targets.ranks_per_machine,
+        IdLists(group).send,
+    )  # fmt: skip
     messages = sum(group.gather_counts(sum(count > 0 for count in share.sum_transfer.send_counts)))
     rows = ListedEdges(group, "edge", share.num_edges, share.edge_id)
     return HaloGraph(share, targets, loop_rule, messages, rows, sources=sources)

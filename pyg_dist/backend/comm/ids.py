@@ -75,6 +75,10 @@ class IdLists:
             found.append((ids, of_sender))
         return found
 
+    def send(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Send each rank its rows, int64 ``[n, columns]``; those that arrive, by sender (collective)."""
+        return self.exchange(IdList(rows, counts, is_ascending=False))[0][0]
+
     def _exchange_bytes(
         self, pieces: Sequence[Sequence[Tensor]], lengths: Tensor, kind: str
     ) -> tuple[list[Tensor], Tensor]:

@@ -58,10 +58,8 @@ class LevelCounts:
 
     def counted(self, exchange: ExchangeKind, two_levels: bool = False) -> Counted:
         """In these levels."""
-        if not two_levels or self.between is None:
-            return Counted(*self.numbers.sizes(exchange), two_levels=False)
-        ways = self.between.routes(exchange)
-        return Counted(*self.numbers.sizes(exchange, ways), two_levels=True)
+        machines = self.between if two_levels else None
+        return Counted(*self.numbers.sizes(exchange, machines), two_levels=machines is not None)
 
     def chosen(
         self,

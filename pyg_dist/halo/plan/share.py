@@ -20,7 +20,7 @@ from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, RemoteEdges, both_ends
 from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, receive_lists, send_lists, transfer
-from pyg_dist.halo.plan.two_level import MachineEdges, Routes
+from pyg_dist.halo.plan.two_level import MachineEdges, Routes, Send, Task, exchanged
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,11 @@ def halo_share(
     exchange: ExchangeKind = "hybrid",
     node_id: BothEnds | None = None,
     ranks_per_machine: int | None = None,
+    send: Send | None = None,
 ) -> HaloShare:
-    """What ``rank`` owns, executes, sends and receives. Not collective; O(E) time, O(own edges + N) extra memory.
+    """What ``rank`` owns, executes, sends and receives. O(E) time, O(own edges + N) extra memory.
+
+    Not collective, but in two levels with ``send``.
 
     Args:
         edge_index: int64 ``[2, E]``, source and target, any order, duplicates and self loops allowed.
@@ -88,6 +91,8 @@ def halo_share(
         node_id: the order of the rank's rows, where they have one; boundary nodes may then be anywhere. As ``parts``:
             without it sources that are no targets are in ascending order.
         ranks_per_machine: for two levels (:mod:`pyg_dist.halo.plan.two_level`).
+        send: in two levels, shares the work and memory with the ranks of the machine, which plan at the same time;
+            without it they are those of all edges of the machine.
 
     Example:
         >>> share = halo_share(torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1]), rank=0, num_ranks=2)
@@ -101,10 +106,11 @@ def halo_share(
     load = in_degree.new_zeros(num_ranks).index_add_(0, of_targets, in_degree)
     del in_degree
     all_nodes = max(of_sources.numel(), num_nodes)
-    first, on_each = (rank, 1) if ranks_per_machine is None else (rank - rank % ranks_per_machine, ranks_per_machine)
-    of_machine = _touching(edge_index, (of_sources, of_targets), first, first + on_each)
-    local_edge = of_machine[0][(of_machine[1] == rank) & (of_machine[2] == rank)]
-    edge, (source, target, sender, receiver) = _crossing(edge_index, of_machine, rank, rank + 1)
+    task = None
+    if ranks_per_machine is not None:
+        task = (Task.alone if send is None else Task.shared)(rank, num_ranks, ranks_per_machine)
+    local_edge, own, between = _edges_of(edge_index, (of_sources, of_targets), rank, task)
+    edge, source, target, sender, receiver = own
     remote = RemoteEdges.of_list(edge, source, target, sender, receiver, all_nodes, load, rank)
     here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
     of_arriving, of_leaving = remote.cover("hybrid").split(here.rows, here.sums)
@@ -123,36 +129,54 @@ def halo_share(
         return LocalEdges(local_edge, *(torch.searchsorted(nodes, end, out_int32=True) for nodes, end in ends))
 
     ways = None
-    if ranks_per_machine is not None:
-        _, (source, target, sender, receiver) = _crossing(edge_index, of_machine, first, first + on_each)
-        machines = MachineEdges.of_list(source, target, sender, receiver, all_nodes, load, on_each, rank)
+    if ranks_per_machine is not None and between is not None:
+        machines = MachineEdges.of_list(*between[1:], all_nodes, load, ranks_per_machine, rank)
         ways = {kind: machines.routes(kind) for kind in _kinds(exchange)}
-    del of_machine, edge, source, target, sender, receiver
+        if send is not None:
+            ways = exchanged(ways, num_ranks, ranks_per_machine, send)
+        del machines
+    del own, between, edge, source, target, sender, receiver
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
         lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources, ways,
     )  # fmt: skip
 
 
-_Ranked = tuple[Tensor, Tensor, Tensor]
-"""Edges, and the ranks of their sources and targets."""
+_Listed = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Edges in input order: which; sources, targets, the ranks of both."""
 
 
-def _touching(edge_index: Tensor, owners: tuple[Tensor, Tensor], low: int, high: int) -> _Ranked:
-    """The edges with an end at least on ranks ``low`` to ``high``, exclusive."""
-    is_here = ((owner >= low) & (owner < high) for owner in owners)
-    begins, ends = (here.index_select(0, end) for here, end in zip(is_here, edge_index, strict=True))
-    edge = begins.logical_or_(ends).nonzero().view(-1)
-    sender, receiver = (owner[end.index_select(0, edge)] for owner, end in zip(owners, edge_index, strict=True))
-    return edge, sender, receiver
+def _edges_of(
+    edge_index: Tensor, owners: tuple[Tensor, Tensor], rank: int, task: Task | None
+) -> tuple[Tensor, _Listed, _Listed | None]:
+    """The edges within a rank, those between it and others, and those whose ways it finds, in one pass over all."""
+    # Of each node whether the rank has it (1), and its machine as an end of what leaves (2) or enters (4) a machine.
+    of_nodes = [(owner == rank).to(torch.uint8) for owner in owners]
+    if task is not None:
+        is_own = torch.arange(len(task.targets)) == task.machine
+        for bits, owner, (leaves, enters) in zip(
+            of_nodes, owners, ((is_own, task.sources), (task.targets, is_own)), strict=True
+        ):
+            of_machine = leaves.to(torch.uint8) * 2 + enters.to(torch.uint8) * 4
+            bits |= of_machine[owner.long() // task.ranks_per_machine]
+    begins, ends = (bits.index_select(0, end) for bits, end in zip(of_nodes, edge_index, strict=True))
+    both = (begins & ends) << 3
+    bits = (
+        begins.bitwise_or_(ends).bitwise_and_(1).bitwise_or_(both)
+    )  # 1: touches the rank; 8, 16, 32: both ends have it
+    del begins, ends, both
+    some = bits.nonzero().view(-1)
+    bits = bits.index_select(0, some)
 
+    def chosen(is_chosen: Tensor) -> Tensor:
+        return some.index_select(0, is_chosen.nonzero().view(-1))
 
-def _crossing(edge_index: Tensor, among: _Ranked, low: int, high: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Those of some edges with one end on these ranks: which; sources, targets, the ranks of both."""
-    begins, ends = ((rank >= low) & (rank < high) for rank in among[1:])
-    some = (begins != ends).nonzero().view(-1)
-    edge, sender, receiver = (column.index_select(0, some) for column in among)
-    return edge, (edge_index[0].index_select(0, edge), edge_index[1].index_select(0, edge), sender, receiver)
+    def listed(edge: Tensor) -> _Listed:
+        source, target = (end.index_select(0, edge) for end in edge_index)
+        return edge, source, target, owners[0].index_select(0, source), owners[1].index_select(0, target)
+
+    between = None if task is None else listed(chosen(bits >= 16))
+    return chosen(bits & 8), listed(chosen(bits & 9 == 1)), between
 
 
 def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
@@ -270,9 +294,10 @@ def share_of(
     del local_edge
     edges = replace(edges, edge=None)
     release_after(edge_id.numel())
-    received = {kind: receive_lists(edges, slots(edges, hybrid, kind), places) for kind in kinds}
-    halo_id, halo_owner = halo_of(edges, slots(edges, hybrid, "post"))
-    del edges, hybrid, places
+    buffers = {kind: slots(edges, hybrid, kind) for kind in kinds}
+    received = {kind: receive_lists(edges, buffer, places) for kind, buffer in buffers.items()}
+    halo_id, halo_owner = halo_of(edges, buffers["post"])
+    del edges, hybrid, places, buffers
     release_after(edge_id.numel())
     edges, hybrid = leaving()
     num_sources = sources.row.numel()

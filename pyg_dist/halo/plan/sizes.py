@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
-from pyg_dist.halo.plan.two_level import Routes
+from pyg_dist.halo.plan.two_level import MachineEdges
 
 _PASSES = 8
 """Over all parts, at most: with many parts the last ones gain next to nothing, and each takes O(P^2) time."""
@@ -94,21 +94,23 @@ class BlockNumbers:
             "hybrid": (self.post_rows, self.pre_sums, self.post_edges),
         }[exchange]
 
-    def sizes(self, exchange: ExchangeKind, between: Routes | None = None) -> tuple[tuple[ShareSizes, ...], Tensor]:
+    def sizes(
+        self, exchange: ExchangeKind, machines: MachineEdges | None = None
+    ) -> tuple[tuple[ShareSizes, ...], Tensor]:
         """Every rank's sizes, and the rows that go from each rank to each, int64 ``[P, P]``. O(P^2) time.
 
-        ``between``: the ways between machines in two levels; None: ranks send to one another wherever they are.
+        ``machines``: the edges between machines, in two levels; None: ranks send to one another wherever they are.
         """
         rows, sums, by_row = self.sent(exchange)
         crossing = self.edges - self.edges.diag().diag()
         load, halo_edges, num_ranks = self.edges.sum(0), crossing.sum(0), len(crossing)
-        if between is None:
+        if machines is None:
             hops, passed, covered = [], load * 0, crossing
         else:
-            machine = node_of_rank(num_ranks, between.ranks_per_machine)
+            machine, between = node_of_rank(num_ranks, machines.ranks_per_machine), machines.routes(exchange)
             rows, sums, by_row, covered = (x * (machine[:, None] == machine) for x in (rows, sums, by_row, crossing))
-            hops = [hop.rows(num_ranks) for hop in (between.gather, between.link, between.spread)]
-            passed = between.multiplied + torch.bincount(between.owner, minlength=num_ranks) + hops[0].sum(0)
+            hops = [hop.rows(num_ranks) for hop in between.hops]
+            passed = machines.multiplied(exchange) + torch.bincount(between.owner, minlength=num_ranks) + hops[1].sum(0)
         levels = [rows + sums, *hops]
         chosen = sum(levels, start=crossing * 0)
         multiplied = by_row.sum(0) + (covered - by_row).sum(1) + passed

@@ -8,10 +8,15 @@ the sending machine add. For each item one rank at the shared end is its *agent*
     sum   the other ranks with addends --gather--> agent --link--> owner of the target
 
 An agent is among those that need the row, or have an addend: no message crosses that one level would not send.
+
+The ways from one machine to another depend on the edges from the one to the other alone. A rank that plans by itself
+finds all that begin or end on its machine. Ranks that plan together share this work: each finds those from its machine
+to some of the others (:meth:`Task.shared`), and sends every rank the hops that begin or end there (:func:`exchanged`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,6 +29,38 @@ from pyg_dist.backend import ops
 from pyg_dist.halo.plan.agents import Options, choose_agents
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.transfer import Counts, RelayLists, Slots
+
+Send = Callable[[Tensor, Sequence[int]], Tensor]
+"""Sends each rank its rows of numbers, int64 ``[k, columns]``, so many each, and returns those that arrive."""
+
+
+class Task(NamedTuple):
+    """From which machines to which a rank finds the ways, bool ``[machines]`` each: between all pairs of one way."""
+
+    ranks_per_machine: int  # consecutive ranks share a machine
+    machine: int  # the rank's
+    targets: Tensor  # to which it finds those from its machine
+    sources: Tensor  # from which it finds those to its machine
+
+    @staticmethod
+    def alone(rank: int, num_ranks: int, ranks_per_machine: int) -> Task:
+        """All that begin or end on the rank's machine."""
+        others = torch.ones(num_machines(num_ranks, ranks_per_machine), dtype=torch.bool)
+        others[rank // ranks_per_machine] = False
+        return Task(ranks_per_machine, rank // ranks_per_machine, others, others)
+
+    @staticmethod
+    def shared(rank: int, num_ranks: int, ranks_per_machine: int) -> Task:
+        """A part of what begins on the rank's machine: the ranks there take the other machines in turn."""
+        machine, number = divmod(rank, ranks_per_machine)
+        machines = torch.arange(num_machines(num_ranks, ranks_per_machine))
+        on_machine = min(ranks_per_machine, num_ranks - machine * ranks_per_machine)
+        turn = (machines - machine - 1) % len(machines)
+        targets = (turn % on_machine == number) & (machines != machine)
+        return Task(ranks_per_machine, machine, targets, torch.zeros_like(targets))
+
+
+_LEVELS = 3  # of hops: by link, to agents, from agents
 
 
 class Hops(NamedTuple):
@@ -51,7 +88,11 @@ class Routes:
     link: Hops  # each item once, between machines
     gather: Hops  # addends of sums, to the agents
     spread: Hops  # rows, from the agents
-    multiplied: Tensor  # edges from other machines that each rank multiplies, int64 ``[P]``
+
+    @property
+    def hops(self) -> tuple[Hops, Hops, Hops]:
+        """By link, to agents, from agents."""
+        return self.link, self.gather, self.spread
 
     def leaving(self, hops: Hops, rank: int) -> Hops:
         """Those that leave a rank, in the order of its buffer: by receiver, kind and node."""
@@ -89,7 +130,8 @@ class Routes:
         )
         # A row goes once to all ranks of a machine, and carries the edges to all of them.
         carried = _keys(peer[~is_sum] // on_each, node[~is_sum])
-        left = direct.left | ~row_inside & torch.isin(_keys(row_peer // on_each, edges.rows.node), carried)
+        is_carried = ops.find_sorted(carried.sort().values, _keys(row_peer // on_each, edges.rows.node)) >= 0
+        left = direct.left | ~row_inside & is_carried
         return Slots(
             left,
             torch.cat([direct.rows, rows]),
@@ -192,8 +234,47 @@ class MachineEdges:
             Hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), every),
             Hops(adder, of_sum[total], total + rows.numel()),
             Hops(of_row[row], needer, row),
-            torch.bincount(receiver, minlength=num_ranks) + torch.bincount(sender, minlength=num_ranks),
         )  # fmt: skip
+
+    def multiplied(self, exchange: ExchangeKind) -> Tensor:
+        """How many edges each rank multiplies, int64 ``[P]``: of a row its target's owner, of a sum its source's."""
+        edges, num_ranks = self.edges, self.num_ranks
+        is_post = (self.hybrid if exchange == "hybrid" else edges.cover(exchange)).left.index_select(0, edges.row)
+        owner = torch.where(is_post, self.sum_owner[edges.sum], self.row_owner[edges.row])
+        return torch.bincount(owner, minlength=num_ranks)
+
+
+def exchanged(
+    ways: Mapping[ExchangeKind, Routes], num_ranks: int, ranks_per_machine: int, send: Send
+) -> dict[ExchangeKind, Routes]:
+    """Of the ways that every rank has found, those that begin or end on this one (collective).
+
+    Shapes of what is sent: a row ``(node, its owner, sender, receiver, which)`` for each hop, to both of its ends.
+    """
+    kinds, found = list(ways), []
+    for number, routes in enumerate(ways.values()):
+        for level, (sender, receiver, item) in enumerate(routes.hops):
+            which = routes.is_sum[item] + 2 * (level + _LEVELS * number)
+            found.append(torch.stack([routes.node[item], routes.owner[item], sender, receiver, which], 1))
+    hops = torch.cat(found)
+    to, order = torch.cat([hops[:, 2], hops[:, 3]]).sort(stable=True)
+    arrived = send(hops[order % len(hops)] if len(hops) else hops, torch.bincount(to, minlength=num_ranks).tolist())
+    node, owner, sender, receiver, which = arrived.unbind(1)
+    is_sum = which % 2
+    # The end that ranks share: with the node it tells the items of a kind apart.
+    machine = torch.where(is_sum == 1, sender, receiver) // ranks_per_machine
+    key = (node * num_machines(num_ranks, ranks_per_machine) + machine) * 2 + is_sum
+    own = {}
+    for number, kind in enumerate(kinds):
+        of_kind = (which // (2 * _LEVELS) == number).nonzero().view(-1)
+        first, item = ops.distinct(key[:0], key[of_kind])
+        first, level_of = of_kind[first], which[of_kind] // 2 % _LEVELS
+        hops_of = (
+            Hops(sender[of_kind[some]], receiver[of_kind[some]], item[some])
+            for some in (level_of == k for k in range(_LEVELS))
+        )
+        own[kind] = Routes(num_ranks, ranks_per_machine, node[first], owner[first], is_sum[first] == 1, *hops_of)
+    return own
 
 
 def _by_machine(load: Tensor, ranks_per_machine: int) -> Tensor:

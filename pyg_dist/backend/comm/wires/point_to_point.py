@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from ctypes import memmove
 from itertools import accumulate
 from typing import TypeVar
 
@@ -153,14 +154,15 @@ class PointToPoint(ABC):
 
     def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
-        pieces = torch.split(out, list(counts))
-        messages: list[Message] = []
+        places, messages = [0, *accumulate(counts)], list[Message]()
+        is_empty = not rows.shape[1:].numel()
         for peer in self._others():
             if rows.numel():
                 messages.append(self.send(rows, peer, tag))
-            if pieces[peer].numel():
-                messages.append(self.receive(pieces[peer], peer, tag))
-        pieces[self.rank].copy_(rows)
+            if counts[peer] and not is_empty:
+                messages.append(self.receive_rows(out, places[peer], places[peer + 1], peer, tag))
+        if rows.numel():
+            _copy_rows(out, places[self.rank], rows, 0, counts[self.rank])
         return Flight(others=messages)
 
     def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
@@ -177,9 +179,8 @@ class PointToPoint(ABC):
                 messages.append(self.send_rows(rows, starts[peer], starts[peer + 1], peer, tag))
             if received[peer] and not is_empty:
                 messages.append(self.receive_rows(out, places[peer], places[peer + 1], peer, tag))
-        own = self.rank
-        if sent[own]:
-            out[places[own] : places[own + 1]].copy_(rows[starts[own] : starts[own + 1]])
+        if sent[self.rank]:
+            _copy_rows(out, places[self.rank], rows, starts[self.rank], sent[self.rank])
         return Flight(others=messages)
 
     def exchange(
@@ -212,6 +213,12 @@ class _Sum:
     def wait(self) -> None:
         _wait(self._messages)
         torch.sum(self._addends, 0, dtype=self._out.dtype, out=self._out)
+
+
+def _copy_rows(out: Tensor, place: int, rows: Tensor, start: int, count: int) -> None:
+    """Rows from ``start`` on to ``place`` in ``out``: views of both would take five times as long as a small copy."""
+    row_bytes = rows.nbytes // rows.shape[0]
+    memmove(out.data_ptr() + place * row_bytes, rows.data_ptr() + start * row_bytes, count * row_bytes)
 
 
 def _wait(messages: Iterable[Message]) -> None:
