@@ -163,14 +163,23 @@ class RemoteEdges:
         return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies, each_step)
 
 
+_MARKS = 8
+"""Keys are marked in a table of all, not hashed, where one in so many is there."""
+
+
 def _candidates(
     pair: Tensor, node: Tensor, num_nodes: int, num_ranks: int, rank: int | None
 ) -> tuple[Tensor, Candidates]:
     """Number the distinct (pair of ranks, node): the number of each edge, and what the numbers stand for."""
-    key = pair * num_nodes + node
-    first, number = ops.distinct(key[:0], key)
-    keys = key[first]
-    stride = max(num_nodes, 1)
+    key, stride = pair * num_nodes + node, max(num_nodes, 1)
+    span = num_nodes * num_ranks * (num_ranks if rank is None else 2)
+    if span <= _MARKS * key.numel():
+        is_key = torch.zeros(span, dtype=torch.bool)
+        is_key[key] = True
+        keys, number = is_key.nonzero().view(-1), (is_key.cumsum(0, dtype=torch.int32) - 1).index_select(0, key)
+    else:
+        first, number = ops.distinct(key[:0], key)
+        keys = key.index_select(0, first)
     pair_of = (keys // stride).to(torch.int32)
     sender, receiver = pair_of // num_ranks, pair_of % num_ranks
     if rank is not None:
@@ -284,16 +293,16 @@ def minimum_vertex_cover(
     if left.numel() == 0:
         return Cover(torch.zeros(num_left, dtype=torch.bool), torch.zeros(num_right, dtype=torch.bool))
     row, col = (end.numpy().astype(np.int32, copy=False) for end in (left, right))
-    right_of = _matching(row, col, num_left, num_right)
+    of_left, of_right = _grouped(row, col, num_left, num_right), _grouped(col, row, num_right, num_left)
+    # From the smaller side nearly each vertex finds a partner at once; the others would search along long paths.
+    if num_left <= num_right:
+        right_of, left_of = _matching(of_left, num_right)
+    else:
+        left_of, right_of = _matching(of_right, num_left)
     release_after(row.size, each_step)
-    left_of = np.full(num_right, -1, dtype=np.int32)
     is_matched = right_of >= 0
-    left_of[right_of[is_matched]] = np.flatnonzero(is_matched)
-
-    # Where each edge leads: across it, then back along the matching.
-    from_left = _reached(row, left_of[col], right_of < 0, each_step)
-    release_after(row.size, each_step)
-    from_right = _reached(col, right_of[row], left_of < 0, each_step)
+    from_left = _reached(of_left, left_of, right_of < 0)
+    from_right = _reached(of_right, right_of, left_of < 0)
     in_left, in_right = np.zeros(num_left, dtype=bool), np.zeros(num_right, dtype=bool)
     in_right[right_of[from_left & is_matched]] = True
     in_left[left_of[from_right & (left_of >= 0)]] = True
@@ -304,33 +313,36 @@ def minimum_vertex_cover(
     return Cover(torch.from_numpy(in_left), torch.from_numpy(in_right))
 
 
-def _matching(row: Array, col: Array, num_rows: int, num_cols: int) -> Array:
-    """The column matched to each row in a maximum matching, or -1."""
-    rowptr, end = _grouped(row, col, num_rows, num_cols)
-    matched: Array = ops.bipartite_matching(rowptr, end, num_cols).numpy()
-    return matched
+Grouped = tuple[Tensor, Tensor]
+"""Edges by their start: the first of each start and one more, int64, and their ends, int32."""
 
 
-def _reached(start: Array, end: Array, is_root: Array, each_step: bool) -> Array:
-    """Which vertices can be reached from the roots along the directed edges start -> end (end < 0: no edge)."""
+def _grouped(start: Array, end: Array, num_starts: int, num_ends: int) -> Grouped:
+    found = ops.csr_from_edges(torch.from_numpy(start), torch.from_numpy(end), None, num_starts, num_ends)
+    return found[0], found[1]
+
+
+def _matching(edges: Grouped, num_ends: int) -> tuple[Array, Array]:
+    """The end matched to each start in a maximum matching, or -1, and the start matched to each end."""
+    end_of: Array = ops.bipartite_matching(*edges, num_ends).numpy()
+    start_of, matched = np.full(num_ends, -1, dtype=np.int32), np.flatnonzero(end_of >= 0)
+    start_of[end_of[matched]] = matched
+    return end_of, start_of
+
+
+def _reached(edges: Grouped, start_of: Array, is_root: Array) -> Array:
+    """Which starts can be reached from the roots, across an edge and back along the matching, again and again."""
     from scipy import sparse
     from scipy.sparse.csgraph import breadth_first_order  # at the import of pyg_dist it would be a third of its time
 
-    size, leads = is_root.size, end >= 0
-    rowptr, col = _grouped(start[leads], end[leads], size, size)
-    begin, finish = rowptr.to(torch.int32).numpy(), col.numpy()
-    del leads, rowptr, col
-    release_after(finish.size, each_step)
-    # One more vertex, with an edge to every root, makes it one search.
-    finish = np.concatenate([finish, np.flatnonzero(is_root).astype(np.int32)])
-    begin = np.append(begin, np.int32(finish.size))
-    graph = sparse.csr_array((np.ones(finish.size), finish, begin), shape=(size + 1, size + 1))
+    size, roots = is_root.size, np.flatnonzero(is_root).astype(np.int32)
+    if roots.size == 0:
+        return np.zeros(size, dtype=bool)
+    # No edge of a start that is reached leads to a free end, or the matching could be larger: the others may lead
+    # anywhere. One more start, with an edge to every root, makes it one search.
+    leads = np.concatenate([np.maximum(start_of[edges[1].numpy()], 0), roots])
+    begin = np.append(edges[0].to(torch.int32).numpy(), np.int32(leads.size))
+    graph = sparse.csr_array((np.ones(leads.size), leads, begin), shape=(size + 1, size + 1))
     reached = np.zeros(size + 1, dtype=bool)
     reached[breadth_first_order(graph, size, return_predecessors=False)] = True
     return reached[:size]
-
-
-def _grouped(start: Array, end: Array, num_rows: int, num_cols: int) -> tuple[Tensor, Tensor]:
-    """Edges by their start: the first of each and one more, int64, and their ends, int32."""
-    rowptr, col, _ = ops.csr_from_edges(torch.from_numpy(start), torch.from_numpy(end), None, num_rows, num_cols)
-    return rowptr, col
