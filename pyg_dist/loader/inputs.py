@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
-from torch_geometric.sampler import NegativeSampling
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.typing import EdgeType
 
-from pyg_dist.data import DistributedData
-from pyg_dist.data.batch import listed_nodes, ready
-from pyg_dist.errors import DataError, OptionError
+from pyg_dist.data.batch import listed_nodes
+from pyg_dist.errors import DataError, OptionError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
+from pyg_dist.loader.batches import cutter_of, is_distributed
 from pyg_dist.loader.columns import Columns
 from pyg_dist.loader.in_edges import InEdges
 from pyg_dist.loader.known_nodes import SamplingRanks
@@ -27,16 +29,11 @@ from pyg_dist.tensor import EdgeTensor, RowTensor
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a graph, or of one of its types."""
+    """The nodes of a type; a graph without types has one, ``""``."""
 
     size: int
-    sharding: NodeSharding | None = None  # of a graph over ranks
-    first: int = 0  # ids of these begin there, counted through all types
-
-    @staticmethod
-    def of(data: Data) -> Nodes:
-        """Those of a graph with one type."""
-        return Nodes(data.num_nodes, data.graph.node_sharding if isinstance(data, DistributedData) else None)
+    sharding: NodeSharding | None  # of a graph over ranks
+    first: int  # ids of these begin there, counted through all types
 
     @property
     def ids(self) -> range:
@@ -54,6 +51,29 @@ class Nodes:
         return value.full_tensor()
 
 
+def nodes_of(data: Data | HeteroData) -> dict[str, Nodes]:
+    """The nodes of each type."""
+    if not isinstance(data, HeteroData):
+        return {"": Nodes(data.num_nodes, data.graph.node_sharding if is_distributed(data) else None, 0)}
+    shardings = data.node_shardings if is_distributed(data) else {}
+    sizes = [int(store.num_nodes) for store in data.node_stores]
+    firsts = accumulate(sizes, initial=0)
+    return {
+        kind: Nodes(size, shardings.get(kind), first)
+        for kind, size, first in zip(data.node_types, sizes, firsts, strict=False)
+    }
+
+
+def stores_of(data: Data | HeteroData) -> dict[EdgeType, Any]:
+    """What has the edges of each relation: without types the graph itself."""
+    return dict(data.edge_items()) if isinstance(data, HeteroData) else {ONE_TYPE: data}
+
+
+def _graph_of(store: Any) -> DistributedGraph:
+    graph: DistributedGraph = store.graph if isinstance(store, Data) else store.handle.graph
+    return graph
+
+
 Ends = tuple[Nodes, Nodes]
 """Where edges begin, and where they end."""
 
@@ -63,24 +83,59 @@ class Inputs(NamedTuple):
 
     size: int  # inputs of an epoch
     seeds_of: Callable[[Steps], Seeds]  # those of its steps
-    of: str | EdgeType | None = None  # the type of the seeds, or the relation whose ends they are
+    of: str | EdgeType  # the type of the seeds, or the relation whose ends they are
 
 
-def node_seeds(data: Data, input_nodes: Any) -> Inputs:
-    """Input nodes (collective for a mask that is a node tensor)."""
-    ids, input_id = input_nodes_of(Nodes.of(data), input_nodes)
-    return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids, input_id))
+def node_seeds(data: Data | HeteroData, input_nodes: Any) -> Inputs:
+    """Input nodes; of types ``"paper"`` or ``("paper", ids or mask)`` (collective for a mask that is a node tensor)."""
+    found, kind, given = nodes_of(data), "", input_nodes
+    if isinstance(data, HeteroData):
+        is_pair = isinstance(given, tuple | list) and len(given) == 2
+        kind, given = given if is_pair else (given, None)
+        if not isinstance(kind, str) or kind not in found:
+            raise DataError(
+                f"Expected input_nodes to be a type of nodes, or a pair of it and ids or a mask (got {input_nodes!r}): "
+                f"the types are {', '.join(found)}"
+            )
+    nodes = found[kind]
+    ids, input_id = input_nodes_of(nodes, given)
+    return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids + nodes.first, input_id), kind)
 
 
-def link_seeds(data: Data, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
-    """The ends of edges (collective for those of the graph)."""
-    nodes = Nodes.of(data)
-    negatives = negatives_of((nodes, nodes), neg_sampling, ratio)
-    given = edges
-    if given is None:
-        given = data.graph.full_edge_index() if isinstance(data, DistributedData) else data.edge_index
-    ids, label = labelled_edges((nodes, nodes), given, label, negatives)
-    return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, (nodes.ids, nodes.ids), ids, label, negatives))
+def link_seeds(data: Data | HeteroData, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
+    """The ends of edges (collective for those of the graph). Of types a relation is given alone or with them.
+
+    Given with them, it may be one that the graph has no edges of, but for those whose ends are asked for.
+    """
+    relation, chosen = _relation_of(data, edges) if isinstance(data, HeteroData) else (ONE_TYPE, edges)
+    found = nodes_of(data)
+    ends = found[relation[0]], found[relation[-1]]
+    negatives = negatives_of(ends, neg_sampling, ratio)
+    if chosen is None:
+        store = stores_of(data)[relation]
+        chosen = _graph_of(store).full_edge_index() if is_distributed(data) else store.edge_index
+    chosen, label = labelled_edges(ends, chosen, label, negatives)
+    ids = chosen + torch.tensor([[nodes.first] for nodes in ends])
+    ranges = ends[0].ids, ends[1].ids
+    of = "" if relation == ONE_TYPE else relation
+    return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, ranges, ids, label, negatives), of)
+
+
+def _relation_of(data: HeteroData, edges: Any) -> tuple[EdgeType, Any]:
+    """The relation of edges, and those that are given with it."""
+    given = edges if isinstance(edges, tuple | list) and edges else (None,)
+    relation, chosen = (edges, None) if isinstance(given[0], str) else (given[0], given[-1])
+    try:
+        relation = data._to_canonical(*relation)
+    except (TypeError, ValueError):
+        relation = None
+    is_new = relation is not None and chosen is not None and {relation[0], relation[-1]} <= set(data.node_types)
+    if relation not in data.edge_types and not is_new:
+        raise DataError(
+            f"Expected edge_label_index to be a relation of the graph, or a pair of one and edges (got "
+            f"{edges if chosen is None else given[0]!r}): the relations are {', '.join(map(str, data.edge_types))}"
+        )
+    return relation, chosen
 
 
 def input_nodes_of(nodes: Nodes, input_nodes: object) -> tuple[Tensor, Tensor]:
@@ -159,31 +214,50 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
     return edges, label
 
 
-def check(loader: str, data: Data, options: dict[str, Any]) -> None:
-    """Check what is asked of a graph with one type alone."""
-    if not isinstance(data, DistributedData) and "adj_t" in data:
-        raise DataError("Expected a graph with edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
+def check(loader: str, data: Data | HeteroData, options: dict[str, Any]) -> None:
+    """Check the graph, and what only one with types may not have, or has to."""
+    is_typed, stores = isinstance(data, HeteroData), stores_of(data)
+    has_ends = all("edge_index" in store for store in stores.values()) if is_typed else "adj_t" not in data
+    if not is_distributed(data) and not has_ends:
+        raise DataError("Expected edges as edge_index (got none): T.ToEdgeIndex() makes it of adj_t")
+    if is_typed and options["subgraph_type"] == "bidirectional":
+        raise UnsupportedError(
+            f"Expected {loader} of a HeteroData with subgraph_type='directional' or 'induced' (got 'bidirectional'): "
+            f"opposite edges are another relation's; T.ToUndirected() before adds them"
+        )
+    weight = options["weight_attr"]
+    if is_typed and weight is not None and not any(weight in store for store in stores.values()):
+        raise DataError(f"Expected weight_attr to be an attribute of a relation (got {weight!r}): add it to data")
 
 
-def fan_outs(data: Data, num_neighbors: Any) -> list[Any]:
-    """Lists of in-edges of a node by hop, unchecked: there is one."""
-    return [None if isinstance(num_neighbors, dict | str) else num_neighbors]
+def fan_outs(data: Data | HeteroData, num_neighbors: object) -> dict[EdgeType, tuple[int, ...]]:
+    """In-edges of a node by hop, of each relation.
 
-
-def sampling(data: Data, num_neighbors: Any, inputs: Inputs, steps: Steps, options: dict[str, Any]) -> NeighborSampling:
-    """The sampler of a graph with one type (collective)."""
-    weight = None if options["weight_attr"] is None else data[options["weight_attr"]]
-    if isinstance(data, DistributedData):
-        ready(data)
-        ranks, own = SamplingRanks.of(data.graph), data.graph.edge_view.sources.global_id
-        relation = Relation.of(data.graph, weight)
-    else:
-        ranks, own = SamplingRanks.alone(), torch.arange(data.num_nodes)
-        edge_index = torch.empty(2, 0) if data.edge_index is None else data.edge_index
-        relation = Relation(InEdges.of_edge_index(edge_index, (data.num_nodes, data.num_nodes), weight))
-    counts = {ONE_TYPE: tuple(int(count) for count in num_neighbors)}
-    types = {"": range(data.num_nodes)}
-    return sampling_over(types, [own.cpu()], {ONE_TYPE: relation}, ranks, inputs, counts, steps, options)
+    Raises:
+        OptionError: One is missing, or is none of the graph, or they differ in hops, or are no counts.
+    """
+    wrong = OptionError(
+        f"Expected num_neighbors to be a list of counts of each hop, -1 for all (got {num_neighbors!r})"
+    )
+    try:
+        if isinstance(data, HeteroData):
+            given = num_neighbors if isinstance(num_neighbors, NumNeighbors) else NumNeighbors(num_neighbors)
+            lists = given.get_values(data.edge_types)
+        else:
+            lists = {ONE_TYPE: None if isinstance(num_neighbors, dict | str) else num_neighbors}
+        counts = {relation: tuple(map(index, lists[relation])) for relation in stores_of(data)}
+    except (ValueError, TypeError, AssertionError) as error:
+        if not isinstance(data, HeteroData):
+            raise wrong from None
+        raise OptionError(
+            f"Expected num_neighbors to be a list of counts of each hop, or one for each relation (got "
+            f"{num_neighbors!r}: {error}): give all relations as many hops"
+        ) from None
+    if any(min(of_hops, default=0) < -1 for of_hops in counts.values()):
+        raise wrong
+    if isinstance(num_neighbors, Tensor) and num_neighbors.dim() != 1:
+        raise wrong
+    return counts
 
 
 class Relation(NamedTuple):
@@ -201,17 +275,34 @@ class Relation(NamedTuple):
         return Relation(InEdges.of(graph, weight), node_id + first, owner)
 
 
-def sampling_over(
-    types: Mapping[str, range],
-    own: Sequence[Tensor],
-    relations: Mapping[EdgeType, Relation],
-    ranks: SamplingRanks,
-    inputs: Inputs,
+def sampling(
+    data: Data | HeteroData,
     num_neighbors: Mapping[EdgeType, tuple[int, ...]],
+    inputs: Inputs,
     steps: Steps,
     options: dict[str, Any],
 ) -> NeighborSampling:
-    """The sampler of a graph, given ids of each type, of this rank's nodes by type, and its edges (collective)."""
+    """The sampler of a graph (collective)."""
+    name, nodes, relations = options["weight_attr"], nodes_of(data), dict[EdgeType, Relation]()
+    types = {kind: of_type.ids for kind, of_type in nodes.items()}
+    if is_distributed(data):
+        cutter_of(data).ready(data)
+        if isinstance(data, HeteroData):
+            rows = [*data.node_shardings.values()]
+            shared_by = {store.handle.graph.ranks_per_machine for store in data.edge_stores} - {None}
+            ranks = SamplingRanks.sharing(rows[0].group, next(iter(shared_by), None))
+        else:
+            rows, ranks = [data.graph.edge_view.sources], SamplingRanks.of(data.graph)
+        own = [here.global_id.cpu() + of_type.first for here, of_type in zip(rows, nodes.values(), strict=True)]
+    else:
+        ranks, own = SamplingRanks.alone(), [torch.arange(ids.start, ids.stop) for ids in types.values()]
+    for key, store in stores_of(data).items():
+        ends, weight = (nodes[key[0]], nodes[key[-1]]), None if name is None else store.get(name)
+        if is_distributed(data):
+            relations[key] = Relation.of(_graph_of(store), weight, ends[0].first)
+        else:
+            edge_index = torch.empty(2, 0) if store.edge_index is None else store.edge_index
+            relations[key] = Relation(InEdges.of_edge_index(edge_index, (ends[0].size, ends[1].size), weight))
     others = [(relation.node_id, relation.owner) for relation in relations.values()]
     columns, of_rows, of_others = Columns.of(own, others, sum(map(len, types.values())), ranks.part)
     rows_of = dict(zip(types, of_rows, strict=True))
@@ -225,7 +316,7 @@ def sampling_over(
         in_edges=in_edges,
         types=types,
         seeds=inputs.seeds_of(steps),
-        input_type=inputs.of or "",
+        input_type=inputs.of,
         num_neighbors=num_neighbors,
         seed=steps.seed,
         replace=bool(options["replace"]),

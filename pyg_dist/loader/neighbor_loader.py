@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from operator import index
 from typing import Any
 
 import torch_geometric.loader
@@ -69,8 +68,8 @@ class _Neighbors(BatchLoader):
         error: PygDistError | None = None
         found: Inputs | None = None
         try:
-            _check(type(self).__name__, data, num_neighbors, options)
-            found = read()
+            _check(type(self).__name__, data, options)
+            counts, found = inputs.fan_outs(data, num_neighbors), read()
             if found.size < options["batch_size"] * num_groups and options["drop_last"]:
                 raise OptionError(
                     f"Expected at least one batch of {options['batch_size'] * num_groups} inputs (got {found.size} "
@@ -91,7 +90,7 @@ class _Neighbors(BatchLoader):
             found.size, int(options["batch_size"]), bool(options["shuffle"]), bool(options["drop_last"]),
             int(options["seed"]), num_groups,
         )  # fmt: skip
-        sampler = _reader_of(data).sampling(data, num_neighbors, found, steps, options)
+        sampler = inputs.sampling(data, counts, found, steps, options)
         self._num_neighbors = num_neighbors
         super().__init__(data, sampler, options["prefetch"])
         self.transform = options["transform"]
@@ -174,7 +173,7 @@ class NeighborLoader(_Neighbors):
         self, data: Data | HeteroData, num_neighbors: Any, input_nodes: Any = None, *more: Any, **options: Any
     ) -> None:
         options = _named(torch_geometric.loader.NeighborLoader, 3, more) | options
-        super().__init__(data, num_neighbors, lambda: _reader_of(data).node_seeds(data, input_nodes), options)
+        super().__init__(data, num_neighbors, lambda: inputs.node_seeds(data, input_nodes), options)
 
 
 class LinkNeighborLoader(_Neighbors):
@@ -213,16 +212,7 @@ class LinkNeighborLoader(_Neighbors):
     ) -> None:
         options = _named(torch_geometric.loader.LinkNeighborLoader, 4, more) | options
         edges = edge_label_index, edge_label, options.pop("neg_sampling", None), options.pop("neg_sampling_ratio", None)
-        super().__init__(data, num_neighbors, lambda: _reader_of(data).link_seeds(data, *edges), options)
-
-
-def _reader_of(data: Data | HeteroData) -> Any:
-    """What reads the arguments of a loader over a graph of one type, or of several."""
-    if not isinstance(data, HeteroData):
-        return inputs
-    from pyg_dist.loader import typed_inputs  # only who has types loads what handles them
-
-    return typed_inputs
+        super().__init__(data, num_neighbors, lambda: inputs.link_seeds(data, *edges), options)
 
 
 def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any]:
@@ -235,7 +225,7 @@ def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any
     return dict(zip(names, more, strict=False))
 
 
-def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) -> None:
+def _check(loader: str, data: Any, options: dict[str, Any]) -> None:
     """Check each option by itself."""
     if not isinstance(data, Data | HeteroData):
         raise DataError(
@@ -249,17 +239,7 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
             raise UnsupportedError(f"Expected {loader} without {name} (got {got}): {_REFUSED[name]}")
         if name not in _KNOWN and name not in _REFUSED:
             raise OptionError(f"Expected an option of {loader} (got {name}={value!r}): leave it out")
-    _reader_of(data).check(loader, data, options)
-    lists = _reader_of(data).fan_outs(data, num_neighbors)
-    try:
-        counts = [[index(count) for count in of_hops] for of_hops in lists]
-    except (TypeError, ValueError):
-        counts = [[-2]]
-    is_list = all(min(of_hops, default=0) >= -1 for of_hops in counts)
-    if not is_list or (isinstance(num_neighbors, Tensor) and num_neighbors.dim() != 1):
-        raise OptionError(
-            f"Expected num_neighbors to be a list of counts of each hop, -1 for all (got {num_neighbors!r})"
-        )
+    inputs.check(loader, data, options)
     if options["subgraph_type"] not in _SUBGRAPHS:
         raise OptionError(
             f"Expected subgraph_type to be one of {', '.join(_SUBGRAPHS)} (got {options['subgraph_type']!r})"
@@ -272,8 +252,9 @@ def _check(loader: str, data: Any, num_neighbors: Any, options: dict[str, Any]) 
         raise OptionError(f"Expected transform to be a function of a batch (got {options['transform']!r})")
     if options["weight_attr"] is not None:
         name = options["weight_attr"]
-        for store in [data] if isinstance(data, Data) else [store for store in data.edge_stores if name in store]:
-            _check_weight(store, name, is_distributed(data))
+        for store in inputs.stores_of(data).values():
+            if isinstance(data, Data) or name in store:
+                _check_weight(store, name, is_distributed(data))
 
 
 def _check_weight(store: Any, name: Any, is_distributed: bool) -> None:
