@@ -72,18 +72,15 @@ class Manifest(Signed):
     digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
-        rows = {
-            name: {"dtype": r.dtype, "shape": list(r.shape), "sharding": r.sharding} for name, r in self.rows.items()
-        }
+        rows = {name: vars(rows) for name, rows in self.rows.items()}
         shards = {key: shard.to_dict() for key, shard in sorted(self.shards.items())}
-        said = {"num_ranks": self.num_ranks, "state": self.state, "generators": self.generators}
-        return {**said, "rows": rows, "shards": shards}
+        return super().content() | {"rows": rows, "shards": shards}
 
     @classmethod
     def of(cls, content: dict[str, Any], digest: str) -> Manifest:
         if not all(isinstance(content[name], dict) for name in ("state", "generators")):
             raise ValueError("no states by name")
-        rows = {n: Rows(r["dtype"], tuple(r["shape"]), r["sharding"]) for n, r in content["rows"].items()}
+        rows = {name: Rows(**said | {"shape": tuple(said["shape"])}) for name, said in content["rows"].items()}
         shards = shards_of(content["shards"])
         for key, shard in shards.items():
             if shard.blocks or not (key == STATE or re.fullmatch(r"(state|rows)-\d{5,}", key)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -113,17 +113,7 @@ class TypedNodes(RowStorage, NodeStorage):
         return isinstance(self[key], NodeTensor)
 
     def distributed(self, key: str, value: object) -> Any:
-        rows = self.sharding
-        if isinstance(value, RowTensor):
-            if value._sharding is not rows:
-                raise LayoutMismatchError(
-                    f"Expected '{key}' with a row for every node of type {self._key!r} (got {value._sharding.size} "
-                    f"{value.kind}s of another type or selection): assign a full_tensor()"
-                )
-            return value
-        if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, rows.size, None) == "node":
-            return NodeTensor.from_local(rows.slice(value), rows)
-        return value
+        return _placed(key, value, self.sharding, "node", f"node of type {self._key!r}")
 
 
 class TypedEdges(RowStorage, EdgeStorage):
@@ -165,17 +155,22 @@ class TypedEdges(RowStorage, EdgeStorage):
         if key in GRAPH_KEYS:
             is_first = not any(key in self._mapping for key in GRAPH_KEYS)
             return value if is_first else _same_nodes(key, value, self.handle.graph)
-        rows = self.handle.graph.edge_sharding
-        if isinstance(value, RowTensor):
-            if not rows.is_equivalent(value._sharding):
-                raise LayoutMismatchError(
-                    f"Expected '{key}' with a row for every edge of {self._key} (got {value._sharding.size} "
-                    f"{value.kind}s of another type or selection): assign a full_tensor()"
-                )
-            return value
-        if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, None, rows.size) == "edge":
-            return EdgeTensor.from_local(rows.slice(value), rows)
+        return _placed(key, value, self.handle.graph.edge_sharding, "edge", f"edge of {self._key}")
+
+
+def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "edge"], of: str) -> Any:
+    """A type's or a relation's attribute: row tensors have its rows, and tensors with a row for each get them."""
+    if isinstance(value, RowTensor):
+        if not (value._sharding is rows if kind == "node" else rows.is_equivalent(value._sharding)):
+            raise LayoutMismatchError(
+                f"Expected '{key}' with a row for every {of} (got {value._sharding.size} {value.kind}s of another type "
+                f"or selection): assign a full_tensor()"
+            )
         return value
+    sizes = (rows.size, None) if kind == "node" else (None, rows.size)
+    if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, *sizes) == kind:
+        return RowTensor.from_local(rows.slice(value), rows)
+    return value
 
 
 def _same_nodes(key: str, value: object, graph: DistributedGraph) -> DistributedEdgeIndex | None:

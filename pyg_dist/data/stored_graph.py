@@ -20,6 +20,7 @@ from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_p
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph
 from pyg_dist.errors import StoreError
+from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
@@ -30,7 +31,7 @@ from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, LoopRule, Manifest
-from pyg_dist.tensor import EdgeTensor, RowTensor
+from pyg_dist.tensor import RowTensor
 
 
 def _path_of(folder: object) -> Path:
@@ -108,15 +109,20 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
         del shared
     graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
     with raised_on_all_ranks():
-        of_nodes = {name: rows_of(store, "node", name, parts, share.node_id) for name in manifest.node_attributes}
-        of_edges = {name: rows_of(store, "edge", name, parts, share.edge_id) for name in manifest.edge_attributes}
-        attributes = stored_others(store)
+        local = stored_rows(store, parts, graph, plan)
     store.close()
-    values = of_edges.pop(ADJ_VALUES, None)
-    weight = None if values is None else EdgeTensor.from_local(values, graph.edge_sharding)
-    rows = {name: RowTensor.from_local(local, graph.node_sharding) for name, local in of_nodes.items()}
-    rows |= {name: RowTensor.from_local(local, graph.edge_sharding) for name, local in of_edges.items()}
-    return LocalGraph(graph, plan, manifest.graph["key"], weight, rows | attributes)
+    return local
+
+
+def stored_rows(store: HaloStore, parts: list[int], graph: HaloGraph, plan: Plan) -> LocalGraph:
+    """A graph, or a relation's, with this rank's rows of all attributes. Not collective."""
+    manifest, share, rows = store.manifest, graph.share, dict[str, Any]()
+    for name in manifest.node_attributes:
+        rows[name] = RowTensor.from_local(rows_of(store, "node", name, parts, share.node_id), graph.node_sharding)
+    for name in manifest.edge_attributes:
+        rows[name] = RowTensor.from_local(rows_of(store, "edge", name, parts, share.edge_id), graph.edge_sharding)
+    weight = rows.pop(ADJ_VALUES, None)
+    return LocalGraph(graph, plan, manifest.graph["key"], weight, rows | stored_others(store))
 
 
 def stored_others(store: HaloStore | GridStore) -> dict[str, object]:

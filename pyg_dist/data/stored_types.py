@@ -12,7 +12,6 @@ from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks, require_equal
 from pyg_dist.data.options import Options
-from pyg_dist.data.storage import LocalGraph
 from pyg_dist.data.stored_graph import (
     RelationRows,
     block_numbers,
@@ -20,6 +19,7 @@ from pyg_dist.data.stored_graph import (
     require_known,
     rows_of,
     stored_others,
+    stored_rows,
     stored_share,
     warn_of_stored_nan,
 )
@@ -30,9 +30,9 @@ from pyg_dist.halo.plan.relations import HeteroPlan, Relation, hash_of_relation
 from pyg_dist.halo.plan.share import HaloShare, LocalRows
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.manifest import ADJ_VALUES, LoopRule
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.store.typed_store import TypedStores, TypesManifest
-from pyg_dist.tensor import EdgeTensor, RowTensor
+from pyg_dist.tensor import RowTensor
 
 
 def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
@@ -53,13 +53,11 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
         ranks = rank_of_part(path, _with_traffic(stores), group.size)
         parts = stores.whole.parts_of(group.rank, ranks)
         rows = _rows_of_types(manifest, stores, group.rank, ranks)
-    kept: dict[Relation, Tensor] = {}
 
     def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
         for relation, store in stores.edges.items():
             with raised_on_all_ranks():
                 share = _share(manifest, store, relation, group.rank, ranks, options.exchange, rows)
-            kept[relation] = share.edge_id
             identity = _hash(manifest, relation, ranks, options.exchange)
             yield relation, share, store.manifest.graph["loop_rule"], identity
 
@@ -70,17 +68,10 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
             found = {n: rows_of(store, "node", n, parts, rows[kind]) for n in store.manifest.node_attributes}
             local = {name: RowTensor.from_local(own, graph.nodes[kind]) for name, own in found.items()}
             nodes[kind] = local | stored_others(store)
-        edges = {}
-        for relation, store in stores.edges.items():
-            of_edges = graph.edges[relation].edge_sharding
-            found = {n: rows_of(store, "edge", n, parts, kept[relation]) for n in store.manifest.edge_attributes}
-            values = found.pop(ADJ_VALUES, None)
-            weight = None if values is None else EdgeTensor.from_local(values, of_edges)
-            local = {name: RowTensor.from_local(own, of_edges) for name, own in found.items()}
-            edges[relation] = LocalGraph(
-                graph.edges[relation], graph.plan.relations[relation], store.manifest.graph["key"], weight,
-                local | stored_others(store),
-            )  # fmt: skip
+        edges = {
+            relation: stored_rows(store, parts, graph.edges[relation], graph.plan.relations[relation])
+            for relation, store in stores.edges.items()
+        }
         others = stored_others(stores.whole)
     for store in stores.all():
         store.close()

@@ -7,7 +7,7 @@ this graph would have left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, ClassVar, Literal
@@ -94,7 +94,7 @@ class Manifest(Signed):
     digest: str = ""  # of all of the above
 
     def content(self) -> dict[str, object]:
-        content: dict[str, object] = {name: value for name, value in vars(self).items() if name != "digest"}
+        content = super().content()
         for kind in _ATTRIBUTES:
             rows: Rows = getattr(self, kind)
             content[kind] = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in rows.items()}
@@ -139,7 +139,6 @@ def _require_consistent(manifest: Manifest) -> None:
 def _require_halo(manifest: Manifest) -> None:
     num_parts, shards = manifest.num_parts, manifest.shards
     _require(num_parts <= len(shards), f"{num_parts} parts in {len(shards)} files")
-    _require_keys(shards, (f"{kind}-{q:05d}" for kind in ("nodes", "edges", "halo") for q in range(num_parts)))
     for name in ("partition", "edges", "parts"):
         _require(isinstance(manifest.plan.get(name), str), f"no {name!r} in the plan")
     columns = [_columns(manifest, q) for q in range(num_parts)]
@@ -160,14 +159,16 @@ def _require_halo(manifest: Manifest) -> None:
         if wrong.any():
             p, q = (int(ends[0]) for ends in wrong.nonzero())
             raise ValueError(f"{number[p, q]} {name!r} from part {p} to {q}, not {int(least[p, q])} to {most[p, q]}")
+    expected = {}
     for q in range(num_parts):
         count, across = int(edges[:, q].sum()), int(crossing[:, q].sum())
-        _require_tensors(shards, f"edges-{q:05d}", edge_specs(count, across, manifest.edge_attributes))
-        _require_tensors(shards, f"nodes-{q:05d}", node_specs(int(nodes[q]), manifest.node_attributes))
-        _require_tensors(shards, f"halo-{q:05d}", halo_specs(int(rows[:, q].sum()), int(sums[:, q].sum())))
+        expected[f"edges-{q:05d}"] = edge_specs(count, across, manifest.edge_attributes)
+        expected[f"nodes-{q:05d}"] = node_specs(int(nodes[q]), manifest.node_attributes)
+        expected[f"halo-{q:05d}"] = halo_specs(int(rows[:, q].sum()), int(sums[:, q].sum()))
         (boundary,) = shards[f"edges-{q:05d}"].blocks["boundary"]
         low, high = int(sums[:, q].max()), min(int(sums[:, q].sum()), int(nodes[q]))
         _require(low <= boundary <= high, f"{boundary} boundary nodes of part {q}, not {low} to {high}")
+    _require_files(shards, expected)
 
 
 def _columns(manifest: Manifest, part: int) -> list[Array]:
@@ -189,26 +190,19 @@ def _require_grid(manifest: Manifest) -> None:
     is_pair = isinstance(tiles, list) and len(tiles) == 2 and all(map(_is_count, tiles)) and min(tiles) > 0
     if not is_pair or tiles[0] * tiles[1] > len(shards):
         raise ValueError(f"tiles {tiles!r} in {len(shards)} files")
-    found = shards["orders"].tensors.keys() if "orders" in shards else ()
-    num_orders = min(max(len(found) // 2, 1), 2)
-    kinds = ("rows", "edges") if manifest.node_attributes else ("edges",)
-    expected = ["orders", *(f"{kind}-{r:05d}" for kind in kinds for r in range(tiles[0]))]
-    places = product(range(num_orders), range(tiles[0]), range(tiles[1]))
-    expected += [f"tile-{number}-{r:05d}-{c:05d}" for number, r, c in places]
-    _require_keys(shards, expected)
-    _require_tensors(shards, "orders", order_specs(num_nodes, num_orders))
-    counts = dict.fromkeys(range(num_orders), 0)
-    for key in expected:
-        kind, *place = key.split("-")
-        if kind == "tile":
-            count = shards[key].tensors.get("edge_id", TensorSpec("I64", ())).num_rows
-            counts[int(place[0])] += count
-            _require_tensors(shards, key, tile_specs(count))
-        elif kind != "orders":
-            size = num_nodes if kind == "rows" else manifest.num_edges
-            count = int(np.diff(bounds(size, tiles[0]))[int(place[0])])
-            of_edges = range_specs(count, manifest.edge_attributes)
-            _require_tensors(shards, key, row_specs(manifest.node_attributes, count) if kind == "rows" else of_edges)
+    num_orders = min(max(len(shards["orders"].tensors) // 2, 1), 2)
+    expected, counts = {"orders": order_specs(num_nodes, num_orders)}, dict.fromkeys(range(num_orders), 0)
+    sizes = (np.diff(bounds(size, tiles[0])).tolist() for size in (num_nodes, manifest.num_edges))
+    for r, (nodes, edges) in enumerate(zip(*sizes, strict=True)):
+        expected[f"edges-{r:05d}"] = range_specs(edges, manifest.edge_attributes)
+        if manifest.node_attributes:
+            expected[f"rows-{r:05d}"] = row_specs(manifest.node_attributes, nodes)
+    for number, r, c in product(range(num_orders), range(tiles[0]), range(tiles[1])):
+        key = f"tile-{number}-{r:05d}-{c:05d}"
+        count = shards[key].tensors["edge_id"].num_rows
+        counts[number] += count
+        expected[key] = tile_specs(count)
+    _require_files(shards, expected)
     for number, count in counts.items():
         _require(count == manifest.num_edges, f"{count} edges in the tiles of order {number}, not {manifest.num_edges}")
 
@@ -256,22 +250,14 @@ def bounds(size: int, count: int) -> Array:
     return np.array([size * k // count for k in range(count + 1)], np.int64)
 
 
-def _require_keys(shards: Mapping[str, Shard], expected: Iterable[str]) -> None:
-    """Raise unless there is a shard for each key, and no other but for what has no rows."""
-    keys = set(expected)
-    for key in sorted(keys ^ (shards.keys() - {"other"})):
-        raise ValueError(f"{'no' if key in keys else 'a foreign'} file {key!r}")
-
-
-def _require_tensors(shards: Mapping[str, Shard], key: str, expected: Mapping[str, TensorSpec]) -> None:
-    found = shards[key].tensors
-    for name in sorted(expected.keys() | found.keys()):
-        if found.get(name) != expected.get(name):
-            raise ValueError(f"{key!r} with {name!r} of {_in_words(found, name)}, not {_in_words(expected, name)}")
-
-
-def _in_words(tensors: Mapping[str, TensorSpec], name: str) -> str:
-    return f"{tensors[name].dtype} {list(tensors[name].shape)}" if name in tensors else "no kind"
+def _require_files(shards: Mapping[str, Shard], expected: Mapping[str, Mapping[str, TensorSpec]]) -> None:
+    """Raise unless there is a shard with these tensors for each key, and no other but for what has no rows."""
+    for key in sorted(expected.keys() ^ (shards.keys() - {"other"})):
+        raise ValueError(f"{'no' if key in expected else 'a foreign'} file {key!r}")
+    for key, specs in expected.items():
+        for name, spec in {**shards[key].tensors, **specs}.items():
+            found, wanted = shards[key].tensors.get(name), specs.get(name)
+            _require(found == wanted, f"{key!r} with {found} as {name!r}, not {wanted} ({spec.dtype})")
 
 
 def _require_spec(what: str, spec: TensorSpec) -> None:

@@ -43,9 +43,9 @@ class Signed(ABC):
 
     kind: ClassVar[Kind]
 
-    @abstractmethod
     def content(self) -> dict[str, object]:
         """All of it, but for its digest, as plain values."""
+        return {name: value for name, value in vars(self).items() if name != "digest"}
 
     @classmethod
     @abstractmethod

@@ -46,9 +46,6 @@ class TypesManifest(Signed):
     stores: dict[str, str]  # the digest of each store's manifest, by the name of its folder
     digest: str = ""  # of all of the above
 
-    def content(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "digest"}
-
     @classmethod
     def of(cls, content: dict[str, Any], digest: str) -> TypesManifest:
         content["relations"] = [(str(source), str(name), str(target)) for source, name, target in content["relations"]]

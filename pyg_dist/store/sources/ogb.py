@@ -51,6 +51,12 @@ def master_options(name: str) -> dict[str, str]:
     return {row[0]: row[head.index(name)] for row in rows}
 
 
+def more_files(options: Mapping[str, str], kind: str) -> list[str]:
+    """The names of further attributes of nodes, or of edges."""
+    names = options[f"additional {kind} files"]
+    return [] if names == "None" else names.split(",")
+
+
 class OGB(TensorSource):
     """``x``, ``edge_attr``, ``y`` and additional files as ``PygNodePropPredDataset`` has them; the split as masks."""
 
@@ -91,8 +97,7 @@ class OGB(TensorSource):
 
     def _attributes(self, kind: str) -> Iterator[Attribute]:
         """The features of nodes, or of edges, and the additional files that OGB names."""
-        more = self.options[f"additional {kind} files"]
-        for key in (f"{kind}_feat", *(() if more == "None" else more.split(","))):
+        for key in (f"{kind}_feat", *more_files(self.options, kind)):
             found = self._table(key)
             if found is not None:
                 yield Attribute(NAMES.get(key, key), *found)

@@ -11,7 +11,7 @@ from torch_geometric.data import HeteroData
 from pyg_dist.errors import DataError
 from pyg_dist.store.hetero_input import HeteroInput, read_hetero
 from pyg_dist.store.saved import read_saved_types
-from pyg_dist.store.sources.ogb import NAMES, TRIPLETS, as_labels, is_ogb_typed, master_options, numbers, split_masks
+from pyg_dist.store.sources import ogb
 from pyg_dist.store.sources.saved_graph import PROCESSED, torch_file_types
 from pyg_dist.store.sources.text import first_lines
 
@@ -24,7 +24,7 @@ def open_types(graph: str) -> HeteroInput | None:
     """
     path = Path(graph)
     if path.is_dir():
-        if is_ogb_typed(path):
+        if ogb.is_ogb_typed(path):
             return _ogb(path)
         path = path / PROCESSED
     if not path.is_file():
@@ -35,30 +35,30 @@ def open_types(graph: str) -> HeteroInput | None:
 
 def _ogb(path: Path) -> HeteroInput:
     """A dataset of OGB, as ``ogb`` reads it: types and relations in alphabetical order, the split as masks."""
-    raw, options, data = path / "raw", master_options(path.name.replace("_", "-")), HeteroData()
+    raw, options, data = path / "raw", ogb.master_options(path.name.replace("_", "-")), HeteroData()
     split, has_label = path / "split" / options["split"], _row_of(raw / "nodetype-has-label.csv.gz")
     has_split = _row_of(split / "nodetype-has-split.csv.gz")
     for kind, count in sorted(_row_of(raw / "num-node-dict.csv.gz").items()):
         store, folder = data[kind], raw / "node-feat" / kind
         store.num_nodes = _whole(raw, count)
-        for key in ["node_feat", *_more(options, "node")]:
+        for key in ["node_feat", *ogb.more_files(options, "node")]:
             _add(store, key, folder)
         if has_label.get(kind) == "True":
-            labels = numbers(raw / "node-label" / kind / "node-label.csv.gz", "F64")
-            store.y = torch.from_numpy(as_labels(labels, options))
+            labels = ogb.numbers(raw / "node-label" / kind / "node-label.csv.gz", "F64")
+            store.y = torch.from_numpy(ogb.as_labels(labels, options))
         if has_split.get(kind) == "True":
-            for name, mask in split_masks(split / kind, store.num_nodes).items():
+            for name, mask in ogb.split_masks(split / kind, store.num_nodes).items():
                 store[name] = torch.from_numpy(mask)
-    for line in sorted(first_lines(raw / TRIPLETS)):
+    for line in sorted(first_lines(raw / ogb.TRIPLETS)):
         words = line.split(",")
         if len(words) != 3:
-            raise DataError(f"Expected source,relation,target in {raw / TRIPLETS} (got {line!r}): fetch it again")
+            raise DataError(f"Expected source,relation,target in {raw / ogb.TRIPLETS} (got {line!r}): fetch it again")
         store, folder = data[tuple(words)], raw / "relations" / "___".join(words)
-        ends = numbers(folder / "edge.csv.gz", "I64")
+        ends = ogb.numbers(folder / "edge.csv.gz", "I64")
         if ends.shape[1] != 2:
             raise DataError(f"Expected 2 columns in {folder / 'edge.csv.gz'} (got {ends.shape[1]}): fetch it again")
         store.edge_index = torch.from_numpy(ends).T.contiguous()
-        for key in ["edge_feat", *_more(options, "edge")]:
+        for key in ["edge_feat", *ogb.more_files(options, "edge")]:
             _add(store, key, folder)
     return read_hetero(data, allow_nan=True, warn=False)
 
@@ -77,14 +77,8 @@ def _whole(raw: Path, count: str) -> int:
     return int(count)
 
 
-def _more(options: Mapping[str, str], kind: str) -> list[str]:
-    """The names of further attributes."""
-    names = options[f"additional {kind} files"]
-    return [] if names == "None" else names.split(",")
-
-
 def _add(store: object, key: str, folder: Path) -> None:
     """An attribute, where this type has it."""
     path = folder / f"{key.replace('_feat', '-feat')}.csv.gz"
     if path.exists():
-        setattr(store, NAMES.get(key, key), torch.from_numpy(numbers(path)))
+        setattr(store, ogb.NAMES.get(key, key), torch.from_numpy(ogb.numbers(path)))
