@@ -141,7 +141,9 @@ class RemoteEdges:
         start, row, place = ops.csr_from_edges(sums_of, row, None, len(sums), len(rows))
         number = torch.arange(len(sums), dtype=torch.int32)
         sums_of = torch.repeat_interleave(number, start.diff(), output_size=row.numel())
-        return RemoteEdges(num_ranks, edge if place is None else edge[place], row, sums_of, rows, sums, load)
+        return RemoteEdges(
+            num_ranks, edge if place is None else edge.index_select(0, place), row, sums_of, rows, sums, load
+        )
 
     def arriving(self, rank: int) -> Arriving:
         """How many end on ``rank``, where all of them begin or end: they are the first ones."""

@@ -346,7 +346,7 @@ def _restriction(
         )
         for kind, by in routes.items()
     }
-    summed = here.edges + (~sent[share.exchange].left[leaving.row]).nonzero().view(-1)
+    summed = here.edges + (~_at(sent[share.exchange].left, leaving.row)).nonzero().view(-1)
     if edges.at_row is not None:
         arriving = replace(arriving, rows=Ends(edges.at_row[: here.rows], arriving.rows.counts))
     halo_id, halo_owner = halo_of(arriving, received["post"])
@@ -358,8 +358,10 @@ def _restriction(
         halo_owner=halo_owner,
         rows_sent={kind: int(cover.left.sum() + cover.right.sum()) for kind, (_, cover) in covers.items()},
     )
-    ends = torch.stack([remote.rows.node[remote.row[summed]], remote.sums.node[remote.sum[summed]]])
-    return Restriction(result, rows, edge, remote.edge[summed], ends, which)
+    ends = torch.stack(
+        [_at(kind.node, _at(of, summed)) for kind, of in ((remote.rows, remote.row), (remote.sums, remote.sum))]
+    )
+    return Restriction(result, rows, edge, _at(remote.edge, summed), ends, which)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:
