@@ -20,7 +20,7 @@ from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_p
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph
 from pyg_dist.errors import StoreError
-from pyg_dist.halo.graph import HaloGraph
+from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
@@ -109,14 +109,16 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
         del shared
     graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
     with raised_on_all_ranks():
-        local = stored_rows(store, parts, graph, plan)
+        local = stored_rows(store, parts, graph, plan, share)
     store.close()
     return local
 
 
-def stored_rows(store: HaloStore, parts: list[int], graph: HaloGraph, plan: Plan) -> LocalGraph:
+def stored_rows(
+    store: HaloStore, parts: list[int], graph: DistributedGraph, plan: Plan, share: HaloShare
+) -> LocalGraph:
     """A graph, or a relation's, with this rank's rows of all attributes. Not collective."""
-    manifest, share, rows = store.manifest, graph.share, dict[str, Any]()
+    manifest, rows = store.manifest, dict[str, Any]()
     for name in manifest.node_attributes:
         rows[name] = RowTensor.from_local(rows_of(store, "node", name, parts, share.node_id), graph.node_sharding)
     for name in manifest.edge_attributes:

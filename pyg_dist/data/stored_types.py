@@ -68,10 +68,10 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
             found = {n: rows_of(store, "node", n, parts, rows[kind]) for n in store.manifest.node_attributes}
             local = {name: RowTensor.from_local(own, graph.nodes[kind]) for name, own in found.items()}
             nodes[kind] = local | stored_others(store)
-        edges = {
-            relation: stored_rows(store, parts, graph.edges[relation], graph.plan.relations[relation])
-            for relation, store in stores.edges.items()
-        }
+        edges = {}
+        for relation, store in stores.edges.items():
+            own = graph.edges[relation]
+            edges[relation] = stored_rows(store, parts, own, graph.plan.relations[relation], own.share)
         others = stored_others(stores.whole)
     for store in stores.all():
         store.close()
