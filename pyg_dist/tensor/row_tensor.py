@@ -345,7 +345,7 @@ def copy_of(x: RowTensor) -> str:
         return x._copy_of or getattr(x._base, "_copy_of", "")
 
 
-def on_rows(function: Function, x: object, *args: object, **kwargs: object) -> Any:
+def on_rows(function: Function, x: object, *args: object, **kwargs: object) -> Tensor:
     """``function(x, ...)`` on the local rows of x, where no other argument is a tensor; the result has x's rows."""
     if not isinstance(x, RowTensor):
         raise MixedRowsError(

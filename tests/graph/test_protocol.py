@@ -448,9 +448,14 @@ def run(name: str, layouts: list[Layout]) -> None:
             raise AssertionError(f"{name} on {how}: {error}") from error
 
 
-def layouts_of(num_ranks: int) -> list[Layout]:
+PRODUCTS = {"products", "operators", "started", "linear_sums", "cached", "selected", "view_products", "subgraphs"}
+"""Checks of what an exchange's kind is for."""
+
+
+def layouts_of(num_ranks: int, name: str) -> list[Layout]:
     halo = {"layout": "halo", "partition": uneven_parts(N, num_ranks)}
-    exchanges = [{**halo, "exchange": exchange} for exchange in ("hybrid", "post", "pre")]
+    kinds = ("hybrid", "post", "pre") if name in PRODUCTS else ("hybrid",)
+    exchanges = [{**halo, "exchange": exchange} for exchange in kinds]
     grids = [{"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks) if max(mesh.values()) < 4]
     groups = next((count for count in (2, 3) if num_ranks % count == 0), 1)
     if groups > 1:  # data groups, each of which holds the graph
@@ -464,7 +469,7 @@ def layouts_of(num_ranks: int) -> list[Layout]:
 @pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
 @pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_contract(workers: Pools, num_ranks: int, name: str) -> None:
-    workers(num_ranks).run(run, name, layouts_of(num_ranks))
+    workers(num_ranks).run(run, name, layouts_of(num_ranks, name))
 
 
 def names_of(protocol: type) -> set[str]:

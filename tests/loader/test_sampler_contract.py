@@ -17,7 +17,7 @@ from torch_geometric.utils import subgraph
 from workers import Workers
 
 Pools = Callable[[int], Workers]
-LAYOUTS = [(1, None), (2, None), (3, None), (1, {"x": 1}), (2, {"x": 2}), (2, {"y": 2}), (3, {"z": 3})]
+LAYOUTS = [(1, None), (3, None), (1, {"x": 1}), (2, {"y": 2}), (3, {"z": 3})]
 
 
 def uniform(data: Any, **options: Any) -> Any:

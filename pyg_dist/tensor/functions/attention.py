@@ -45,7 +45,7 @@ def _sharding(x: Any) -> RowSharding:
     return rows
 
 
-def _whole(x: Any, rows: RowSharding) -> Any:
+def _whole(x: Any, rows: RowSharding) -> Tensor:
     """All of a tensor, as every rank's own queries meet it; differentiable (collective for rows)."""
     if _place(x) is None:
         return rows.copy_to_ranks(x) if isinstance(x, Tensor) else x

@@ -88,7 +88,7 @@ def _of_all_rows(stock: Constructor) -> Constructor:
     return wrapper
 
 
-def _copied(stock: Constructor, x: RowTensor, options: dict[str, Any]) -> Any:
+def _copied(stock: Constructor, x: RowTensor, options: dict[str, Any]) -> Tensor:
     """All rows; ``x`` itself, which ``as_tensor`` and ``asarray`` return where there is nothing to do."""
     dtype, device = options.get("dtype") or x.dtype, torch.device(options.get("device") or x.device)
     copies = stock is torch_stock["tensor"] or options.get("copy")

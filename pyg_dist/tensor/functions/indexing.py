@@ -190,7 +190,7 @@ def _is_list_of_one(item: object) -> bool:
     return isinstance(item, (list, range)) or (isinstance(item, (Tensor, np.ndarray)) and item.ndim == 1)
 
 
-def _pairs(x: RowTensor, index: Any, columns: object) -> Any:
+def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
     """An element of each selected row: ``p[torch.arange(N), y]``, ``p[mask, y[mask]]`` (collective as ``p[index]``)."""
     picked = x[index]
     columns = columns if isinstance(columns, RowTensor) else torch.as_tensor(np.asarray(columns), device=x.device)

@@ -28,7 +28,7 @@ def with_parameters(
     kwargs: dict[str, Any],
     num_operands: int = 1,
     run: Function | None = None,
-) -> Any:
+) -> Tensor:
     """``function(operands, parameters)``: the first ``num_operands`` have rows, all other tensors are row-free.
 
     ``run`` is called in place of ``function``, which messages name.

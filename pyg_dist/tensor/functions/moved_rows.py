@@ -90,7 +90,7 @@ def moved_in(values: object) -> list[MovedRows]:
     return [values] if type(values) is MovedRows else []
 
 
-def permuted(x: object, order: Sequence[int]) -> Any:
+def permuted(x: object, order: Sequence[int]) -> Tensor:
     """``x.permute(order)`` of a row tensor, or of one with its rows moved."""
     of, place = (x.of, x.place) if type(x) is MovedRows else (x, 0)
     # Dimension d of what is seen is this one of the tensor with rows first.
@@ -377,7 +377,7 @@ HANDLERS: dict[Function, _HANDLER] = {
 
 
 @implements("t", "T.__get__", "H.__get__", "mH.__get__")
-def turn(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def turn(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
     """The transpose of a matrix."""
     x: RowTensor = args[0]
     if x.dim() > 2:

@@ -81,7 +81,7 @@ _OF_LARGE: dict[Function, Function] = {
 """Functions whose large outputs lie in memory that is used again."""
 
 
-def pointwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def pointwise(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
     with local_tensors():
         rows: RowSharding | None = None
@@ -120,7 +120,7 @@ def pointwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 @implements("to", "type_as")
-def cast(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def cast(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
     """Dtype and device; another tensor's, if one is given: what its rows are does not matter."""
     with local_tensors():
         out = function(*args, **kwargs)
