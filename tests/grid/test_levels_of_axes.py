@@ -73,6 +73,8 @@ def collectives(world_size: int, machines: str) -> None:
         session.init()
 
 
-@pytest.mark.parametrize(("world_size", "machines"), [(4, "0,0,1,1"), (6, "0,0,1,1,2,2")])
+@pytest.mark.parametrize(
+    ("world_size", "machines"), [(4, "0,0,1,1"), pytest.param(6, "0,0,1,1,2,2", marks=pytest.mark.slow)]
+)
 def test_pieces_cross_machines_once(workers: Pools, world_size: int, machines: str) -> None:
     workers(world_size).run(collectives, world_size, machines)

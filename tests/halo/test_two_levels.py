@@ -148,7 +148,7 @@ def bytes_by_level(world_size: int) -> None:
             )
 
 
-@pytest.mark.parametrize("world_size", [4, 6])
+@pytest.mark.parametrize("world_size", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_bytes_by_level(workers: Pools, world_size: int) -> None:
     workers(world_size).run(bytes_by_level, world_size)
 
