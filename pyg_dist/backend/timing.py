@@ -200,16 +200,13 @@ def count_hidden(seconds: float) -> None:
 
 def phase(name: str) -> AbstractContextManager[None]:
     """What runs inside is ``name``, one of ``PHASES``."""
-    if _recorder is not None and (_recorder.thread == threading.get_ident() or _is_in_backward()):
-        return _Phase(name, _recorder)
+    if _recorder is not None:
+        is_in_backward = torch._C._current_graph_task_id() != -1  # on a device in another thread, which is waited for
+        if is_in_backward or _recorder.thread == threading.get_ident():
+            return _Phase(name, _recorder)
     if torch.autograd._profiler_enabled():
         return torch.profiler.record_function(f"pyg_dist: {name}")
     return _NOTHING
-
-
-def _is_in_backward() -> bool:
-    """Whether a backward pass runs here: that of rows on a device has a thread of its own, which is waited for."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def overlaps() -> bool:

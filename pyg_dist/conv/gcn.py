@@ -11,6 +11,7 @@ from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.conv.any_conv import own_form, run_on_edges
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, has_batch, require_floats, snapshot
+from pyg_dist.conv.lazy_norm import norm_of
 from pyg_dist.conv.one_rank import stock_result, stock_twin
 from pyg_dist.conv.weighted_sum import add_into_, can_project_last, commutes, project_first
 from pyg_dist.errors import DataError, UnsupportedError
@@ -120,7 +121,7 @@ class DistributedGCNConv(GCNConv):
         norm = Norm.SUM
         if self.normalize:
             require_floats("DistributedGCNConv", weight)
-            norm = Norm.gcn(self.add_self_loops, self._loop_value(graph, weight))
+            norm = norm_of(graph, self.add_self_loops, self.improved, weight is not None)
         dtype = accumulation_dtype(dtype)
         cached = self._cached_norm if self.cached else None
         if cached is None:
@@ -133,8 +134,3 @@ class DistributedGCNConv(GCNConv):
         if dtype not in cached.operators:
             cached.operators[dtype] = cached.graph.operator(cached.norm, cached.weight, dtype)
         return cached.operators[dtype]
-
-    def _loop_value(self, graph: DistributedGraph, weight: EdgeTensor | None) -> float:
-        # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not;
-        # an adj_t always has values.
-        return 2.0 if self.improved and (weight is not None or graph.loop_rule != "remaining") else 1.0

@@ -17,11 +17,11 @@ from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats, rows_along
-from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made
+from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made, norm_of
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import Edges, NodeIds, edges_to_nodes
 from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
-from pyg_dist.graph.protocol import Norm, the_one
+from pyg_dist.graph.protocol import the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
@@ -191,9 +191,7 @@ def gcn_norm(
     by_source = flow == "target_to_source" and graph.loop_rule == "remaining"  # PyG does not look at it for an adj_t
     if edge_index.rows is not graph.edge_sharding or not is_vector or by_source:
         return _gcn_norm(edge_index, edge_weight, improved, add_self_loops, dtype, by_source)
-    # PyG gives all edges of an edge_index, loops included, weight one when there are no weights, `improved` or not.
-    is_improved = improved and (edge_weight is not None or graph.loop_rule != "remaining")
-    norm = Norm.gcn(add_self_loops, 2.0 if is_improved else 1.0)
+    norm = norm_of(graph, add_self_loops, improved, edge_weight is not None)
     lazy = LazyNorm(
         edge_index, edge_weight, norm, dtype if edge_weight is None else edge_weight.dtype,  # type: ignore[arg-type]
         lambda edges, weight: _gcn_norm(edges, weight, improved, add_self_loops, dtype),

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dist.conv.inputs import snapshot
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import SINGLE_EDGES, Edges
-from pyg_dist.graph.protocol import Norm, Operator
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView, Norm, Operator
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
 from pyg_dist.tensor.sharding import lasting
@@ -92,6 +92,13 @@ class LazyNorm:
         """From now on the weights are those of now, as ``cached=True`` has it."""
         if self._weight is not None and not self._weight.requires_grad:
             self._weight = snapshot(self._weight)
+
+
+def norm_of(graph: DistributedGraph | EdgeView, add_self_loops: bool, improved: bool, has_weights: bool) -> Norm:
+    """GCN's norm as PyG has it: all edges of an ``edge_index`` without weights, loops included, have weight one,
+    ``improved`` or not; an ``adj_t`` always has values.
+    """
+    return Norm.gcn(add_self_loops, 2.0 if improved and (has_weights or graph.loop_rule != "remaining") else 1.0)
 
 
 class NormedEdges(Edges):

@@ -15,7 +15,6 @@ from pyg_dist.backend.ops import Norm
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.functions.random import draw_seed
-from pyg_dist.tensor.sharding import RowSharding
 
 _NORMS = ("layer", "rms", None)
 
@@ -92,7 +91,7 @@ def norm_relu_dropout(
     drops = training and p > 0
     key = None
     if drops and p < 1:
-        key = _key_of(local, rows)
+        key = torch.arange(len(local), device=local.device) if rows is None else on_device(rows.rng_key, local.device)
     seed = draw_seed() if drops else 0
     first_column = 0 if rows is None else rows.first_column
     spec = ops.NormReLUDropoutSpec(norm, eps, relu, p if key is not None else 0.0, seed, first_column)
@@ -103,11 +102,6 @@ def norm_relu_dropout(
         y, residual = y + arriving.wait(), None
     out = y if rows is None else RowTensor.from_local(y, rows)
     return out if residual is None else out + residual
-
-
-def _key_of(local: Tensor, rows: RowSharding | None) -> Tensor:
-    """What stands for each row in dropout."""
-    return torch.arange(local.shape[0], device=local.device) if rows is None else on_device(rows.rng_key, local.device)
 
 
 class NormReLUDropout(nn.Module):

@@ -74,7 +74,8 @@ def quantize_csr(
     call(native.quantize_csr_into.default, out, bad_row, rowptr, col, x_MF, *factors, bits, key, signed(seed))
     explain = explain or (lambda error: error)
     if not x.is_cpu:
-        raise_later(bad_row, lambda row: explain(_late_refusal(row, bits)))
+        got = "NaN, an infinity or values out of range"  # the values may be others by now
+        raise_later(bad_row, lambda row: explain(_not_finite(row, got, bits, is_finite=False)))
         return out
     row = int(bad_row)
     if row >= 0:
@@ -98,11 +99,6 @@ def _refusal(
     if is_finite:
         got = f"values from {float(h.min()):.5g} to {float(h.max()):.5g}"
     return _not_finite(row, got, bits, is_finite)
-
-
-def _late_refusal(row: int, bits: int) -> NotFiniteError:
-    """The same where the values may be others by now."""
-    return _not_finite(row, "NaN, an infinity or values out of range", bits, is_finite=False)
 
 
 def _not_finite(row: int, got: str, bits: int, is_finite: bool) -> NotFiniteError:

@@ -90,16 +90,12 @@ def sums_by_edge(
 
 def divided(sums: EdgeSums) -> tuple[Tensor, Tensor]:
     """The weighted sums of values and edge_attr, of the sums over all parts of the edges."""
-    divisor = _positive(sums.of_ones).unsqueeze(2)
+    divisor = sums.of_ones.masked_fill(sums.of_ones == 0, 1.0).unsqueeze(2)  # zero: of no edges, whose sums are zero
 
     def quotients(rows: Tensor) -> Tensor:
         return (by_head(rows, divisor.shape[1]) / divisor).flatten(1) if rows.shape[0] else rows
 
     return quotients(sums.of_values), quotients(sums.of_edge_attr)
-
-
-def _positive(of_ones: Tensor) -> Tensor:
-    return of_ones.masked_fill(of_ones == 0, 1.0)  # of targets without edges, whose sums are zero
 
 
 def weights_by_edge(csr: CSR, powers: Tensor, of_ones: Tensor, num_weights: int) -> Tensor:
