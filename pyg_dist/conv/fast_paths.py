@@ -52,13 +52,18 @@ _NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
 
 
 class FastPath(NamedTuple):
-    """An entry of the table; see :func:`fast_path`."""
+    """An entry of the table: what takes the place of a step of a class of PyG, and of subclasses with the same code."""
 
+    conv: type  # the class
     run: Run
-    sums: tuple[type, ...]
-    when: Callable[[MessagePassing], bool] | None
-    needs_edges: bool
-    takes_batches: bool
+    code: tuple[str, ...] = _CODE  # the methods that must be the class's own
+    sums: tuple[type, ...] = tuple(NORMS)  # the aggregations that it knows
+    of_class: Callable[[Any], object] | None = None  # what else must hold for a class; asked once for each
+    when: Callable[[MessagePassing], bool] | None = None  # what else must hold for a conv; asked in each call
+    # whether edges have to be on the ranks of their targets; else operators and rows at the ends of edges, wherever
+    # these lie, are enough
+    needs_edges: bool = False
+    takes_batches: bool = False  # whether features may have dimensions before the nodes, ``[B, N, F]``
 
     def fits(self, conv: MessagePassing, is_batch: bool = False) -> bool:
         """Whether it may run for ``conv`` as it is now."""
@@ -67,43 +72,14 @@ class FastPath(NamedTuple):
         return type(conv.aggr_module) in self.sums and (self.when is None or self.when(conv))
 
 
-class _Entry(NamedTuple):
-    conv: type
-    code: tuple[str, ...]
-    of_class: Callable[[Any], object] | None
-    path: FastPath
+_TABLE: dict[Step, list[FastPath]] = {"forward": [], "propagate": [], "edge_updater": []}
 
 
-_TABLE: dict[Step, list[_Entry]] = {"forward": [], "propagate": [], "edge_updater": []}
-
-
-def fast_path(
-    *convs: type,
-    step: Step = "forward",
-    code: tuple[str, ...] = _CODE,
-    sums: tuple[type, ...] = tuple(NORMS),
-    of_class: Callable[[Any], object] | None = None,
-    when: Callable[[MessagePassing], bool] | None = None,
-    needs_edges: bool = False,
-    takes_batches: bool = False,
-) -> Callable[[R], R]:
-    """Register the decorated function in place of a step of ``convs`` and of subclasses with the same code.
-
-    Args:
-        convs: classes of PyG.
-        step: what it computes.
-        code: the methods that must be the class's own.
-        sums: the aggregations that it knows.
-        of_class: what else must hold for a class; asked once for each.
-        when: what else must hold for a conv; asked in each call.
-        needs_edges: whether edges have to be on the ranks of their targets; else operators and rows at the ends of
-            edges, wherever these lie, are enough.
-        takes_batches: whether features may have dimensions before the nodes, ``[B, N, F]``.
-    """
+def fast_path(*convs: type, step: Step = "forward", **rules: Any) -> Callable[[R], R]:
+    """Register the decorated function in place of a step of ``convs``; ``rules`` are those of :class:`FastPath`."""
 
     def register(run: R) -> R:
-        path = FastPath(run, sums, when, needs_edges, takes_batches)
-        _TABLE[step] += [_Entry(conv, code, of_class, path) for conv in convs]
+        _TABLE[step] += [FastPath(conv, run, **rules) for conv in convs]
         return run
 
     return register
@@ -113,11 +89,11 @@ def fast_path(
 def _paths(stock: type[MessagePassing], step: Step) -> tuple[FastPath, ...]:
     """Those of a class: its own before any conv's."""
     return tuple(
-        entry.path
-        for entry in sorted(_TABLE[step], key=lambda entry: entry.conv is MessagePassing)
-        if issubclass(stock, entry.conv)
-        and all(getattr(stock, name, None) is getattr(entry.conv, name, None) for name in entry.code)
-        and (entry.of_class is None or entry.of_class(stock))
+        path
+        for path in sorted(_TABLE[step], key=lambda path: path.conv is MessagePassing)
+        if issubclass(stock, path.conv)
+        and all(getattr(stock, name, None) is getattr(path.conv, name, None) for name in path.code)
+        and (path.of_class is None or path.of_class(stock))
     )
 
 
