@@ -18,6 +18,7 @@ from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import SINGLE_EDGES, Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView, Norm, Operator
 from pyg_dist.tensor import EdgeTensor
+from pyg_dist.tensor.registry import Args, Function, Kwargs
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
 from pyg_dist.tensor.sharding import lasting
 
@@ -123,9 +124,7 @@ class NormedEdges(Edges):
         return super().__getattribute__(name)
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Function, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         if func in _ALIKE:
             return super().__torch_function__(func, types, args, kwargs)
         return func(*made(args), **made(kwargs or {}))
@@ -155,9 +154,7 @@ class NormWeight(DerivedOperand):
         return weight
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Function, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         return func(*made(args), **made(kwargs or {}))
 
 

@@ -22,7 +22,7 @@ from pyg_dist.graph.edge_sets import EdgesAndLoops
 from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.registry import public_name
+from pyg_dist.tensor.registry import Args, Function, Kwargs, public_name
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import (
     EdgeTensor,
@@ -396,9 +396,7 @@ class Edges(Tensor):
         return f"Edges({self.rows!r}, {self.rows.num_local} on rank {self.rows.group.rank})"
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Function, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         edges = args[0] if args else None
         if isinstance(edges, Edges):
             if func in _SAME:
