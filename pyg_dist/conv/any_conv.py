@@ -20,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv import attention, polynomials, typed_attention  # noqa: F401  # register
 from pyg_dist.conv.arguments import Arguments, arguments_of, features_of, is_edge_index, row_values
-from pyg_dist.conv.fast_paths import fast_path_of, needs_no_edges
+from pyg_dist.conv.fast_paths import by_fast_path, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.graph_functions import SUBSTITUTES
 from pyg_dist.conv.inputs import (
@@ -244,11 +244,10 @@ class _OnEdges(MessagePassing):
     def _run(self, arguments: Arguments, given: dict[str, Any], first: str) -> Any:
         """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
         try:
-            fused = fast_path_of(self, "forward", given)
-            if fused is not None:
-                out = fused(self, given[first], {name: value for name, value in given.items() if name != first})
-                if out is not None:
-                    return out
+            others = {name: value for name, value in given.items() if name != first}
+            out = by_fast_path(self, "forward", given[first], others)
+            if out is not None:
+                return out
             return arguments.call(self.code.forward, self, given)
         except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
             if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named
@@ -298,8 +297,7 @@ class _OnEdges(MessagePassing):
             require_all_nodes(_name(self), edge_index.graph, size)
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
-            fused = fast_path_of(self, "propagate", kwargs)
-            sums = None if fused is None else fused(self, edge_index, kwargs)
+            sums = by_fast_path(self, "propagate", edge_index, kwargs)
             if sums is not None:
                 return sums
             edges = made(edge_index)
@@ -315,8 +313,7 @@ class _OnEdges(MessagePassing):
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)
-            fused = fast_path_of(self, "edge_updater", kwargs)
-            weights = None if fused is None else fused(self, edge_index, kwargs)
+            weights = by_fast_path(self, "edge_updater", edge_index, kwargs)
             if weights is not None:
                 return weights
             edges, edge_index = edge_index, edge_index.by_target_rank

@@ -97,13 +97,13 @@ def _paths(stock: type[MessagePassing], step: Step) -> tuple[FastPath, ...]:
     )
 
 
-def fast_path_of(conv: MessagePassing, step: Step, given: Given) -> Run | None:
-    """What takes the place of a step of ``conv`` as it is now, called with ``given``; ``None``: nothing."""
+def by_fast_path(conv: MessagePassing, step: Step, edges: Any, given: Given) -> Any:
+    """What a fast path makes in place of a step of ``conv`` as it is now; ``None``: there is none, or not for these."""
     paths = _paths(conv.stock, step)
     if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:
         return None
     is_batch = any(map(_is_batch, given.values()))
-    return next((path.run for path in paths if path.fits(conv, is_batch)), None)
+    return next((path.run(conv, edges, given) for path in paths if path.fits(conv, is_batch)), None)
 
 
 def _is_batch(value: Any) -> bool:

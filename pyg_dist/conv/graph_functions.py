@@ -25,16 +25,17 @@ from pyg_dist.graph.protocol import the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
+from pyg_dist.tensor.registry import Function
 from pyg_dist.tensor.row_tensor import local_values as _local
 
-SUBSTITUTES: dict[Callable[..., Any], Callable[..., Any]] = {}
+SUBSTITUTES: dict[Function, Function] = {}
 """Ours for PyG's."""
 
 
-def _stands_for(stock: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _stands_for(stock: Function) -> Callable[[Function], Function]:
     """Register the decorated function, which takes ``stock``'s arguments, for calls with distributed edges."""
 
-    def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(ours: Function) -> Function:
         @wraps(stock)
         def either(*args: object, **kwargs: object) -> Any:
             is_ours = any(isinstance(a, (Edges, RowTensor, MovedRows)) for a in (*args, *kwargs.values()))
@@ -250,7 +251,7 @@ def get_laplacian(
     return edges, edges.tensor(append([-values.to_local(), loops]))
 
 
-def _refuse_samples(name: str) -> Callable[..., Any]:
+def _refuse_samples(name: str) -> Function:
     def refuse(*args: object, **kwargs: object) -> Any:
         raise UnsupportedError(
             f"{name} draws from all edges, and each rank has its own only: draw before DistributedData, or use .eval()"
