@@ -20,7 +20,7 @@ from torch_geometric.utils import k_hop_subgraph, to_undirected
 from workers import Workers
 
 Pools = Callable[[int], Workers]
-LAYOUTS = [(1, None), (2, None), (3, None), (2, {"x": 2}), (3, {"y": 3})]
+LAYOUTS = [(1, None), (3, None), (2, {"x": 2}), (3, {"y": 3})]
 N = 41
 OPTIONS: dict[str, dict[str, Any]] = {
     "directional": {"shuffle": True},

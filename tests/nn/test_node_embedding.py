@@ -63,7 +63,8 @@ def compare(layout: str, mesh: dict[str, int] | None, name: str) -> tuple[list[f
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop"])
 def test_trains_as_in_one_process(workers: Pools, name: str) -> None:
     results = [result for result in workers(1).run(compare, "halo", None, name)]
-    for layout, mesh in (("halo", None), ("grid", {"x": 2, "z": 2}), ("grid", {"y": 2, "z": 2}), ("grid", None)):
+    meshes = ({"x": 2, "z": 2}, {"y": 2, "z": 2}) if name == "Adam" else ()
+    for layout, mesh in (("halo", None), ("grid", None), *(("grid", mesh) for mesh in meshes)):
         results += workers(4).run(compare, layout, mesh, name)
     losses = torch.tensor([losses for losses, _ in results])
     torch.testing.assert_close(losses, losses[:1].expand_as(losses), rtol=1e-10, atol=1e-10)
