@@ -62,10 +62,10 @@ def reduce_messages(conv: MessagePassing, edges: Edges, size: object, given: dic
     if known.get(call.signature, _MOST_BYTES) * most <= limit:
         return None
     trial = call.try_out()
-    known[call.signature] = 0 if trial is None else trial.bytes_of_edge
-    if trial is None or trial.bytes_of_edge * most <= limit:
+    known[call.signature] = 0 if trial is None else trial.num_bytes
+    if trial is None or trial.num_bytes * most <= limit:
         return None
-    out = call.run(trial.used, max(int(min(limit, _BLOCK_BYTES)) // trial.bytes_of_edge, 1))
+    out = call.run(trial.used, max(int(min(limit, _BLOCK_BYTES)) // trial.num_bytes, 1))
     if conv.stock.update is MessagePassing.update:
         return out
     collected = conv._collect(_names(conv, "update"), edges, _sizes(size), given)
@@ -105,19 +105,11 @@ class _Input:
     dim: int = 0  # the dimension that rows are in where the steps see them; ``value`` has them first
 
 
-@dataclass
-class _Trial:
-    """What the run on synthetic edges has found."""
+class _Trial(NamedTuple):
+    """What a run on synthetic edges has found."""
 
-    bytes_of_edge: int  # memory that an edge's message takes, forward and backward
+    num_bytes: int  # that autograd keeps in total; of two runs together, memory that the message of an edge takes
     used: set[int]  # inputs and parameters that the outputs depend on, by number, inputs first
-
-
-class _Kept(NamedTuple):
-    """What autograd keeps of one trial."""
-
-    num_bytes: int  # in total
-    used: set[int]  # as in :class:`_Trial`
 
 
 @dataclass
@@ -272,7 +264,7 @@ class _Call:
             return None
         return _Trial(_ROOM * max((more.num_bytes - few.num_bytes) // _TRIAL_EDGES, 1), few.used)
 
-    def _try_out(self, num_edges: int) -> _Kept | None:
+    def _try_out(self, num_edges: int) -> _Trial | None:
         """``None`` where something refers to a message afterwards, or to a tensor that learns and is no input."""
         edges = BlockEdges.made_up(self.edges, num_edges, _TRIAL_TARGETS)
         rows = weakref.ref(edges.rows)
@@ -280,7 +272,7 @@ class _Call:
         del edges
         return kept if rows() is None else None
 
-    def _kept(self, edges: BlockEdges, num_edges: int) -> _Kept | None:
+    def _kept(self, edges: BlockEdges, num_edges: int) -> _Trial | None:
         pieces = [i.value.detach() if i.place == "all" else _made_up(i.value, num_edges) for i in self.inputs]
         of_parameters = [p.detach() for p in self.parameters]
         learns = [*(i.value.requires_grad for i in self.inputs), *(True for _ in of_parameters)]
@@ -299,7 +291,7 @@ class _Call:
             return None
         for x in pieces[: len(self.inputs)]:
             keep(x)
-        return _Kept(sum(storage.nbytes() for storage in kept.values()), used)
+        return _Trial(sum(storage.nbytes() for storage in kept.values()), used)
 
 
 def _autocast_of(device_type: str) -> partial[torch.autocast]:

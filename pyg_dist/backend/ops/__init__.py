@@ -16,10 +16,6 @@ from pyg_dist.backend.ops.attention import AttentionSpec as AttentionSpec
 from pyg_dist.backend.ops.attention import attention_csr as attention_csr
 from pyg_dist.backend.ops.attention import attention_csr_by_source as attention_csr_by_source
 from pyg_dist.backend.ops.attention import attention_csr_by_target as attention_csr_by_target
-from pyg_dist.backend.ops.ids import count_less as count_less
-from pyg_dist.backend.ops.ids import decode_ids as decode_ids
-from pyg_dist.backend.ops.ids import distinct as distinct
-from pyg_dist.backend.ops.ids import encode_ids as encode_ids
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation
@@ -29,6 +25,10 @@ from pyg_dist.backend.ops.keyed import sample_rows as sample_rows
 from pyg_dist.backend.ops.library import FLOATS as FLOATS
 from pyg_dist.backend.ops.library import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.patterns import bipartite_matching as bipartite_matching
+from pyg_dist.backend.ops.patterns import count_less as count_less
+from pyg_dist.backend.ops.patterns import decode_ids as decode_ids
+from pyg_dist.backend.ops.patterns import distinct as distinct
+from pyg_dist.backend.ops.patterns import encode_ids as encode_ids
 from pyg_dist.backend.ops.patterns import equals_transpose_csr as equals_transpose_csr
 from pyg_dist.backend.ops.patterns import find_sorted as find_sorted
 from pyg_dist.backend.ops.patterns import restrict_csr as restrict_csr
