@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
@@ -14,7 +16,8 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.cli.inputs import model_columns, read_parts, require, require_parts, say_what_was_read, train_mask_of
-from pyg_dist.errors import DataError
+from pyg_dist.cli.stored_plan import parts_of_types
+from pyg_dist.errors import DataError, StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.mesh_shape import MeshShape
 from pyg_dist.grid.plan.plan import GridPlan
@@ -27,14 +30,17 @@ from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.attributes import NanCount
-from pyg_dist.store.folder import StoreFolder, explained_disk_errors, require_space
+from pyg_dist.store.folder import StoreFolder, explained_disk_errors, replace_text, require_space
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
+from pyg_dist.store.hetero_input import WHOLE, HeteroInput, edges_key, nodes_key
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.source import Attribute, rows_of
 from pyg_dist.store.sources import Source
+from pyg_dist.store.sources.saved_graph import GraphInMemory
 from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
+from pyg_dist.store.typed_store import FILE, TypesManifest, joined
 
 Progress = Callable[[str, int], None]
 """Called with the step and the number of further edges that are done in it."""
@@ -129,6 +135,41 @@ def write_grid_store(
         return shards, stored | {"tiles": list(tiles), "edge_digest": edge_digest, "seed": options.seed}
 
     return _write("grid", source, out, options, write, progress, repr(("grid", tiles, mesh, layers)))
+
+
+def write_types_store(
+    path: Path, hetero: HeteroInput, out: Path, options: StoreOptions, progress: Progress | None = None
+) -> TypesManifest:
+    """Write the store of a graph that was read from ``path``; it appears whole. The graph is in memory."""
+    is_plain = not (options.undirected or options.resume or options.batches is not None)
+    require(is_plain, "no --undirected, --resume or --model stochastic with several types (got one): leave it out")
+    if out.exists() and not (options.force and (out / FILE).is_file()) and (not out.is_dir() or any(out.iterdir())):
+        raise StoreError(f"Expected nothing in {out} (got files): choose another name, or --force replaces a store")
+    found_by = PartsOptions("metis", options.epsilon, options.seed, options.solver, options.preset, options.memory)
+    parts = parts_of_types(hetero, options.parts, options.method, found_by)
+    new = out.with_name(out.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    owners = {WHOLE: torch.empty(0, dtype=torch.int32)}
+    owners |= {nodes_key(k): owner for k, owner in enumerate(parts.values())}
+    pieces = hetero.pieces()
+    for k, relation in enumerate(hetero.relations):
+        source, _, target = relation
+        owners[edges_key(k)] = parts[target] if source == target else torch.cat([parts[source], parts[target]])
+        pieces[edges_key(k)] = joined(pieces[edges_key(k)], relation, hetero.num_nodes)
+    stores = {}
+    for key, piece in pieces.items():
+        write_halo_store(GraphInMemory(path, piece), new / key, options, progress, owners[key])
+        stores[key] = Manifest.load(new / key).digest
+    manifest = TypesManifest(
+        options.parts, "given" if options.method.endswith(".npy") else options.method, hetero.num_nodes,
+        list(hetero.relations), [digest(graph.edge_index) for graph in hetero.relations.values()],
+        {kind: digest(owner.to(torch.int32)) for kind, owner in parts.items()}, stores,
+    )  # fmt: skip
+    replace_text(new / FILE, manifest.to_json())
+    if out.exists():
+        shutil.rmtree(out)
+    os.replace(new, out)
+    return TypesManifest.load(out)
 
 
 def _write(

@@ -18,11 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pyg_dist.cli import inputs
-from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
+from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store, write_types_store
 from pyg_dist.cli.inputs import Commands, require
 from pyg_dist.cli.profile import peak_bytes
 from pyg_dist.cli.stored_plan import plan_of_store
-from pyg_dist.cli.typed_conversion import write_types_store
 from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition import Batches

@@ -19,8 +19,7 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.cli import inputs
 from pyg_dist.cli.inputs import Commands, require
-from pyg_dist.cli.stored_plan import is_store, plan_of_store
-from pyg_dist.cli.typed_conversion import plans_of_types
+from pyg_dist.cli.stored_plan import is_store, plan_of_store, plans_of_types
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import Candidate, grid_plans, grid_table
 from pyg_dist.grid.plan.node_order import in_one_piece

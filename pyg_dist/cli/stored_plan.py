@@ -1,29 +1,38 @@
-"""Plans of stores, from their manifests alone; and checking all of a store."""
+"""Plans of stores, from their manifests alone, and of graphs with types; checking all of a store."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pyg_dist.cli.inputs import read_parts, require, require_parts
 from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_rows_across, stored_share
+from pyg_dist.data.stored_types import stored_types_plan
+from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.errors import StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.levels import Hierarchy, shares_machines
 from pyg_dist.halo.plan.plan import Plan, pairs_of
+from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.halo.plan.sizes import ShareSizes, rows_between_nodes
+from pyg_dist.partition import check_given
+from pyg_dist.plan.parts import PartsOptions
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.hetero_input import HeteroInput
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.reader import check_shard
 from pyg_dist.store.signed_json import FILE
+from pyg_dist.store.sources.typed import open_types
 from pyg_dist.store.typed_store import TypesManifest, is_typed_store
 
 
@@ -93,6 +102,41 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
     best = grid_plans(written.model, ranks, machine)[0]
     edges = tuple(edges_of_tile(store, best.shape, best.shape.coordinates(rank)) for rank in range(ranks))
     return on_mesh(written, best.shape, best.sums, best.price, machine, edges)
+
+
+def parts_of_types(hetero: HeteroInput, num_parts: int, method: str, options: PartsOptions) -> dict[str, torch.Tensor]:
+    """The part of each node, int32 ``[N]`` by type; ``method``: by name, or a file with those of all types in a row."""
+    sizes = list(hetero.num_nodes.values())
+    require_parts("part", num_parts, sum(sizes))
+    if method.endswith(".npy"):
+        parts = check_given(read_parts(method), sum(sizes), num_parts)
+        return dict(zip(hetero.num_nodes, torch.split(parts, sizes), strict=True))
+    return find_parts_by_type(hetero, num_parts, replace(options, method=method))
+
+
+def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
+    """What the command ``plan`` prints of a graph with types, for each number of ranks; ``None``: of other graphs."""
+    is_stored = is_typed_store(args.graph)
+    hetero = None if is_stored else open_types(args.graph)
+    if hetero is None and not is_stored:
+        return None
+    for option in ("save", "plot", "html", "batch_size", "model", "undirected"):
+        name = option.replace("_", "-")
+        require(not getattr(args, option), f"no --{name} with several types (got one): leave it out")
+    is_plain = args.layout in (None, "halo") and args.bits == [32]
+    require(is_plain, "--layout halo and --bits 32 with several types (got others): leave them out")
+    require(min(args.ranks) >= 1, f"--ranks of one rank or more (got {min(args.ranks)})")
+    if hetero is None:
+        return [stored_types_plan(Path(args.graph), ranks, args.exchange) for ranks in args.ranks]
+    edges = {relation: graph.edge_index for relation, graph in hetero.relations.items()}
+    options = PartsOptions("metis", args.epsilon, args.seed, exchange=args.exchange)
+    return [
+        HeteroPlan.of(
+            edges, parts_of_types(hetero, ranks, args.partition, options), ranks, args.exchange,
+            Path(args.partition).name,
+        )
+        for ranks in args.ranks
+    ]  # fmt: skip
 
 
 def check_store(path: Path) -> tuple[str, list[Shard]]:
