@@ -13,7 +13,7 @@ from pyg_dist.backend.sparse.csr import CSR
 
 
 def run(place: Place, log: Log) -> None:
-    """Packing in two bits and adding what was packed, gathered rows, norm + ReLU + dropout."""
+    """Packing in two and eight bits and adding what was packed, gathered rows, norm + ReLU + dropout, its gradient."""
     num_rows, width = (300, 128) if place.is_trial else (4_000_000, 128)
     x = torch.randn(num_rows, width, device=place.device)
     out = torch.empty_like(x)
@@ -22,8 +22,6 @@ def run(place: Place, log: Log) -> None:
     log.add("copy GB/s", copy / 1e9)
     own = CSR.identity(num_rows, place.device)
     key = torch.arange(num_rows, device=place.device)
-    packed_bytes = packed_row_bytes(width, 2)
-    packed = ops.quantize_csr(own.rowptr, own.col, x, 2, key=key, seed=1)
     index = torch.randperm(num_rows, device=place.device)
     weight = torch.ones(width, device=place.device)
 
@@ -35,10 +33,20 @@ def run(place: Place, log: Log) -> None:
         log.attempt(name, measured)
 
     pattern = 12  # rowptr and col of a row
-    add("pack, 2 bits", row + packed_bytes + 8 + pattern,
-        lambda: ops.quantize_csr(own.rowptr, own.col, x, 2, key=key, seed=1, out=packed))  # fmt: skip
-    add("unpack and add, 2 bits", 2 * row + packed_bytes + pattern,
-        lambda: ops.dequantize_csr_add(out, own.rowptr, own.col, packed, 2))  # fmt: skip
+
+    def pack(bits: int) -> None:
+        packed = ops.quantize_csr(own.rowptr, own.col, x, bits, key=key, seed=1)
+        packed_bytes = packed_row_bytes(width, bits)
+        add(f"pack, {bits} bits", row + packed_bytes + 8 + pattern,
+            lambda: ops.quantize_csr(own.rowptr, own.col, x, bits, key=key, seed=1, out=packed))  # fmt: skip
+        add(f"unpack and add, {bits} bits", 2 * row + packed_bytes + pattern,
+            lambda: ops.dequantize_csr_add(out, own.rowptr, own.col, packed, bits))  # fmt: skip
+
+    for bits in (2, 8):
+        pack(bits)
     add("gather_rows", 2 * row + 8, lambda: ops.gather_rows(x, index, out=out))
-    spec = ops.NormReLUDropoutSpec("layer", 1e-5, True, 0.5, 7)
-    add("norm_relu_dropout", 2 * row + 16, lambda: ops.norm_relu_dropout(x, (weight, weight, key), spec))
+    spec, factors = ops.NormReLUDropoutSpec("layer", 1e-5, True, 0.5, 7), (weight, weight, key)
+    add("norm_relu_dropout", 2 * row + 16, lambda: ops.norm_relu_dropout(x, factors, spec))
+    _, moments = ops.norm_relu_dropout(x, factors, spec)
+    add("norm_relu_dropout, backward", 3 * row + 16,
+        lambda: ops.norm_relu_dropout_grad(x, x, factors, spec, moments))  # fmt: skip

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <type_traits>
 
 #include "cuda/kernels.h"
@@ -20,6 +21,7 @@ struct UnpackEdges {
 
   DequantizeCsr p;
   int64_t row_bytes;
+  bool is_whole;  // words do not cross blocks, and rows of out are aligned to as many values as a word has bytes
 
   static PYG_DIST_DEVICE A identity() { return 0; }
   static PYG_DIST_DEVICE A join(A a, A b) { return a + b; }
@@ -52,6 +54,10 @@ struct UnpackEdges {
     PYG_DIST_UNROLL
     for (int u = 0; u < kCount; ++u) {
       if (!columns.has(u)) continue;
+      if (is_whole) {
+        add_vectors(to, columns.at(u), sum[u], scale);
+        continue;
+      }
       PYG_DIST_UNROLL
       for (int v = 0; v < kVec; ++v) {
         const int64_t column = column_of(columns.at(u) + v);
@@ -61,6 +67,20 @@ struct UnpackEdges {
   }
 
  private:
+  // The numbers k of a word's bytes stand side by side.
+  PYG_DIST_DEVICE void add_vectors(T* to, int64_t first, const A (&sum)[kVec], float scale) const {
+    constexpr int kBytes = kVec / kInByte;
+    PYG_DIST_UNROLL
+    for (int k = 0; k < kInByte; ++k) {
+      T* const at = to + column_of(first + k);
+      accumulator_t<T> values[kBytes];
+      load_values<T, kBytes>(at, values);
+      PYG_DIST_UNROLL
+      for (int v = 0; v < kBytes; ++v) values[v] += sum[v * kInByte + k] * scale;
+      store_values<T, kBytes>(at, values);
+    }
+  }
+
   // Z, then S: by one load where words are.
   static PYG_DIST_DEVICE uint32_t parameters(const uint8_t* row) {
     if constexpr (sizeof(Word) == sizeof(uint32_t)) {
@@ -104,11 +124,15 @@ void dequantize_csr_add(const DequantizeCsr& p, const Queue& queue) {
   const bool has_words = (reinterpret_cast<uintptr_t>(p.packed) | static_cast<uint64_t>(row_bytes)) % 4 == 0;
   const auto add = [&]<class T, int kBits>() {
     const int64_t numbers = kBits == 16 ? p.num_columns : (row_bytes - kParameterBytes) * (8 / kBits);
+    Alignment<T> alignment(p.num_columns);
+    alignment.template rows<T>(p.out, p.out_stride);
+    const bool is_whole =
+        p.num_columns * kBits % 32 == 0 && alignment.allows(std::min<uint64_t>(sizeof(T) * (kBits == 16 ? 2 : 4), 16));
     if (has_words) {
-      reduce_rows(UnpackEdges<T, kBits, uint32_t, kBits == 2 ? 1 : 2>{p, row_bytes}, numbers, queue);
+      reduce_rows(UnpackEdges<T, kBits, uint32_t, kBits == 2 ? 1 : 2>{p, row_bytes, is_whole}, numbers, queue);
     } else {
       using Least = std::conditional_t<kBits == 16, uint16_t, uint8_t>;
-      reduce_rows(UnpackEdges<T, kBits, Least, 4>{p, row_bytes}, numbers, queue);
+      reduce_rows(UnpackEdges<T, kBits, Least, 4>{p, row_bytes, false}, numbers, queue);
     }
   };
   for_element(p.element, [&]<class T>() {

@@ -11,45 +11,94 @@ constexpr int kColumns = 4;  // that a lane has at once: those of a counter of d
 PYG_DIST_DEVICE float root(float value) { return sqrtf(value); }
 PYG_DIST_DEVICE double root(double value) { return sqrt(value); }
 
+// How the columns of a row lie: kHeld > 0 says that counters are whole and their columns aligned, and that a lane of
+// the row's group has kHeld of them at most, which it holds in registers; 0 says nothing, and rows are read anew each
+// time.
+//
 // What forward and backward compute alike of one row.
-template <class T>
+template <class T, int kHeld>
 struct EpilogueRow {
   using A = accumulator_t<T>;
   using Columns = CounterColumns<kColumns>;
+  static constexpr bool kIsWhole = kHeld > 0;
 
   const NormReLUDropout& p;
   int64_t row;
+  int lane, lanes;  // of the row's group
   bool is_aligned;
   A mean, rstd;
 
-  PYG_DIST_DEVICE EpilogueRow(const NormReLUDropout& problem, int64_t row_, bool aligned)
-      : p(problem), row(row_), is_aligned(aligned), mean(0), rstd(1) {}
+  PYG_DIST_DEVICE EpilogueRow(const NormReLUDropout& problem, int64_t row_, int log_lanes, bool aligned)
+      : p(problem), row(row_), lanes(1 << log_lanes), is_aligned(aligned), mean(0), rstd(1) {
+    lane = lane_id() & (lanes - 1);
+  }
 
   PYG_DIST_DEVICE void read_moments() {
     if (p.norm == RowNorm::layer) mean = static_cast<const A*>(p.mean)[row];
     if (p.norm != RowNorm::none) rstd = static_cast<const A*>(p.rstd)[row];
   }
 
-  PYG_DIST_DEVICE int64_t counters() const { return counters_of_row<kColumns>(p.keyed); }
-  PYG_DIST_DEVICE Columns columns(int64_t counter) const { return columns_of_counter<kColumns>(p.keyed, row, counter); }
+  // Calls use(u, columns) for each counter of this lane, u being its number.
+  template <class Use>
+  PYG_DIST_DEVICE void for_counters(const Use& use) const {
+    if constexpr (kIsWhole) {
+      const int end = static_cast<int>(p.keyed.num_columns);
+      const auto block = static_cast<uint32_t>(p.keyed.column_offset / kColumns);
+      PYG_DIST_UNROLL
+      for (int u = 0; u < kHeld; ++u) {
+        const int counter = lane + u * lanes, first = counter * kColumns;
+        if (first < end) use(u, Columns{row, first, end, block + static_cast<uint32_t>(counter)});
+      }
+    } else {
+      const int64_t counters = counters_of_row<kColumns>(p.keyed);
+      for (int64_t k = lane; k < counters; k += lanes) use(0, columns_of_counter<kColumns>(p.keyed, row, k));
+    }
+  }
+  static PYG_DIST_DEVICE bool has(const Columns& columns, int k) { return kIsWhole || columns.has(k); }
 
   PYG_DIST_DEVICE void load(const void* rows, const Columns& columns, A (&values)[kColumns]) const {
-    load_columns<T, kColumns>(static_cast<const T*>(rows) + row * p.keyed.num_columns, columns, is_aligned, values);
+    const T* const from = static_cast<const T*>(rows) + row * p.keyed.num_columns;
+    if constexpr (kIsWhole) {
+      load_values<T, kColumns>(from + columns.first, values);
+    } else {
+      load_columns<T, kColumns>(from, columns, is_aligned, values);
+    }
   }
   PYG_DIST_DEVICE void store(void* rows, const Columns& columns, const A (&values)[kColumns]) const {
-    store_columns<T, kColumns>(static_cast<T*>(rows) + row * p.keyed.num_columns, columns, is_aligned, values);
+    T* const to = static_cast<T*>(rows) + row * p.keyed.num_columns;
+    if constexpr (kIsWhole) {
+      store_values<T, kColumns>(to + columns.first, values);
+    } else {
+      store_columns<T, kColumns>(to, columns, is_aligned, values);
+    }
   }
 
-  // n of values x, and by n, in place, z.
-  PYG_DIST_DEVICE A normed(A x) const { return (x - mean) * rstd; }
-  PYG_DIST_DEVICE A weight(const Columns& columns, int k) const {
-    return p.weight != nullptr && columns.has(k) ? static_cast<const A*>(p.weight)[columns.first + k] : A{1};
+  PYG_DIST_DEVICE void norm(const A (&x)[kColumns], A (&n)[kColumns]) const {
+    PYG_DIST_UNROLL
+    for (int k = 0; k < kColumns; ++k) n[k] = (x[k] - mean) * rstd;
   }
-  PYG_DIST_DEVICE A affine(const Columns& columns, int k, A n) const {
-    if (!columns.has(k)) return A{0};
-    if (p.weight != nullptr) n *= static_cast<const A*>(p.weight)[columns.first + k];
-    if (p.bias != nullptr) n += static_cast<const A*>(p.bias)[columns.first + k];
-    return n;
+  PYG_DIST_DEVICE void affine(const Columns& columns, const A (&n)[kColumns], A (&z)[kColumns]) const {
+    A weight[kColumns], bias[kColumns];
+    of_columns(p.weight, columns, weight, A{1});
+    of_columns(p.bias, columns, bias, A{0});
+    PYG_DIST_UNROLL
+    for (int k = 0; k < kColumns; ++k) {
+      z[k] = p.weight != nullptr ? n[k] * weight[k] : n[k];
+      if (p.bias != nullptr) z[k] += bias[k];
+      if (!has(columns, k)) z[k] = A{0};
+    }
+  }
+  // Values of a vector with one for each column; `other` where there are none.
+  PYG_DIST_DEVICE void of_columns(const void* vector, const Columns& columns, A (&values)[kColumns], A other) const {
+    const A* const from = static_cast<const A*>(vector);
+    if (kIsWhole && from != nullptr) {
+      load_values<A, kColumns>(from + columns.first, values);
+      return;
+    }
+    PYG_DIST_UNROLL
+    for (int k = 0; k < kColumns; ++k) {
+      values[k] = from != nullptr && has(columns, k) ? from[columns.first + k] : other;
+    }
   }
 
   // What v[k] becomes: zero where z is not let through, which a NaN is, and times zero where the word drops it.
@@ -67,159 +116,229 @@ struct EpilogueRow {
   }
 };
 
-// A group of lanes for each row, which it reads up to three times: the first time from far away.
-template <class T>
+// A group of lanes for each row: read once where lanes hold it, else up to three times, the first time from far away.
+// Lanes behind the last row go along with it and write nothing.
+template <class T, int kHeld>
 struct EpilogueRows {
   static constexpr int kThreads = 256;
   using Shared = NoShared;
   using A = accumulator_t<T>;
+  using Row = EpilogueRow<T, kHeld>;
+  using Columns = typename Row::Columns;
+  using Held = A[kHeld > 0 ? kHeld : 1][kColumns];
 
   NormReLUDropout p;
   int log_lanes;
   bool is_aligned;
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
-    const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
-    if (row >= p.keyed.num_rows) return;
-    const int lane = thread_id() & ((1 << log_lanes) - 1), lanes = 1 << log_lanes;
-    const Lanes group = group_of(log_lanes);
-    EpilogueRow<T> r(p, row, is_aligned);
+    const int64_t at = (block_id() * kThreads + thread_id()) >> log_lanes, last = p.keyed.num_rows - 1;
+    Row r(p, at < last ? at : last, log_lanes, is_aligned);
+    const bool writes = at <= last;
     const A count = static_cast<A>(p.keyed.num_columns);
+    Held held = {};
+    if constexpr (kHeld > 0) r.for_counters([&](int u, const Columns& columns) { r.load(p.x, columns, held[u]); });
     if (p.moments == RowMoments::given) r.read_moments();
     if (p.norm == RowNorm::layer && p.moments != RowMoments::given) {
-      A sum = 0;
-      for (int64_t k = lane; k < r.counters(); k += lanes) sum += sum_of(r, r.columns(k), [](A x) { return x; });
-      r.mean = sum_lanes(sum, log_lanes, group) / count;
-      if (lane == 0) static_cast<A*>(p.mean)[row] = r.mean;
+      r.mean = sum_of(r, held, [](A x) { return x; }) / count;
+      if (writes && r.lane == 0) static_cast<A*>(p.mean)[r.row] = r.mean;
     }
     if (p.norm != RowNorm::none && p.moments != RowMoments::given) {
-      A sum = 0;
-      for (int64_t k = lane; k < r.counters(); k += lanes) {
-        sum += sum_of(r, r.columns(k), [&](A x) { return (x - r.mean) * (x - r.mean); });
-      }
-      const A mean_square = sum_lanes(sum, log_lanes, group) / count;
+      const A mean_square = sum_of(r, held, [&](A x) { return (x - r.mean) * (x - r.mean); }) / count;
       r.rstd = p.moments == RowMoments::alone ? mean_square : A{1} / root(mean_square + static_cast<A>(p.eps));
-      if (lane == 0) static_cast<A*>(p.rstd)[row] = r.rstd;
+      if (writes && r.lane == 0) static_cast<A*>(p.rstd)[r.row] = r.rstd;
     }
-    if (p.moments == RowMoments::alone) return;
-    for (int64_t k = lane; k < r.counters(); k += lanes) {
-      const auto columns = r.columns(k);
+    if (p.moments == RowMoments::alone || !writes) return;
+    r.for_counters([&](int u, const Columns& columns) {
       A x[kColumns], z[kColumns];
-      r.load(p.x, columns, x);
+      read(r, held, u, columns, x);
+      r.norm(x, x);
+      r.affine(columns, x, z);
       PYG_DIST_UNROLL
-      for (int c = 0; c < kColumns; ++c) x[c] = z[c] = r.affine(columns, c, r.normed(x[c]));
+      for (int c = 0; c < kColumns; ++c) x[c] = z[c];
       r.pass(columns, z, x);
       r.store(p.y, columns, x);
-    }
+    });
   }
 
  private:
+  PYG_DIST_DEVICE void read(const Row& r, const Held& held, int u, const Columns& columns, A (&x)[kColumns]) const {
+    if constexpr (kHeld > 0) {
+      PYG_DIST_UNROLL
+      for (int c = 0; c < kColumns; ++c) x[c] = held[u][c];
+    } else {
+      r.load(p.x, columns, x);
+    }
+  }
+
   template <class F>
-  PYG_DIST_DEVICE A sum_of(const EpilogueRow<T>& r, const CounterColumns<kColumns>& columns, const F& f) const {
-    A x[kColumns], sum = 0;
-    r.load(p.x, columns, x);
-    PYG_DIST_UNROLL
-    for (int c = 0; c < kColumns; ++c) sum += columns.has(c) ? f(x[c]) : A{0};
-    return sum;
+  PYG_DIST_DEVICE A sum_of(const Row& r, const Held& held, const F& f) const {
+    A sum = 0;
+    r.for_counters([&](int u, const Columns& columns) {
+      A x[kColumns], part = 0;
+      read(r, held, u, columns, x);
+      PYG_DIST_UNROLL
+      for (int c = 0; c < kColumns; ++c) part += Row::has(columns, c) ? f(x[c]) : A{0};
+      sum += part;
+    });
+    return sum_lanes(sum, log_lanes, kAllLanes);
   }
 };
 
-// by_z of some columns of a row, and n.
-template <class T>
-PYG_DIST_DEVICE void gradient_of(const EpilogueRow<T>& r, const CounterColumns<kColumns>& columns, const void* grad,
+// n and by_z of some columns of a row, whose x comes in n and whose gradient comes in by_z.
+template <class T, int kHeld>
+PYG_DIST_DEVICE void gradient_of(const EpilogueRow<T, kHeld>& r, const CounterColumns<kColumns>& columns,
                                  accumulator_t<T> (&n)[kColumns], accumulator_t<T> (&by_z)[kColumns]) {
   accumulator_t<T> z[kColumns];
-  r.load(r.p.x, columns, n);
-  r.load(grad, columns, by_z);
-  PYG_DIST_UNROLL
-  for (int c = 0; c < kColumns; ++c) {
-    n[c] = r.normed(n[c]);
-    z[c] = r.affine(columns, c, n[c]);
-  }
+  r.norm(n, n);
+  r.affine(columns, n, z);
   r.pass(columns, z, by_z);
 }
 
+// The gradient by x of a row, or by n where the columns of others are still to come.
+template <class T, int kHeld>
+struct RowGradient {
+  using A = accumulator_t<T>;
+  using Row = EpilogueRow<T, kHeld>;
+  using Columns = typename Row::Columns;
+  static constexpr int kCounters = kHeld > 0 ? kHeld : 1;
+
+  const NormReLUDropoutGrad& g;
+  const Row& r;
+  A n[kCounters][kColumns] = {}, by_z[kCounters][kColumns] = {};  // where lanes hold them
+
+  PYG_DIST_DEVICE RowGradient(const NormReLUDropoutGrad& grad, const Row& row) : g(grad), r(row) {
+    if constexpr (kHeld > 0) r.for_counters([&](int u, const Columns& columns) { make(u, columns); });
+  }
+
+  // All lanes of the warp come here; those behind the last row write nothing.
+  PYG_DIST_DEVICE void write(int log_lanes, bool writes) {
+    const NormReLUDropout& p = g.forward;
+    A mean = 0, slope = 0;  // of by_n, and of its product with n
+    if (p.norm != RowNorm::none) {
+      r.for_counters([&](int u, const Columns& columns) {
+        remake(u, columns);
+        A weight[kColumns];
+        r.of_columns(p.weight, columns, weight, A{1});
+        PYG_DIST_UNROLL
+        for (int c = 0; c < kColumns; ++c) {
+          if (!Row::has(columns, c)) continue;
+          const A by_n = by_z[u][c] * weight[c];
+          mean += by_n;
+          slope += by_n * n[u][c];
+        }
+      });
+      mean = p.norm == RowNorm::layer ? sum_lanes(mean, log_lanes, kAllLanes) : A{0};
+      slope = sum_lanes(slope, log_lanes, kAllLanes);
+      if (g.pass == RowGrad::first && writes && r.lane == 0) {
+        static_cast<A*>(g.by_row)[2 * r.row] = mean;
+        static_cast<A*>(g.by_row)[2 * r.row + 1] = slope;
+      }
+      const A count = static_cast<A>(p.keyed.num_columns);
+      mean /= count;
+      slope /= count;
+    }
+    if (!writes) return;
+    r.for_counters([&](int u, const Columns& columns) {
+      remake(u, columns);
+      A by_x[kColumns], weight[kColumns];
+      r.of_columns(p.weight, columns, weight, A{1});
+      PYG_DIST_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        by_x[c] = by_z[u][c] * weight[c];
+        // Not 0 * n without a norm, which is NaN where x is infinite.
+        if (p.norm != RowNorm::none && g.pass == RowGrad::whole) by_x[c] = (by_x[c] - mean - n[u][c] * slope) * r.rstd;
+      }
+      r.store(g.grad_x, columns, by_x);
+    });
+  }
+
+ private:
+  PYG_DIST_DEVICE void make(int u, const Columns& columns) {
+    r.load(g.forward.x, columns, n[u]);
+    r.load(g.grad, columns, by_z[u]);
+    gradient_of(r, columns, n[u], by_z[u]);
+  }
+  PYG_DIST_DEVICE void remake(int u, const Columns& columns) {
+    if constexpr (kHeld == 0) make(u, columns);
+  }
+};
+
+// A row that no lane can hold: its gradient by a group of lanes, and sums over rows by EpilogueGradSums.
 template <class T>
 struct EpilogueGradRows {
   static constexpr int kThreads = 256;
   using Shared = NoShared;
-  using A = accumulator_t<T>;
 
   NormReLUDropoutGrad g;
   int log_lanes;
   bool is_aligned;
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
-    const NormReLUDropout& p = g.forward;
-    const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
-    if (row >= p.keyed.num_rows) return;
-    const int lane = thread_id() & ((1 << log_lanes) - 1), lanes = 1 << log_lanes;
-    const Lanes group = group_of(log_lanes);
-    EpilogueRow<T> r(p, row, is_aligned);
+    const int64_t at = (block_id() * kThreads + thread_id()) >> log_lanes, last = g.forward.keyed.num_rows - 1;
+    EpilogueRow<T, 0> r(g.forward, at < last ? at : last, log_lanes, is_aligned);
     r.read_moments();
-    if (g.pass == RowGrad::second) return second_pass(r, lane, lanes);
-    A mean = 0, slope = 0;  // of by_n, and of its product with n
-    if (p.norm != RowNorm::none) {
-      for (int64_t k = lane; k < r.counters(); k += lanes) {
-        const auto columns = r.columns(k);
-        A n[kColumns], by_z[kColumns];
-        gradient_of(r, columns, g.grad, n, by_z);
-        PYG_DIST_UNROLL
-        for (int c = 0; c < kColumns; ++c) {
-          if (!columns.has(c)) continue;
-          const A by_n = by_z[c] * r.weight(columns, c);
-          mean += by_n;
-          slope += by_n * n[c];
-        }
-      }
-      mean = p.norm == RowNorm::layer ? sum_lanes(mean, log_lanes, group) : A{0};
-      slope = sum_lanes(slope, log_lanes, group);
-      if (g.pass == RowGrad::first && lane == 0) {
-        static_cast<A*>(g.by_row)[2 * row] = mean;
-        static_cast<A*>(g.by_row)[2 * row + 1] = slope;
-      }
-      const A count = static_cast<A>(p.keyed.num_columns);
-      mean /= count;
-      slope /= count;
-    }
-    for (int64_t k = lane; k < r.counters(); k += lanes) {
-      const auto columns = r.columns(k);
-      A n[kColumns], by_x[kColumns];
-      gradient_of(r, columns, g.grad, n, by_x);
-      PYG_DIST_UNROLL
-      for (int c = 0; c < kColumns; ++c) {
-        by_x[c] *= r.weight(columns, c);
-        // Not 0 * n without a norm, which is NaN where x is infinite.
-        if (p.norm != RowNorm::none && g.pass == RowGrad::whole) by_x[c] = (by_x[c] - mean - n[c] * slope) * r.rstd;
-      }
-      r.store(g.grad_x, columns, by_x);
+    if (g.pass == RowGrad::second) {
+      if (at <= last) second_pass(r);
+    } else {
+      RowGradient<T, 0>(g, r).write(log_lanes, at <= last);
     }
   }
 
  private:
-  PYG_DIST_DEVICE void second_pass(const EpilogueRow<T>& r, int lane, int lanes) const {
+  PYG_DIST_DEVICE void second_pass(const EpilogueRow<T, 0>& r) const {
+    using A = accumulator_t<T>;
     const A mean = static_cast<const A*>(g.by_row)[2 * r.row], slope = static_cast<const A*>(g.by_row)[2 * r.row + 1];
-    for (int64_t k = lane; k < r.counters(); k += lanes) {
-      const auto columns = r.columns(k);
-      A x[kColumns], by_n[kColumns];
-      r.load(r.p.x, columns, x);
+    r.for_counters([&](int, const CounterColumns<kColumns>& columns) {
+      A n[kColumns], by_n[kColumns];
+      r.load(r.p.x, columns, n);
       r.load(g.grad_x, columns, by_n);
+      r.norm(n, n);
       PYG_DIST_UNROLL
-      for (int c = 0; c < kColumns; ++c) by_n[c] = (by_n[c] - mean - r.normed(x[c]) * slope) * r.rstd;
+      for (int c = 0; c < kColumns; ++c) by_n[c] = (by_n[c] - mean - n[c] * slope) * r.rstd;
       r.store(g.grad_x, columns, by_n);
-    }
+    });
   }
 };
 
-// Sums over the rows of a group: a block takes 32 counters' columns, each of its warps every eighth row; the warps'
-// sums are added in their order.
+// What the lanes of a block have summed up, put together in their order: those of each warp, of which each group of
+// 2^log_lanes lanes has the same counters, and of all warps.
+template <class A>
+struct BlockSums {
+  static constexpr int kWarps = 8;
+  A sums[2][kWarps][kWarp * kColumns];  // by weight, by bias
+
+  // All threads of the block come here. first: the counter of lane 0.
+  PYG_DIST_DEVICE void write(const NormReLUDropoutGrad& g, int log_lanes, int64_t first, const A (&by_weight)[kColumns],
+                             const A (&by_bias)[kColumns]) {
+    const int warp = thread_id() / kWarp, lanes = 1 << log_lanes;
+    PYG_DIST_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      sums[0][warp][c * kWarp + lane_id()] = by_weight[c];
+      sums[1][warp][c * kWarp + lane_id()] = by_bias[c];
+    }
+    block_sync();
+    const int which = thread_id() / (kWarp * kColumns), place = thread_id() % (kWarp * kColumns);
+    const int lane = place % kWarp, c = place / kWarp;
+    if (lane < lanes) {
+      A sum = 0;
+      for (int w = 0; w < kWarps; ++w) {
+        for (int group = lane; group < kWarp; group += lanes) sum += sums[which][w][c * kWarp + group];
+      }
+      const auto columns = columns_of_counter<kColumns>(g.forward.keyed, 0, first + lane);
+      const int64_t row = 3 * block_id() + which;
+      if (columns.has(c)) static_cast<A*>(g.sums)[row * g.forward.keyed.num_columns + columns.first + c] = sum;
+    }
+    block_sync();
+  }
+};
+
+// Sums over the rows of a group: a block takes 32 counters' columns, each of its warps every eighth row.
 template <class T>
 struct EpilogueGradSums {
-  static constexpr int kThreads = 256, kWarps = kThreads / kWarp;
   using A = accumulator_t<T>;
-  struct Shared {
-    A sums[2][kWarps][kWarp * kColumns];  // by weight, by bias
-  };
+  using Shared = BlockSums<A>;
+  static constexpr int kThreads = Shared::kWarps * kWarp;
 
   NormReLUDropoutGrad g;
   int64_t counters;
@@ -227,68 +346,117 @@ struct EpilogueGradSums {
 
   PYG_DIST_DEVICE void operator()(Shared& shared) const {
     const NormReLUDropout& p = g.forward;
-    const int64_t group = block_id(), num_rows = p.keyed.num_rows, num_columns = p.keyed.num_columns;
+    const int64_t group = block_id(), num_rows = p.keyed.num_rows;
     const int64_t begin = group * num_rows / g.num_groups, end = (group + 1) * num_rows / g.num_groups;
     const int64_t counter = block_slice() * kWarp + lane_id();
-    const int warp = thread_id() / kWarp;
     A by_weight[kColumns] = {}, by_bias[kColumns] = {};
-    for (int64_t row = begin + warp; row < end && counter < counters; row += kWarps) {
-      EpilogueRow<T> r(p, row, is_aligned);
+    for (int64_t row = begin + thread_id() / kWarp; row < end && counter < counters; row += Shared::kWarps) {
+      EpilogueRow<T, 0> r(p, row, 5, is_aligned);
       r.read_moments();
+      const auto columns = columns_of_counter<kColumns>(p.keyed, row, counter);
       A n[kColumns], by_z[kColumns];
-      gradient_of(r, r.columns(counter), g.grad, n, by_z);
+      r.load(p.x, columns, n);
+      r.load(g.grad, columns, by_z);
+      gradient_of(r, columns, n, by_z);
       PYG_DIST_UNROLL
       for (int c = 0; c < kColumns; ++c) {
         by_bias[c] += by_z[c];
         by_weight[c] += by_z[c] * n[c];
       }
     }
-    PYG_DIST_UNROLL
-    for (int c = 0; c < kColumns; ++c) {
-      shared.sums[0][warp][c * kWarp + lane_id()] = by_weight[c];
-      shared.sums[1][warp][c * kWarp + lane_id()] = by_bias[c];
-    }
-    block_sync();
-    const int which = thread_id() / (kThreads / 2), place = thread_id() % (kThreads / 2);
-    static_assert(kWarp * kColumns == kThreads / 2);
-    A sum = 0;
-    for (int w = 0; w < kWarps; ++w) sum += shared.sums[which][w][place];
-    const auto columns = columns_of_counter<kColumns>(p.keyed, 0, block_slice() * kWarp + place % kWarp);
-    const int c = place / kWarp;
-    if (columns.has(c)) static_cast<A*>(g.sums)[(3 * group + which) * num_columns + columns.first + c] = sum;
+    shared.write(g, 5, block_slice() * kWarp, by_weight, by_bias);
   }
 };
 
-template <class T>
-bool is_aligned(const NormReLUDropout& p, const void* other, const void* another) {
-  const int64_t n = p.keyed.num_columns;
+// Both in one pass over rows that lanes can hold: a block takes the rows of a group, each group of lanes some of them.
+template <class T, int kHeld>
+struct EpilogueGradGroups {
+  using A = accumulator_t<T>;
+  using Shared = BlockSums<A>;
+  using Row = EpilogueRow<T, kHeld>;
+  static constexpr int kThreads = Shared::kWarps * kWarp;
+
+  NormReLUDropoutGrad g;
+  int log_lanes;
+
+  PYG_DIST_DEVICE void operator()(Shared& shared) const {
+    const NormReLUDropout& p = g.forward;
+    const int64_t num_rows = p.keyed.num_rows;
+    const int64_t begin = block_id() * num_rows / g.num_groups, end = (block_id() + 1) * num_rows / g.num_groups;
+    const int at_once = kThreads >> log_lanes;
+    A by_weight[kHeld][kColumns] = {}, by_bias[kHeld][kColumns] = {};
+    for (int64_t first = begin; first < end; first += at_once) {
+      const int64_t row = first + (thread_id() >> log_lanes);
+      Row r(p, row < end ? row : end - 1, log_lanes, true);
+      r.read_moments();
+      RowGradient<T, kHeld> gradient(g, r);
+      gradient.write(log_lanes, row < end);
+      if (row >= end) continue;
+      PYG_DIST_UNROLL
+      for (int u = 0; u < kHeld; ++u) {
+        PYG_DIST_UNROLL
+        for (int c = 0; c < kColumns; ++c) {
+          by_bias[u][c] += gradient.by_z[u][c];
+          by_weight[u][c] += gradient.by_z[u][c] * gradient.n[u][c];
+        }
+      }
+    }
+    PYG_DIST_UNROLL
+    for (int u = 0; u < kHeld; ++u) shared.write(g, log_lanes, u << log_lanes, by_weight[u], by_bias[u]);
+  }
+};
+
+// Calls f.operator()<kHeld>(is_aligned).
+template <class T, class F>
+void with_rows(const NormReLUDropout& p, const void* other, const void* another, const F& f) {
+  const int64_t n = p.keyed.num_columns, counters = counters_of_row<kColumns>(p.keyed);
   Alignment<T> alignment(n);
   alignment.template rows<T>(p.x, n).template rows<T>(other, n).template rows<T>(another, n);
-  return are_aligned<T, kColumns>(p.keyed, alignment);
+  const bool is_aligned = are_aligned<T, kColumns>(p.keyed, alignment);
+  const auto bits = reinterpret_cast<uintptr_t>(p.weight) | reinterpret_cast<uintptr_t>(p.bias);
+  constexpr int kMost = sizeof(T) == 8 ? 2 : 4;  // of float64, registers do not reach for four
+  if (!is_aligned || n % kColumns != 0 || bits % 16 != 0 || counters > kMost * kWarp) {
+    f.template operator()<0>(is_aligned);
+  } else if (counters <= kWarp) {
+    f.template operator()<1>(true);
+  } else if (counters <= 2 * kWarp) {
+    f.template operator()<2>(true);
+  } else {
+    f.template operator()<kMost>(true);
+  }
 }
 
 }  // namespace
 
 void norm_relu_dropout(const NormReLUDropout& problem, const Queue& queue) {
+  const int log_lanes = log_lanes_for(counters_of_row<kColumns>(problem.keyed), 1);
   for_element(problem.element, [&]<class T>() {
-    const int log_lanes = log_lanes_for(counters_of_row<kColumns>(problem.keyed), 1);
-    launch(EpilogueRows<T>{problem, log_lanes, is_aligned<T>(problem, problem.y, nullptr)},
-           blocks_for(problem.keyed.num_rows << log_lanes, EpilogueRows<T>::kThreads), queue.stream);
+    with_rows<T>(problem, problem.y, nullptr, [&]<int kHeld>(bool is_aligned) {
+      using Kernel = EpilogueRows<T, kHeld>;
+      launch(Kernel{problem, log_lanes, is_aligned}, blocks_for(problem.keyed.num_rows << log_lanes, Kernel::kThreads),
+             queue.stream);
+    });
   });
 }
 
 void norm_relu_dropout_grad(const NormReLUDropoutGrad& problem, const Queue& queue) {
-  const Keyed& keyed = problem.forward.keyed;
-  const int64_t counters = counters_of_row<kColumns>(keyed);
+  const NormReLUDropout& p = problem.forward;
+  const int64_t counters = counters_of_row<kColumns>(p.keyed);
   const int log_lanes = log_lanes_for(counters, 1);
-  for_element(problem.forward.element, [&]<class T>() {
-    const bool aligned = is_aligned<T>(problem.forward, problem.grad, problem.grad_x);
-    launch(EpilogueGradRows<T>{problem, log_lanes, aligned},
-           blocks_for(keyed.num_rows << log_lanes, EpilogueGradRows<T>::kThreads), queue.stream);
-    const bool has_sums = problem.forward.weight != nullptr || problem.forward.bias != nullptr;
-    if (problem.pass == RowGrad::second || !has_sums) return;
-    launch(EpilogueGradSums<T>{problem, counters, aligned}, problem.num_groups, queue.stream,
-           blocks_for(counters, kWarp));
+  for_element(p.element, [&]<class T>() {
+    with_rows<T>(p, problem.grad, problem.grad_x, [&]<int kHeld>(bool is_aligned) {
+      if constexpr (kHeld > 0) {
+        if (problem.pass != RowGrad::second) {
+          return launch(EpilogueGradGroups<T, kHeld>{problem, log_lanes}, problem.num_groups, queue.stream);
+        }
+      }
+      using Rows = EpilogueGradRows<T>;
+      launch(Rows{problem, log_lanes, is_aligned}, blocks_for(p.keyed.num_rows << log_lanes, Rows::kThreads),
+             queue.stream);
+      if (problem.pass == RowGrad::second) return;
+      launch(EpilogueGradSums<T>{problem, counters, is_aligned}, problem.num_groups, queue.stream,
+             blocks_for(counters, kWarp));
+    });
   });
 }
 

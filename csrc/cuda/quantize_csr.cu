@@ -1,3 +1,4 @@
+#include <limits>
 #include <type_traits>
 
 #include "cuda/kernels.h"
@@ -44,6 +45,7 @@ struct AllFinite {
 };
 
 constexpr uint32_t kNaN = 0x7fc0;  // as a bfloat16
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 PYG_DIST_DEVICE float as_float(uint32_t bits) {
   float value;
@@ -118,6 +120,19 @@ struct StoredRow {
     }
     return static_cast<float>(to_sum(x[c]) * factor + zero);
   }
+  // Columns c to c + 3, whose address is aligned to them, or to 16 bytes.
+  PYG_DIST_DEVICE void four(int64_t c, float (&values)[4]) const {
+    A row[4];
+    if constexpr (std::is_same_v<X, A>) {
+      load_values<X, 4>(x + c, row);
+    } else if (sum == nullptr) {
+      load_values<X, 4>(x + c, row);
+    } else {
+      load_values<A, 4>(sum + c, row);
+    }
+    PYG_DIST_UNROLL
+    for (int w = 0; w < 4; ++w) values[w] = static_cast<float>(row[w] * factor + zero);
+  }
 };
 
 // One that is summed anew for each value: where there are as many edges as rows, and yet not one each.
@@ -139,8 +154,10 @@ struct SummedRow {
   }
 };
 
-// A warp for each row, which it reads twice, the second time from near by.
-template <class X, int kBits>
+// Of a row of kHeld > 0, a lane holds the columns of kHeld counters of random words, 16 each, as four vectors of four;
+// so a warp has several rows, each of which is read once. kHeld = 0: a warp for each row, which it reads twice, the
+// second time from near by.
+template <class X, int kBits, int kHeld>
 struct PackRows {
   static constexpr int kThreads = 256;
   using Shared = NoShared;
@@ -150,19 +167,116 @@ struct PackRows {
   const A*
       sums;  // [num_rows, num_features]: those of more or fewer edges than one; null: they are summed as they are read
   int64_t row_bytes;
+  int log_lanes;  // of a row
 
   PYG_DIST_DEVICE void operator()(Shared&) const {
-    const int64_t row = (block_id() * kThreads + thread_id()) / kWarp;
-    if (row >= p.sums.num_rows) return;
+    const int64_t row = (block_id() * kThreads + thread_id()) >> log_lanes;
+    if constexpr (kHeld == 0) {
+      if (row < p.sums.num_rows) pack(row);
+    } else {
+      const bool is_there = row < p.sums.num_rows, is_of_x = is_there && has_one_edge(p.sums, row);
+      const bool is_stored = is_of_x || (is_there && sums != nullptr);
+      const auto x = StoredRow<X>(p.sums, is_of_x ? nullptr : sums, is_stored ? row : 0);
+      quantize_held(row, x, is_stored);
+      for (int first = 0; first < kWarp; first += 1 << log_lanes) {
+        const int is_left = shuffle(kAllLanes, is_there && !is_stored ? 1 : 0, first);
+        if (is_left != 0) pack(shuffle(kAllLanes, row, first));
+      }
+    }
+  }
+
+ private:
+  PYG_DIST_DEVICE void pack(int64_t row) const {
     const bool is_of_x = has_one_edge(p.sums, row);
-    if (is_of_x || sums != nullptr) {
+    if (kHeld == 0 && (is_of_x || sums != nullptr)) {
       pack(row, StoredRow<X>(p.sums, is_of_x ? nullptr : sums, row));
     } else {
       pack(row, SummedRow<X>{p.sums, row});
     }
   }
 
- private:
+  // The columns of vector `part` of a counter: four, from which their bytes follow; the end of the row if it has none.
+  struct HeldColumns {
+    int64_t column;
+    int block, byte;
+  };
+  PYG_DIST_DEVICE HeldColumns held_columns(int64_t counter, int part) const {
+    constexpr int kInByte = 8 / kBits, kCounters = kQuarter / 4;
+    const int block = static_cast<int>(counter / kCounters), first = static_cast<int>(counter % kCounters) * 4;
+    const int n = static_cast<int>(p.sums.num_features), rest = n - block * static_cast<int>(kBlock);
+    const int num_bytes = (rest < kBlock ? rest : static_cast<int>(kBlock)) * kBits / 8;
+    const int byte = 16 * (part / kInByte) + first;
+    const bool has = rest > 0 && byte < num_bytes;
+    return {has ? block * kBlock + byte + part % kInByte * num_bytes : n, block, byte};
+  }
+
+  PYG_DIST_DEVICE void quantize_held(int64_t row, const StoredRow<X>& x, bool writes) const {
+    constexpr uint32_t kLevels = (1u << kBits) - 1;
+    constexpr int kInByte = 8 / kBits, kGroups = kBits / 2;
+    const int lanes = 1 << log_lanes, lane = lane_id() & (lanes - 1);
+    const int64_t n = p.sums.num_features;
+    float values[kHeld][4][4], low = kInfinity, high = -kInfinity, bad = 0.0f;
+    PYG_DIST_UNROLL
+    for (int u = 0; u < kHeld; ++u) {
+      PYG_DIST_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        const int64_t column = held_columns(lane + u * lanes, part).column;
+        if (!writes || column >= n) continue;
+        x.four(column, values[u][part]);
+        PYG_DIST_UNROLL
+        for (int w = 0; w < 4; ++w) {
+          const float value = values[u][part][w];
+          low = value < low ? value : low;
+          high = value > high ? value : high;
+          bad += value * 0.0f;
+        }
+      }
+    }
+    low = join_lanes(low, log_lanes, kAllLanes, [](float a, float b) { return a < b ? a : b; });
+    high = join_lanes(high, log_lanes, kAllLanes, [](float a, float b) { return a > b ? a : b; });
+    const Parameters parameters(low, high, sum_lanes(bad, log_lanes, kAllLanes), kLevels);
+    if (!writes) return;
+    uint8_t* const packed = p.packed + row * row_bytes;
+    if (lane == 0) {
+      put_word(packed, bits_of(parameters.zero) >> 16 | (bits_of(parameters.scale) & 0xffff0000u));
+      if (!parameters.is_finite) note(row);
+    }
+    PYG_DIST_UNROLL
+    for (int u = 0; u < kHeld; ++u) {
+      const int counter = lane + u * lanes;
+      const Words words = words_of(row, static_cast<uint32_t>(counter));
+      PYG_DIST_UNROLL
+      for (int group = 0; group < kGroups; ++group) {
+        const HeldColumns columns = held_columns(counter, group * kInByte);
+        if (columns.column >= n) continue;
+        uint32_t made = 0;
+        PYG_DIST_UNROLL
+        for (int w = 0; w < 4; ++w) {
+          PYG_DIST_UNROLL
+          for (int k = 0; k < kInByte; ++k) {
+            const uint32_t random = p.key == nullptr ? 32768u : two_bytes(words.word[w], group + k * kGroups);
+            made |= level_of(values[u][group * kInByte + k][w], parameters, random) << (8 * w + k * kBits);
+          }
+        }
+        put_word(packed + kParameterBytes + columns.block * (kBlock * kBits / 8) + columns.byte, made);
+      }
+    }
+  }
+
+  PYG_DIST_DEVICE Words words_of(int64_t row, uint32_t counter) const {
+    if (p.key == nullptr) return {};
+    return philox<Philox::kRoundingRounds>(p.seed, static_cast<uint64_t>(p.key[row]), counter,
+                                           pyg_dist::Stream::rounding);
+  }
+
+  static PYG_DIST_DEVICE uint32_t level_of(float value, const Parameters& parameters, uint32_t random) {
+    constexpr uint32_t kLevels = (1u << kBits) - 1;
+    const float above = value - parameters.zero;
+    const float steps = parameters.is_finite ? above * parameters.inverse : 0.0f;
+    const uint32_t q = (static_cast<uint32_t>(static_cast<int32_t>(steps)) + random) >> 16;
+    return q < kLevels ? q : kLevels;
+  }
+
   template <class Row>
   PYG_DIST_DEVICE void pack(int64_t row, const Row& x) const {
     uint8_t* const packed = p.packed + row * row_bytes;
@@ -224,14 +338,9 @@ struct PackRows {
   template <class Row>
   PYG_DIST_DEVICE void quantize_bytes(int64_t row, const Row& x, int64_t low, int64_t first, uint32_t counter,
                                       const Parameters& parameters, uint8_t* bytes) const {
-    constexpr uint32_t kLevels = (1u << kBits) - 1;
     constexpr int kGroups = kBits / 2, kInByte = 8 / kBits;
     const int64_t rest = p.sums.num_features - low, n = rest < kBlock ? rest : kBlock, num_bytes = (n * kBits + 7) / 8;
-    Words words{};
-    if (p.key != nullptr) {
-      words = philox<Philox::kRoundingRounds>(p.seed, static_cast<uint64_t>(p.key[row]), counter,
-                                              pyg_dist::Stream::rounding);
-    }
+    const Words words = words_of(row, counter);
     PYG_DIST_UNROLL_BY(Row::kAtOnce)
     for (int group = 0; group < kGroups; ++group) {
       PYG_DIST_UNROLL
@@ -243,11 +352,8 @@ struct PackRows {
         for (int k = 0; k < kInByte; ++k) {
           const int64_t column = byte + k * num_bytes;
           if (column >= n) continue;
-          const float above = x(low + column) - parameters.zero;
-          const float steps = parameters.is_finite ? above * parameters.inverse : 0.0f;
           const uint32_t random = p.key == nullptr ? 32768u : two_bytes(words.word[w], group + k * kGroups);
-          const uint32_t q = (static_cast<uint32_t>(static_cast<int32_t>(steps)) + random) >> 16;
-          made |= (q < kLevels ? q : kLevels) << (k * kBits);
+          made |= level_of(x(low + column), parameters, random) << (k * kBits);
         }
         bytes[byte] = static_cast<uint8_t>(made);
       }
@@ -262,6 +368,9 @@ struct PackRows {
   static PYG_DIST_DEVICE void put(uint8_t* to, uint16_t value) {
     to[0] = static_cast<uint8_t>(value);
     to[1] = static_cast<uint8_t>(value >> 8);
+  }
+  static PYG_DIST_DEVICE void put_word(uint8_t* to, uint32_t value) {
+    store<1>(reinterpret_cast<uint32_t*>(to), Pack<uint32_t, 1>{{value}});
   }
 };
 
@@ -286,10 +395,23 @@ void quantize_csr(const QuantizeCsr& problem, const Queue& queue) {
         reduce_rows(SumsToQuantize<X, kVec, kCount>{{product}}, n, queue);
       });
     }
-    const auto pack = [&]<int kBits>() {
-      using Kernel = PackRows<X, kBits>;
-      launch(Kernel{problem, summed, packed_row_bytes(n, kBits)}, blocks_for(num_rows * kWarp, Kernel::kThreads),
+    Alignment<X> alignment(n);
+    alignment.template rows<X>(sums.x, sums.x_stride);
+    const int64_t row_bytes = packed_row_bytes(n, problem.bits), counters = (n + kBlock - 1) / kBlock * 4;
+    const bool has_words = n * problem.bits % 32 == 0 && reinterpret_cast<uintptr_t>(problem.packed) % 4 == 0;
+    const bool is_held = has_words && alignment.allows(sizeof(X) > 4 ? 16 : 4 * sizeof(X)) && counters <= 2 * kWarp;
+    const auto launch_rows = [&]<int kBits, int kHeld>() {
+      using Kernel = PackRows<X, kBits, kHeld>;
+      const int log_lanes = kHeld == 0 ? 5 : log_lanes_for(counters, 1);
+      launch(Kernel{problem, summed, row_bytes, log_lanes}, blocks_for(num_rows << log_lanes, Kernel::kThreads),
              queue.stream);
+    };
+    const auto pack = [&]<int kBits>() {
+      if constexpr (kBits < 16) {
+        if (is_held && counters <= kWarp) return launch_rows.template operator()<kBits, 1>();
+        if (is_held) return launch_rows.template operator()<kBits, 2>();
+      }
+      launch_rows.template operator()<kBits, 0>();
     };
     switch (problem.bits) {
       case 2:

@@ -7,8 +7,8 @@
 //   JoinHubs      a group for each hub: its pieces in their order
 //
 // A group is 1 to 32 lanes of a warp, as many as the row has vectors; wider rows take several slices of the grid, the
-// chunks of the first slice before those of the second: the columns of a slice, 512 bytes of each row, have the
-// second-level cache for themselves.
+// chunks of the first slice before those of the second: the columns of a slice, 512 bytes of each row or fewer,
+// have the second-level cache for themselves.
 //
 // An Op has
 //   p                                 the problem: rowptr, num_rows, num_edges
@@ -244,10 +244,11 @@ struct ChunkShape {
   static int64_t least_work(int64_t lanes) { return std::clamp<int64_t>(4 * lanes, 32, 128); }
 };
 
+// A group has 2^most_log_lanes lanes at most, and a slice their columns.
 template <class Op>
-void reduce_rows(const Op& op, int64_t num_columns, const Queue& queue) {
+void reduce_rows(const Op& op, int64_t num_columns, const Queue& queue, int most_log_lanes = 5) {
   constexpr int64_t kOfLane = Op::kVec * Op::kCount;
-  const int log_lanes = log_lanes_for(num_columns, kOfLane);
+  const int log_lanes = std::min(log_lanes_for(num_columns, kOfLane), most_log_lanes);
   const int64_t of_slice = kOfLane << log_lanes, num_slices = (num_columns + of_slice - 1) / of_slice;
   const ChunkShape shape(op.p.num_rows, op.p.num_edges, int64_t{1} << log_lanes);
   const RowChunks chunks(op.p.rowptr, op.p.num_rows, shape.work);

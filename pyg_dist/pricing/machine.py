@@ -122,10 +122,10 @@ class Machine:
 
 
 ASSUMED_GPUS = Machine(
-    source="assumed, not measured: 8 H100 with NVLink, 400 Gbit/s each, nccl",
-    spmm=(2.0e-12, 4.0e-12, 3.0e-12),  # 4 bytes an entry and column, or column index, at 2 TB/s; results at half of it
+    source="assumed, products of one H100, links not measured: 8 H100 with NVLink, 400 Gbit/s each, nccl",
+    spmm=(8.3e-13, 5.3e-12, 5.8e-12),  # of 16 to 602 columns over three graphs, within a factor of two
     gemm_rate=3.0e13,
-    stream_rate=2.5e12,
+    stream_rate=3.0e12,
     call_seconds=4.0e-5,
     intra_latency=5.0e-6,
     intra_bandwidth=2.0e11,
@@ -134,7 +134,9 @@ ASSUMED_GPUS = Machine(
     cores=8,
     device="cuda",
 )
-"""The data sheets' bandwidths, of which three quarters are seen in practice; nothing of it was measured here."""
+"""Products and streams as an H100 was measured (``docs/performance.md``); bandwidths of links are the data sheets', of
+which three quarters are seen in practice.
+"""
 
 
 def machine_file(device: str = "cpu", wire: str = "gloo") -> Path:

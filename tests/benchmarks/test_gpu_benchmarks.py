@@ -41,7 +41,8 @@ def test_every_part_writes_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert found["spmm"]["tiles of products"]["1 x 64 x 1"]["seconds"] > 0
     assert found["spmm"]["extremes"]["speed-up"] > 0
     assert set(found["bandwidth"]) == {
-        "copy GB/s", "pack, 2 bits", "unpack and add, 2 bits", "gather_rows", "norm_relu_dropout",
+        "copy GB/s", "pack, 2 bits", "pack, 8 bits", "unpack and add, 2 bits", "unpack and add, 8 bits",
+        "gather_rows", "norm_relu_dropout", "norm_relu_dropout, backward",
     }  # fmt: skip
     assert all("error" not in str(value) for part in found.values() for value in part.values())
     assert all(f"arxiv-like, gcn, {form}" in found["epoch"] for form in gpu_epoch.FORMS)

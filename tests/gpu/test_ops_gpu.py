@@ -225,9 +225,13 @@ def test_rows(size: int, device: torch.device) -> None:
 @pytest.mark.parametrize("norm", [None, "layer", "rms"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_norm_relu_dropout(size: int, device: torch.device, dtype: torch.dtype, norm: Any) -> None:
-    num_rows = size // 100
-    x, grad = drawn(num_rows, 130, dtype=dtype), drawn(num_rows, 130, seed=1, dtype=dtype)
-    weight, bias, key = drawn(130, seed=2), drawn(130, seed=3), torch.arange(num_rows)
+    for width in (130, 64, 128, 256, 512):  # the first one's rows are no whole vectors
+        check_norm_relu_dropout(width, size // 100, device, dtype, norm)
+
+
+def check_norm_relu_dropout(width: int, num_rows: int, device: torch.device, dtype: torch.dtype, norm: Any) -> None:
+    x, grad = drawn(num_rows, width, dtype=dtype), drawn(num_rows, width, seed=1, dtype=dtype)
+    weight, bias, key = drawn(width, seed=2), drawn(width, seed=3), torch.arange(num_rows)
     if dtype != torch.float64:
         weight, bias = weight.float(), bias.float()
     spec = ops.NormReLUDropoutSpec(norm, 1e-5, True, 0.3, 7)

@@ -61,6 +61,15 @@ def test_spmm_equals_the_reference(width: int, dtype: torch.dtype, factors: tupl
     assert_same_bits(whole, expected_whole)
 
 
+def test_spmm_of_few_dense_rows() -> None:
+    """More bytes of columns than a GPU's second-level cache has, each read often: half as many columns at a time."""
+    num_sources, degree, width = 66_000, 300, 128
+    x = integers((num_sources, width), torch.float32)
+    rowptr = torch.arange(4) * degree
+    col = torch.randint(0, num_sources, (int(rowptr[-1]),), generator=torch.Generator().manual_seed(0)).int()
+    assert_same_bits(ops.spmm_csr(rowptr, col, x), x[col.long()].view(3, degree, width).sum(1))
+
+
 @pytest.mark.parametrize("width", [1, 7, 47, 256])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_spmm_divides(width: int, dtype: torch.dtype) -> None:

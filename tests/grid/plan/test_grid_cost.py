@@ -139,7 +139,7 @@ def test_machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYG_DIST_MACHINE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert Machine.load(device="cuda") == Machine.default("cuda")
-    assert Machine.load(device="cuda").source.startswith("assumed, not measured")
+    assert Machine.load(device="cuda").source.startswith("assumed, products of one H100")
     assert replace(machine, device="cuda").save() == tmp_path / "pyg_dist/machine.cuda.json"
     assert Machine.load(device="cuda") == replace(machine, device="cuda")
     assert Machine.load() == Machine()
