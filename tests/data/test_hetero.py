@@ -104,7 +104,7 @@ def loss_of(outs: dict[str, Any], data: Any) -> Tensor:
     return sum(losses)  # type: ignore[return-value]
 
 
-def run_model(model: nn.Module, data: Any, steps: int = 2, *more: Any, **kwargs: Any) -> Results:
+def run_model(model: nn.Module, data: Any, steps: int = 5, *more: Any, **kwargs: Any) -> Results:
     """Outputs and gradients of a forward, then training: parameters, losses and accuracies."""
     x = leaves(data)
     outs = model(x, data.edge_index_dict, *more, **kwargs)
@@ -349,7 +349,7 @@ def forecast(num_ranks: int) -> None:
     torch.manual_seed(1)
     stock = Forecast().double()
     ours = distribute(copy.deepcopy(stock))
-    results = [run_model(m, d, 2, d.edge_attr_dict) for m, d in ((ours, data), (stock, stock_data))]
+    results = [run_model(m, d, 5, d.edge_attr_dict) for m, d in ((ours, data), (stock, stock_data))]
     assert_same(*results)
 
 

@@ -72,7 +72,7 @@ def test_a_rank_that_raises_while_others_start(fault: str, rank: int) -> None:
     assert f"pyg_dist: rank {rank} failed: ValueError: the fault before init; ending the run" in ended.stderr
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_killed_rank(rank: int) -> None:
     """The launcher says so, and ends the others."""
     ended = run("is killed", rank)
