@@ -153,6 +153,48 @@ def test_bytes_by_level(workers: Pools, world_size: int) -> None:
     workers(world_size).run(bytes_by_level, world_size)
 
 
+def in_order(world_size: int) -> None:
+    """Addends to agents, what they go into by the link, messages inside a machine, local products, rows from agents."""
+    import pyg_dist
+    from pyg_dist.backend.sparse.matrix import Matrix
+    from pyg_dist.graph.protocol import Norm
+    from pyg_dist.halo.exchange import ByCounts
+
+    with machines(world_size):
+        parts = torch.arange(NUM_NODES) * 7 % world_size
+        data = pyg_dist.DistributedData(hub_graph(), partition=parts, hierarchy="on")
+        conv = pyg_dist.distribute(SAGEConv(5, 4)).double()
+        x = data.x.detach().clone().requires_grad_()
+        conv(x, data.edge_index).sum().backward()
+        operator = data.graph.operator(Norm.MEAN, None, torch.float64)
+        names = {}
+        for way in (operator, operator.transposed):
+            relay = way.halo.relay
+            parts_of = {"gather": relay.gather, "link": relay.link, "inside": way.halo.exchange, "spread": relay.spread}
+            names |= {id(part): name for name, part in parts_of.items()} | {id(way.local): "local"}
+        order: list[str] = []
+
+        def noting(call: Any) -> Any:
+            def noted(self: Any, *args: Any, **options: Any) -> Any:
+                order.extend([names[id(self)]] if id(self) in names else [])
+                return call(self, *args, **options)
+
+            return noted
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ByCounts, "start", noting(ByCounts.start))
+            patch.setattr(Matrix, "multiply", noting(Matrix.multiply))
+            out = conv(x, data.edge_index)
+            assert order == ["gather", "link", "inside", "local", "spread"]
+            order.clear()
+            out.sum().backward()
+            assert order == ["gather", "link", "inside", "local", "spread"]
+
+
+def test_the_links_messages_leave_first(workers: Pools) -> None:
+    workers(4).run(in_order, 4)
+
+
 def batches(world_size: int, exchange: Any) -> None:
     """Subgraphs, uniform samples and sampled neighbours: as in one level, which other tests compare to PyG."""
     import pyg_dist
