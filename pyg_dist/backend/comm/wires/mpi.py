@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -146,14 +146,12 @@ class MpiWire(PointToPoint):
 
     def send_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
         """See :class:`PointToPoint`; by their address, since a view of them would take longer than all the rest."""
-        return self._start_rows(self._comm.Isend, x, low, high, peer, tag)
+        row_bytes = x.nbytes // x.shape[0]  # len(x) is Python's, and takes five times as long
+        return self._start(self._comm.Isend, x, low * row_bytes, (high - low) * row_bytes, peer, tag)
 
     def receive_rows(self, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
-        return self._start_rows(self._comm.Irecv, x, low, high, peer, tag)
-
-    def _start_rows(self, start: object, x: Tensor, low: int, high: int, peer: int, tag: int) -> Message:
-        row_bytes = x.nbytes // x.shape[0]  # len(x) is Python's, and takes five times as long
-        return self._start(start, x, low * row_bytes, (high - low) * row_bytes, peer, tag)
+        row_bytes = x.nbytes // x.shape[0]
+        return self._start(self._comm.Irecv, x, low * row_bytes, (high - low) * row_bytes, peer, tag)
 
     def _start(self, start: Any, x: Tensor, first: int, num_bytes: int, peer: int, tag: int) -> Message:
         other, buffer = self.ranks[peer], self._buffer(x.data_ptr() + first, num_bytes)
@@ -183,18 +181,22 @@ class _Request:
 
     def wait(self) -> None:
         """Wait, and let signals be handled and other threads run meanwhile."""
-        test, wire = self._request.Test, self._wire
-        num_spins = wire.num_spins and wire.num_spins + min(self._num_bytes, _MOST_BYTES_SPUN) // _BYTES_A_SPIN
-        for _ in range(num_spins + 1):
+        test = self._request.Test
+        if not test():
+            self._wait_for(test)
+        self._end()
+
+    def _wait_for(self, test: Callable[[], bool]) -> None:
+        wire = self._wire
+        for _ in range(wire.num_spins and wire.num_spins + min(self._num_bytes, _MOST_BYTES_SPUN) // _BYTES_A_SPIN):
             if test():
-                return self._end()
+                return
         end, pause = time.monotonic() + wire.timeout, _SLEEP_SECONDS
         while not test():
             if time.monotonic() > end:
                 raise ConnectionLostError(self._overdue())
             time.sleep(pause)
             pause = min(_LONGER * pause, _LONGEST)
-        return self._end()
 
     def _end(self) -> None:
         if self._progress is not None:
