@@ -259,7 +259,6 @@ class HaloBatch(HaloGraph):
         return super().operator_over(edges, norm, weight, dtype) if self._sample.scale is None else None
 
     def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> LinearOperator:
-        """The graph's operator, restricted and rescaled (collective)."""
         origin = origin_of(weight)
         if weight is not None and origin is None:
             if norm.kind == "gcn":
@@ -312,7 +311,6 @@ class HaloBatch(HaloGraph):
         return LinearOperator(Matrix(self.local), self._sum_transfer, of_rows, of_cols, whole.divides)
 
     def _scales(self, whole: LinearOperator) -> tuple[Tensor | None, Tensor | None]:
-        """Those of the graph's rows and columns that are here."""
         row = on_device(self.restriction.rows.row, self.device)
         of_rows, of_cols = (None if s is None else s[row] for s in (whole.row_scale, whole.col_scale))
         return of_rows, of_cols
@@ -323,7 +321,6 @@ class HaloBatch(HaloGraph):
         return operator
 
     def _own_weights(self, norm: Norm, weight: RowTensor, dtype: torch.dtype) -> LinearOperator:
-        """Sum or mean with weights of the batch alone (collective)."""
         whole = self._operator_of_graph(norm, None, dtype)
         values = weight.to_local().detach().to(dtype)
         sent = self._weighted(self.local, values)[1].outgoing.storage
@@ -365,7 +362,6 @@ class HaloBatch(HaloGraph):
         return super()._learning(norm, weight)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
-        """Sum or mean with weights that learn, rescaled."""
         if norm.kind == "gcn":
             raise refuse_learning_weights()
         factor = self._factors(weight.dtype)

@@ -112,7 +112,6 @@ class HaloProducts(HaloView):
         return LinearOperator(*self._weighted(local, values), *scales)
 
     def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
-        """The operator of weights that learn."""
         local, loops = self.local, None
         if norm.kind == "gcn" and norm.add_self_loops:
             local = self.local if self.loop_rule == "add" else self._loops.others
@@ -146,7 +145,6 @@ class HaloProducts(HaloView):
     @cached_property
     @lasting
     def _exchange_counts(self) -> ExchangeCounts:
-        """What the two exchanges move (collective at the first use)."""
         share, group = self.share, self.exchange_group
         counts = (
             share.row_transfer.outgoing.num_rows,

@@ -145,12 +145,10 @@ class HaloTransfer:
 
     @property
     def _codec(self) -> Codec:
-        """Of one level, or of the link."""
         return self.codecs.way[0]
 
     @property
     def _direct_codec(self) -> Codec:
-        """Of the exchange."""
         return self._codec if self.relay is None else self.codecs.inside[0]
 
     @cached_property
@@ -195,8 +193,8 @@ class HaloTransfer:
     def _pass(self, relay: Relay, sent: Tensor) -> Pending[Tensor]:
         """Move slots as they are in two levels. Shapes: ``[s, ...] -> [h, ...]``."""
         received = sent.new_empty(self._received[-1], *sent.shape[1:])
-        direct, link, addends = (sent[low:high] for low, high in _pieces(self._sent))
-        near, far, spread = (received[low:high] for low, high in _pieces(self._received))
+        direct, link, addends = (sent[low:high] for low, high in pairwise(self._sent))
+        near, far, spread = (received[low:high] for low, high in pairwise(self._received))
         gathered = relay.gather.start(addends)
         if relay.gather.num_received:
             link = link.clone()
@@ -305,10 +303,6 @@ def _bytes(num_rows: int, row_bytes: int, like: Tensor) -> Tensor:
     return ops.empty_rows(like.new_empty((0, row_bytes), dtype=torch.uint8), num_rows, row_bytes)
 
 
-def _pieces(bounds: tuple[int, ...]) -> list[tuple[int, int]]:
-    return list(pairwise(bounds))
-
-
 def _identity(size: int, device: torch.device) -> Matrix:
     return Matrix(CSR.identity(size, device))
 
@@ -318,7 +312,6 @@ def _last(rows: Tensor, count: int) -> Tensor:
 
 
 def _factor(scale: Tensor | None, count: int, divide: bool) -> Tensor | None:
-    """The last factors; codecs only multiply."""
     if scale is None:
         return None
     return _last(scale, count).reciprocal() if divide else _last(scale, count)

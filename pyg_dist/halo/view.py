@@ -69,7 +69,6 @@ class HaloView(CopiedToDevices):
         self._build_on(torch.device(device))
 
     def _build_on(self, device: torch.device) -> None:
-        """Make what products are made with there."""
         share, num_local = self.share, self.num_local
         self.device = device
         self.local = share.local.to(device)

@@ -95,7 +95,6 @@ rule."""
 
 
 def _by_kahypar(hypergraph: HypergraphModel, num_parts: int, options: SolverOptions) -> Tensor:
-    """The same by KaHyPar. Deterministic for a seed."""
     kahypar = package("kahypar", "for solver='kahypar'", "'pyg-dist[kahypar]', or take solver='mt-kahypar'")
     if hypergraph.num_nets == 0:
         raise OptionError("Expected a graph with edges between nodes for KaHyPar (got none): take solver='mt-kahypar'")

@@ -137,7 +137,6 @@ def _machines_first(
 
 
 def _heaviest(edge_index: Tensor, parts: Tensor, num_parts: int) -> int:
-    """In-edges of the part that has most."""
     return int(torch.bincount(parts[edge_index[1]], minlength=num_parts).max())
 
 

@@ -130,7 +130,6 @@ class Quantized:
             )
 
     def _warn_of_offsets(self, message: Tensor) -> None:
-        """Warn where rows lie so far from zero that their zero points' rounding widens their ranges."""
         if self.bits == 16 or not message.numel():
             return
         zero, scale = message[:_ROWS, :4].contiguous().view(torch.bfloat16).float().unbind(1)

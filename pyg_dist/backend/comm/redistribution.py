@@ -132,7 +132,6 @@ class Redistribution:
 
 
 def _owner(positions: Sequence[Tensor]) -> Tensor:
-    """The rank that holds each position."""
     ranks = torch.repeat_interleave(torch.arange(len(positions)), torch.tensor([p.numel() for p in positions]))
     return torch.empty_like(ranks).index_copy_(0, torch.cat(list(positions)).cpu(), ranks)
 

@@ -167,7 +167,6 @@ class Transport:
 
     @cached_property
     def _elsewhere(self) -> frozenset[int]:
-        """The ranks on other machines."""
         machine, ranks = current().of(Machines).of_rank, self.group.calls.ranks
         if not machine:
             return frozenset()

@@ -192,7 +192,6 @@ def _described(error: BaseException, rank: int) -> dict[str, Any]:
 
 
 def _rebuilt(kind: str, args: list[object], suffix: str) -> Exception:
-    """The exception that another rank has described."""
     known = getattr(errors, kind, None) or getattr(builtins, kind)
     if not issubclass(known, Exception):
         raise TypeError(f"{kind} is no exception")
@@ -210,6 +209,5 @@ def _all_gather(value: object) -> list[Any]:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """View a contiguous tensor of any dtype as uint8."""
     flat = tensor.reshape(-1)
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)  # empty: any strides

@@ -260,7 +260,6 @@ class DivergenceWatch:
             next_notice = has_waited + AGAIN_SECONDS
 
     def _answers(self, now: float) -> bool:
-        """Whether the store does."""
         return now - self._last_talk < SILENT_SECONDS
 
     def _others_in_words(self, now: float) -> str:

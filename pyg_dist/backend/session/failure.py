@@ -255,7 +255,6 @@ class FailureWatch:
 
 
 def _what_happened(rank: int, error: BaseException) -> str:
-    """What ``rank`` publishes of its ``error``."""
     if isinstance(error, (ConnectionLostError, DivergenceError)):
         return error.message
     return loss_of(rank, None) if is_lost(error) else f"rank {rank} failed: {one_line(error)}"

@@ -113,7 +113,6 @@ class MpiStore(dist.Store):
             self._leaving.append((self._comm.Isend([encoded, self._byte], peer, tag), encoded))
 
     def _receive(self, peer: int, tag: int, keys: Sequence[str] = (), seconds: float = math.inf) -> tuple[int, Any]:
-        """Who sends what."""
         from mpi4py import MPI
 
         status, end, pause = MPI.Status(), time.monotonic() + seconds, _FIRST_SECONDS

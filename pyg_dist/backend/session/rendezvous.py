@@ -120,7 +120,6 @@ def _meet_through_mpi(launch: Launch, timeout: timedelta) -> dist.Store:
 
 
 def _store_of_rank_0(comm: Any, host: str, timeout: timedelta) -> dist.Store:
-    """On a free port."""
     store = None
     if comm.Get_rank() == 0:
         if host in LOOPBACK:

@@ -126,7 +126,6 @@ def _check_same_options(session: Session, backend: str, timeout: timedelta, wire
 
 
 def _adopt_group(session: Session, backend: str, wire: Wire, timeout: timedelta) -> None:
-    """Use the default process group that the script has opened."""
     opened = dist.get_backend()
     if backend not in (DEFAULT_BACKEND, opened):
         raise LaunchError(f"Expected backend 'auto' or '{opened}', the open process group's (got {backend!r})")
@@ -143,7 +142,6 @@ def _adopt_group(session: Session, backend: str, wire: Wire, timeout: timedelta)
 
 
 def _open_group(session: Session, found: launch.Launch, backend: str, wire: Wire, timeout: timedelta) -> None:
-    """Meet the other ranks and open the default process group."""
     session.launcher = found.launcher
     session.rank, session.world_size, session.local_rank = found.rank, found.world_size, found.local_rank
     if found.world_size == 1:

@@ -69,7 +69,6 @@ class MiniBatchPlan:
         return mean(number(plan) for plan in self.batches)
 
     def _model(self, plan: Plan, model: Model) -> Model:
-        """The model on a batch, whose first sums are new in each step."""
         entries = self.batch_size + sum(s.edges for s in plan.sizes)
         return replace(model, num_nodes=self.batch_size, num_entries=entries, input="new")
 

@@ -257,7 +257,6 @@ class Plan(DistributionPlan):
         )
 
     def _table(self, machine: Machine) -> list[str]:
-        """A line per rank (where there are many: those with most to do) and totals."""
         columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
         header = ["rank", *(c.replace("_", " ") for c in columns)]
         shown = list(enumerate(self.sizes))
@@ -425,8 +424,6 @@ class Plan(DistributionPlan):
 
 
 class _Levels(NamedTuple):
-    """Rows that one aggregation sends inside machines, and between them."""
-
     inside: int
     between: int
     messages: tuple[int, int]  # inside, between

@@ -370,6 +370,5 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 
 
 def _small(numbers: Tensor) -> Tensor:
-    """In 32 bits where they fit."""
     fits = numbers.numel() == 0 or int(numbers.max()) <= torch.iinfo(torch.int32).max
     return numbers.to(torch.int32) if fits else numbers

@@ -180,7 +180,6 @@ def _edges_of(
 
 
 def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
-    """Of rows alone, and of sums."""
     return ("post",) if exchange == "post" else ("post", exchange)
 
 

@@ -226,7 +226,6 @@ def _masked(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
-    """Boundary nodes by receive slots."""
     stored, dtype = places.incoming, places.dtype
     row_slot = torch.empty(slots.left.numel(), dtype=torch.int32)
     row_slot[slots.rows] = slots.row_slot.to(torch.int32)

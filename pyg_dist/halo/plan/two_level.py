@@ -278,7 +278,6 @@ def exchanged(
 
 
 def _by_machine(load: Tensor, ranks_per_machine: int) -> Tensor:
-    """Sums over the ranks of each machine."""
     number = torch.arange(load.numel()) // ranks_per_machine
     return load.new_zeros(num_machines(load.numel(), ranks_per_machine)).index_add_(0, number, load)
 
@@ -335,12 +334,10 @@ def rows_across(
 
 
 def _peers(ends: Ends) -> Tensor:
-    """The other rank of each, int64."""
     return torch.repeat_interleave(torch.arange(len(ends.counts)), torch.tensor(ends.counts))
 
 
 def _keys(rank: Tensor, node: Tensor) -> Tensor:
-    """One number for both, in their order."""
     return (rank << 40) + node
 
 

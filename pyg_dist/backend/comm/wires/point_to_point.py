@@ -3,8 +3,9 @@
 Every message carries the tag of its call (:mod:`~pyg_dist.backend.comm.checks.calls`) mixed with its own length, and
 nothing else is sent for it. What a rank sends is handed over before what it receives: where processors are shared,
 gloo's thread otherwise spins on a lock that the waiting thread holds (29 against 18 ms of processor time in an epoch of
-cora on the grid). Sums are made in one order of the ranks, whatever carries the messages: all such wires have the same
-bits.
+cora on the grid). Large messages are the other way round: by gloo a receiver tells the sender to begin, and that word
+would wait behind what it sends itself, so that a link would carry one direction at a time. Sums are made in one order
+of the ranks, whatever carries the messages: all such wires have the same bits.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _MAX_PACKETS = 64
 
 # Bytes above which sums go in pieces: each rank then sends 2 n bytes and not n log2(P).
 _IN_PIECES = 1 << 16
+# Bytes above which a rank hands over what it receives first. Four ranks on two machines, graph A, a link of 200 Mbit/s:
+# 11.4 s an epoch, and 15.9 with what it sends first (benchmarks/two_machines.py).
+_LARGE = 1 << 20
 # The same of two ranks, which send as much either way, but add and allocate half.
 _IN_HALVES = 1 << 20
 
@@ -130,14 +134,13 @@ class PointToPoint(ABC):
         ends = [r * flat.numel() // size for r in range(size + 1)]
         low, high = ends[self.rank], ends[self.rank + 1]
         own, pieces = flat[low:high], flat.new_empty(size, high - low)  # the rank's own row of them stays unused
-        leaving = [self.send_rows(flat, ends[peer], ends[peer + 1], peer, tag) for peer in others]
-        _wait([*leaving, *(self.receive(pieces[peer], peer, tag) for peer in others)])
+        of_others = [(peer, ends[peer], ends[peer + 1]) for peer in others]
+        _wait(self._start_all(pieces, flat, of_others, [(peer, peer, peer + 1) for peer in others], tag))
         addends = [*pieces[: self.rank], own, *pieces[self.rank + 1 :]]
         total = addends[0]
         for rank, addend in enumerate(addends[1:], 1):
             total = _REDUCE[op](total, addend, out=total if rank < self.rank else own)
-        leaving = [self.send(own, peer, tag) for peer in others]
-        _wait([*leaving, *(self.receive_rows(flat, ends[peer], ends[peer + 1], peer, tag) for peer in others)])
+        _wait(self._start_all(flat, own, [(peer, 0, high - low) for peer in others], of_others, tag))
         return x
 
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
@@ -154,15 +157,12 @@ class PointToPoint(ABC):
 
     def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
-        places, messages = [0, *accumulate(counts)], list[Message]()
-        is_empty = not rows.shape[1:].numel()
-        for peer in self._others():
-            if rows.numel():
-                messages.append(self.send(rows, peer, tag))
-            if counts[peer] and not is_empty:
-                messages.append(self.receive_rows(out, places[peer], places[peer + 1], peer, tag))
+        places, own = [0, *accumulate(counts)], counts[self.rank]
+        messages = self._start_all(
+            out, rows, self._pieces([0] * self.size, [own] * self.size), self._pieces(places, counts), tag
+        )
         if rows.numel():
-            _copy_rows(out, places[self.rank], rows, 0, counts[self.rank])
+            _copy_rows(out, places[self.rank], rows, 0, own)
         return Flight(others=messages)
 
     def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
@@ -172,13 +172,7 @@ class PointToPoint(ABC):
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
         starts, places = [0, *accumulate(sent)], [0, *accumulate(received)]
-        messages: list[Message] = []
-        is_empty = not rows.shape[1:].numel()
-        for peer in self._others():
-            if sent[peer] and not is_empty:
-                messages.append(self.send_rows(rows, starts[peer], starts[peer + 1], peer, tag))
-            if received[peer] and not is_empty:
-                messages.append(self.receive_rows(out, places[peer], places[peer + 1], peer, tag))
+        messages = self._start_all(out, rows, self._pieces(starts, sent), self._pieces(places, received), tag)
         if sent[self.rank]:
             _copy_rows(out, places[self.rank], rows, starts[self.rank], sent[self.rank])
         return Flight(others=messages)
@@ -190,6 +184,20 @@ class PointToPoint(ABC):
             return Flight()
         arriving = {peer: self.receive_rows(out, low, high, peer, tag) for peer, low, high in senders}
         return Flight(arriving, [self.send_rows(rows, low, high, peer, tag) for peer, low, high in receivers])
+
+    def _start_all(
+        self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
+    ) -> list[Message]:
+        """All messages of a call, in the order that suits their size."""
+        if not rows.shape[1:].numel():
+            return []
+        arriving = (self.receive_rows(out, low, high, peer, tag) for peer, low, high in senders)
+        leaving = (self.send_rows(rows, low, high, peer, tag) for peer, low, high in receivers)
+        return [*arriving, *leaving] if rows.nbytes > _LARGE else [*leaving, *arriving]
+
+    def _pieces(self, starts: Sequence[int], counts: Sequence[int]) -> list[Piece]:
+        """Where the rows of each other rank are, without those that have none."""
+        return [(peer, starts[peer], starts[peer] + counts[peer]) for peer in self._others() if counts[peer]]
 
     def _others(self) -> list[int]:
         """Each rank starts with its successor, so no rank is everyone's first."""
