@@ -28,7 +28,7 @@ from pyg_dist.graph.edge_sets import (
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding, Norm, OneRankEdges, the_one
 from pyg_dist.graph.sample import KeptEdges, PairProbability, Subset
-from pyg_dist.halo.exchange import ToNeighbours, exchange_of
+from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
 from pyg_dist.halo.plan.cover import BothEnds
 from pyg_dist.halo.plan.restriction import MachineLinks, RemoteLinks, Restriction, restricted, restricted_to
@@ -172,12 +172,8 @@ def _links_of_machine(share: HaloShare, group: Group, into: Tensor, out_of: Tens
     ends[0, : len(into)], ends[1, len(into) :] = into[:, 3], out_of[:, 3]
     crosses = ends[0] // on_each != ends[1] // on_each
     mine = torch.cat([edges[crosses, :3], ends[:, crosses].T], 1)
-    peers = [q for q in range(group.size) if q != own and q // on_each == own // on_each]
-    counts = group.gather_counts(len(mine))
-    sent = tuple(len(mine) if q in peers else 0 for q in range(group.size))
-    received = tuple(n if q in peers else 0 for q, n in enumerate(counts))
-    exchange = ToNeighbours(Transport(group, Traffic()), sent, received)
-    whole = torch.cat([mine, exchange.start(mine.repeat(len(peers), 1)).wait()])
+    shares = [q // on_each == own // on_each for q in range(group.size)]
+    whole = IdLists(group).send(mine.repeat(sum(shares), 1), [len(mine) * is_near for is_near in shares])
     edge, source, target, sender, receiver = whole.unbind(1)
     return MachineLinks.of(edge, (source, target), (sender, receiver), share, load)
 
