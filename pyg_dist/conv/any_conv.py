@@ -2,7 +2,7 @@
 
 The conv's own code runs on the global view: its forward sees node tensors, its messages are edge tensors, and
 parameters enter where they meet rows. Three of its steps are ours: rows of nodes are sent to edges
-(:func:`~pyg_dist.graph.edges.nodes_to_edges`, the only exchange), messages are aggregated at their targets, and PyG's
+(:meth:`~pyg_dist.graph.edges.NodeIds.fetch`, the only exchange), messages are aggregated at their targets, and PyG's
 graph functions (``softmax``, ``add_self_loops`` ...) know distributed edges. Nothing is assumed about a conv: what it
 does is distributed, or raises.
 """
@@ -39,7 +39,8 @@ from pyg_dist.conv.special_sums import own_methods
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.graph.edge_blocks import BlockEdges
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edges import Edges, NodeIds, no_layer_within, nodes_to_edges, running
+from pyg_dist.graph.edges import Edges, NodeIds
+from pyg_dist.graph.layer_call import no_layer_within, running
 from pyg_dist.graph.protocol import EdgeView, have_same_edges
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
@@ -337,7 +338,7 @@ class _OnEdges(MessagePassing):
         if not isinstance(src, NodeTensor):
             src = node_rows(self, edge_index.graph, src, dim)  # type: ignore[arg-type]
         rows, place = rows_along(_name(self), "features", src, self.node_dim)
-        return MovedRows.make(nodes_to_edges(rows, edge_index.end(dim)), place)  # type: ignore[arg-type]
+        return MovedRows.make(edge_index.end(dim).fetch(rows), place)  # type: ignore[arg-type]
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         pass  # the stock class has its templates since its first conv was made

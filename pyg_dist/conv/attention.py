@@ -27,7 +27,8 @@ from pyg_dist.conv.fast_paths import Given, Step, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, remove_self_loops
 from pyg_dist.conv.hetero_conv import Biased
 from pyg_dist.conv.weighted_sum import can_project_last, commutes
-from pyg_dist.graph.edges import Edges, call_of
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.layer_call import call_of
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.layers import product, sparse_rows
 from pyg_dist.tensor.functions.random import draw_seed

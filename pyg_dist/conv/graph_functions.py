@@ -19,7 +19,7 @@ from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats, rows_along
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made, norm_of
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.graph.edges import Edges, NodeIds, edges_to_nodes
+from pyg_dist.graph.edges import Edges, NodeIds
 from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
 from pyg_dist.graph.protocol import the_one
 from pyg_dist.store.manifest import LoopRule
@@ -85,7 +85,7 @@ def scatter(src: Tensor, index: object, dim: int = 0, dim_size: int | None = Non
     ids = _require_ids("scatter", index)
     values, place = rows_along("scatter", "values", src, dim)
     require_all_at("scatter", ids.edges.graph, ids.end, dim_size)
-    return MovedRows.make(edges_to_nodes(values, ids, reduce), place)
+    return MovedRows.make(ids.add_up(values, reduce), place)
 
 
 @_stands_for(pyg.degree)
@@ -95,7 +95,7 @@ def degree(index: object, num_nodes: int | None = None, dtype: torch.dtype | Non
     require_all_at("degree", ids.edges.graph, ids.end, num_nodes)
     dtype = dtype or torch.get_default_dtype()
     counted = dtype if dtype.is_floating_point else torch.float64  # sources' sums travel as floats
-    return edges_to_nodes(_ones(ids.edges, counted), ids).to(dtype)  # type: ignore[return-value]
+    return ids.add_up(_ones(ids.edges, counted)).to(dtype)  # type: ignore[return-value]
 
 
 def _ones(edges: Edges, dtype: torch.dtype) -> EdgeTensor:
@@ -218,7 +218,7 @@ def _gcn_norm(
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype) if edge_weight is None else edge_weight
     end = source if by_source else target
-    scale = inverse_sqrt_degree(edges_to_nodes(weight, end))  # type: ignore[arg-type]
+    scale = inverse_sqrt_degree(end.add_up(weight))  # type: ignore[arg-type]
     return edge_index, scale[source] * weight * scale[target]  # type: ignore[return-value]
 
 
@@ -236,7 +236,7 @@ def get_laplacian(
     edges, weight = remove_self_loops(edge_index, edge_weight)
     weight = _ones(edges, dtype or torch.get_default_dtype()) if weight is None else weight
     source, target = edges.end(0), edges.end(1)
-    degree = edges_to_nodes(weight, source)
+    degree = source.add_up(weight)
     values = weight
     if normalization == "sym":
         scale = inverse_sqrt_degree(degree)

@@ -18,7 +18,8 @@ from pyg_dist.backend.dense.large_tensors import select
 from pyg_dist.backend.sparse.matrix import extreme
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edges import Edges, nodes_to_edges, running
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.layer_call import running
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import own_randomness
 from pyg_dist.tensor.row_tensor import local_values
@@ -51,7 +52,7 @@ def aggregate_neighbours(
         return NodeTensor.from_local(extreme(graph.neighbour_rows(rows, conv), graph.csr, reduce), graph.targets)
     edges = edge_index.edges()
     with running(conv):
-        messages: Tensor = nodes_to_edges(x, edges.end(0))
+        messages: Tensor = edges.end(0).fetch(x)
     if is_weighted:
         assert edges.weight is not None
         messages = messages * edges.weight.view(-1, 1)

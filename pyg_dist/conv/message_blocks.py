@@ -31,7 +31,8 @@ from pyg_dist.conv.fast_paths import changed_step, is_hooked
 from pyg_dist.conv.inputs import node_rows, place_of_nodes
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.graph.edge_blocks import BlockEdges
-from pyg_dist.graph.edges import Edges, known_neighbour_rows, neighbour_rows
+from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.layer_call import known_neighbour_rows, neighbour_rows
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.row_tensor import local_tensors

@@ -23,7 +23,7 @@ from pyg_dist.conv.fast_paths import NORMS, Given, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.lazy_norm import made
 from pyg_dist.conv.weighted_sum import add_into_, sum_by
-from pyg_dist.graph.edges import Edges, nodes_to_edges
+from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.row_tensor import version_of
@@ -35,7 +35,7 @@ def gated_sum(conv: MessagePassing, edges: Edges, given: Given) -> NodeTensor | 
     if given["edge_weight"] is None:
         return None
     (source, target), weight, (by_source, by_target) = made(edges), made(given["edge_weight"]), given["alpha"]
-    gate = nodes_to_edges(by_source, source) + nodes_to_edges(by_target, target)
+    gate = source.fetch(by_source) + target.fetch(by_target)
     conv._alpha = gate = gate.tanh().squeeze(-1)
     gate = F.dropout(gate, p=conv.dropout, training=conv.training)
     return sum_by(conv, edges, given["x"], gate * weight, NORMS[type(conv.aggr_module)])  # type: ignore[no-any-return]

@@ -13,9 +13,9 @@ Every rank decides alike, by the object and its version.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from pyg_dist.tensor.row_index import origin_of
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding, lasting
 from pyg_dist.tensor.sparse_form import SparseForm
+
+_Make = Callable[[Any, RowTensor | None], object]
 
 T = TypeVar("T")
 N = TypeVar("N", bound=NodeTensor)
@@ -85,29 +87,35 @@ class OperatorCache:
         return operator
 
 
-class UsedOperators(Generic[T]):
-    """A graph's operators that batches have used: the loader's thread makes those of the next batch from them.
+class AskedOfBatches:
+    """What batches have asked for: the loader's thread makes it of the next one, before a step asks.
 
-    On a device making them waits for it. Nothing here is collective: a graph's operator is known, or left out.
+    On a device making it waits for the device. Nothing here is collective: what a batch is made from is known, or it is
+    left out. That thread goes over copies, since a step may note more meanwhile.
+
+    Attributes:
+        edges: what was asked of a batch's edges: names of attributes, each of what the one before gives.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[T, weakref.ref[RowTensor] | None, int | None]] = {}
+        self.edges: set[tuple[str, ...]] = set()
+        self._others: dict[Hashable, tuple[_Make, weakref.ref[RowTensor] | None, int | None]] = {}
 
-    def note(self, key: Hashable, operator: T, weight: RowTensor | None) -> None:
-        """The graph's operator of a key, and the graph's weights that it was made of."""
+    def note(self, key: Hashable, make: _Make, weight: RowTensor | None = None) -> None:
+        """``make`` makes it of another batch, and of what that has of these weights of the graph."""
         origin = None if weight is None else weakref.ref(weight)
-        self._known[key] = operator, origin, None if weight is None else version_of(weight)
+        self._others[key] = make, origin, None if weight is None else version_of(weight)
 
-    def for_batch(self, weights: Iterable[RowTensor]) -> Iterator[tuple[Any, T, RowTensor | None]]:
-        """Keys, the graph's operators that still hold, and which of a batch's ``weights`` each is for."""
-        picked = {id(known[0]): weight for weight in weights if (known := origin_of(weight)) is not None}
-        for key, (operator, origin, version) in [*self._known.items()]:
+    def make_ahead(self, batch: object, weights: Iterable[RowTensor] = ()) -> list[object]:
+        """Make it of a ``batch`` with these ``weights``, which is to keep it; not where the graph's have changed."""
+        picked, made = {id(known[0]): weight for weight in weights if (known := origin_of(weight)) is not None}, []
+        for make, origin, version in [*self._others.values()]:
             of_graph = None if origin is None else origin()
             if origin is None:
-                yield key, operator, None
+                made.append(make(batch, None))
             elif of_graph is not None and id(of_graph) in picked and version == version_of(of_graph):
-                yield key, operator, picked[id(of_graph)]
+                made.append(make(batch, picked[id(of_graph)]))
+        return made
 
 
 # Over one graph, a tensor meets one operator per kind of conv; more of them at once are edge weights that change.

@@ -206,22 +206,6 @@ class DistributedEdgeIndex(EdgeHandle):
         assert turned is not None
         return turned
 
-    def tolist(self) -> object:
-        """All edges, as :meth:`full_tensor` (collective)."""
-        return self.full_tensor().tolist()
-
-    def numpy(self) -> Any:
-        """All edges, as :meth:`full_tensor` (collective)."""
-        return self.full_tensor().numpy(force=True)
-
-    def max(self) -> Tensor:
-        """The largest id of an edge's end (collective)."""
-        return self.full_tensor().max()
-
-    def min(self) -> Tensor:
-        """The smallest id of an edge's end (collective)."""
-        return self.full_tensor().min()
-
     def flip(self, *given: object, dims: Any = None) -> DistributedEdgeIndex:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
         along = given[0] if len(given) == 1 else given or dims
@@ -317,6 +301,8 @@ class DistributedEdgeIndex(EdgeHandle):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in ("tolist", "numpy", "max", "min"):  # of all edges (collective)
+            return lambda *args, **kwargs: getattr(self.full_tensor().cpu(), name)(*args, **kwargs)
         self._refuse(f"edge_index.{name}")
 
     @classmethod

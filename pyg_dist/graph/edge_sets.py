@@ -34,7 +34,6 @@ class JoinedNodes(NodeSharding):
         self._pieces = pieces
 
     def parts(self) -> Tensor:
-        """See :class:`~pyg_dist.graph.protocol.NodeSharding` (collective)."""
         return torch.cat([piece.parts() for piece in self._pieces])
 
 
@@ -89,15 +88,9 @@ class SampledEdges(RowSharding):
         key, num_keys = parent_key, parent.num_rng_keys
         if kept is not None and which is not None and kept.repeats:
             key, num_keys = kept.key.index_select(0, which), kept.num_keys
-        super().__init__(ranks, "edge", 0, key + group * num_keys if group else key)
+        super().__init__(ranks, "edge", None, key + group * num_keys if group else key)
         self.parent, self.place, self.parent_key = parent, place, parent_key
         self._which, self._subset, self._num_keys = which, subset, num_keys * (group + 1)
-        del self.size
-
-    @cached_property
-    def size(self) -> int:  # type: ignore[override]
-        """Number of edges over all ranks (collective at the first use)."""
-        return sum(self.counts)
 
     def __repr__(self) -> str:
         return f"{self.num_local} sampled edges of this rank"
@@ -126,8 +119,7 @@ class EdgesAndLoops(RowSharding):
     def __init__(self, edges: RowSharding, graph: DistributedGraph | EdgeView) -> None:
         loops = graph.node_sharding
         key = torch.cat([edges.rng_key, graph.edge_sharding.num_rng_keys + loops.rng_key])
-        super().__init__(edges.group, "edge", 0, key)
-        del self.size
+        super().__init__(edges.group, "edge", None, key)
         self._edges, self._loops = edges, loops
         self.counts_selections = edges.counts_selections
 
@@ -135,14 +127,13 @@ class EdgesAndLoops(RowSharding):
         return f"{self._edges} and {self._loops.size} self loops"
 
     @cached_property
-    def size(self) -> int:  # type: ignore[override]
+    def size(self) -> int:
         """Number of edges and loops over all ranks (collective at the first use, where the edges' is)."""
         return self._edges.size + self._loops.size
 
     @cached_property
     @lasting
     def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding`."""
         return torch.cat([self._edges.position, self._edges.size + self._loops.position])
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
@@ -17,9 +15,10 @@ from pyg_dist.backend.dense.large_tensors import select, sum_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.graph.caches import OperatorCache
+from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.edge_sets import EdgesAndLoops
 from pyg_dist.graph.gcn_norm import put_loop_values
+from pyg_dist.graph.layer_call import neighbour_rows
 from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.registry import Args, Function, Kwargs, public_name
@@ -32,128 +31,11 @@ from pyg_dist.tensor.row_tensor import (
     by_row_mask,
     local_tensors,
     local_values,
-    version_of,
 )
 from pyg_dist.tensor.selection import rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 T = TypeVar("T")
-
-_FEW_COLUMNS = 16
-"""Narrower rows travel as they are here, also where packing would shorten them: logits of attention, degrees,
-positions. A column of these has a meaning and a range of its own, and what follows is no sum (a softmax of rounded
-logits is biased); in two bits 15 columns would be 8 bytes instead of 60."""
-
-
-def is_wide(rows: Tensor) -> bool:
-    """Whether these rows may be sent in ``bits`` when edges need them."""
-    return rows.dtype.is_floating_point and rows.shape[1:].numel() >= _FEW_COLUMNS
-
-
-_EdgeRows = tuple[RowTensor, tuple[int | None, bool], Tensor]
-
-
-@dataclass
-class Call:
-    """A layer that runs."""
-
-    layer: nn.Module
-    given: Mapping[str, Any] = field(default_factory=dict)  # the arguments of its forward
-    is_message: bool = False
-    # by tensor and graph, the tensor's state and its rows at the edges
-    exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
-    left: tuple[object, NodeTensor] | None = None  # by one step for another
-
-
-_call: Call | None = None
-
-
-def call_of(layer: nn.Module) -> Call | None:
-    """The call that runs, if it is one of ``layer``."""
-    return _call if _call is not None and _call.layer is layer else None
-
-
-@contextmanager
-def running(layer: nn.Module, given: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Context of a call of ``layer``: exchanges are its own, and a node tensor is exchanged once; not in a message."""
-    global _call
-    if _call is not None and _call.is_message:
-        name, outer_name = (type(one).__name__.removeprefix("Distributed") for one in (layer, _call.layer))
-        raise UnsupportedError(
-            f"{outer_name} calls {name} within its message, which some ranks run more often than others: call it in "
-            f"the forward, before propagate, and pass what it gives to propagate"
-        )
-    outer, _call = _call, Call(layer, given or {})
-    try:
-        yield
-    finally:
-        _call = outer
-
-
-@contextmanager
-def no_layer_within(layer: nn.Module) -> Iterator[None]:
-    """Context for the messages of ``layer``: another layer that runs within it would wait for other ranks."""
-    global _call
-    outer = _call
-    _call = Call(layer, is_message=True, exchanged={} if outer is None else outer.exchanged)
-    try:
-        yield
-    finally:
-        _call = outer
-
-
-def nodes_to_edges(x: NodeTensor, ids: NodeIds) -> EdgeTensor:
-    """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
-
-    Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at random,
-    and so are their gradients on the way back.
-
-    Shapes: x ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; integers and bools
-    as int64; output ``[E, ...]``.
-    """
-    edges = ids.edges
-    edges.end(ids.end)  # raises where they were changed
-    if not edges.graph.owns(x, ids.end):
-        raise LayoutMismatchError(
-            f"Expected a row for each of the {nodes_at(edges.graph, ids.end)} of the edges' graph (got {x._sharding} "
-            f"of another graph, type or selection): take both from one data"
-        )
-    return edges.fetch(x, ids.end)
-
-
-def neighbour_rows(x: RowTensor, graph: EdgeView) -> Tensor:
-    """Local rows, then those of other ranks; exchanged once for all edges of a layer's call (collective)."""
-    known = known_neighbour_rows(x, graph)
-    if known is not None:
-        return known
-    local, state = x.to_local(), _state(x)
-    call = None if state[0] is None else _call
-    rows = graph.neighbour_rows(local, call.layer if call is not None and is_wide(local) else None)
-    if call is not None:
-        call.exchanged[id(x), graph] = (x, state, rows)
-    return rows
-
-
-def known_neighbour_rows(x: RowTensor, graph: EdgeView) -> Tensor | None:
-    """:func:`neighbour_rows`, where they have been exchanged in this call; ``None``: they have not."""
-    known = None if _call is None else _call.exchanged.get((id(x), graph))
-    return known[2] if known is not None and known[1] == _state(x) else None
-
-
-def _state(x: RowTensor) -> tuple[int | None, bool]:
-    return version_of(x), x.requires_grad and torch.is_grad_enabled()
-
-
-def edges_to_nodes(values: EdgeTensor, ids: NodeIds, reduce: str = "sum") -> NodeTensor:
-    """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
-
-    Collective for sources.
-
-    Shapes: values ``[E, ...]``; output ``[N, ...]``.
-    """
-    edges = ids.edges
-    out = edges.reduce(local_values(values, edges.rows), ids.end, reduce)
-    return cast(NodeTensor, as_row_tensor_(out, nodes_at(edges.graph, ids.end)))
 
 
 def _asked(make: Callable[[Edges], T]) -> Callable[[Edges], T]:
@@ -163,7 +45,7 @@ def _asked(make: Callable[[Edges], T]) -> Callable[[Edges], T]:
     @lasting
     def noted(edges: Edges) -> T:
         if edges.asked is not None:
-            edges.asked.add((*edges.path, make.__name__))
+            edges.asked.edges.add((*edges.path, make.__name__))
         return make(edges)
 
     return noted
@@ -182,8 +64,7 @@ class Edges(Tensor):
         target: int64 ``[e]``: local rows of targets.
         weight: the values of an ``adj_t``: what weighs its edges where a conv has no other weights.
         has_all_remote: whether they have every edge of the graph whose ends lie on two ranks, in their order.
-        asked: of a batch, what batches of its graph have asked of edges: names of attributes, each of what the one
-            before gives; and ``path``, how these edges are reached from all of the batch.
+        asked: what batches of a batch's graph have asked for; ``path``: how these edges are reached from all of it.
     """
 
     graph: EdgeView
@@ -192,7 +73,7 @@ class Edges(Tensor):
     target: Tensor
     weight: EdgeTensor | None
     has_all_remote: bool
-    asked: set[tuple[str, ...]] | None = None
+    asked: AskedOfBatches | None = None
     path: tuple[str, ...] = ()
 
     @staticmethod
@@ -215,7 +96,6 @@ class Edges(Tensor):
         weight: EdgeTensor | None = None,
         has_all_remote: bool = False,
     ) -> Edges:
-        """See the class."""
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
         # How many there are is counted when it is first read: in a batch that is collective.
         edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(Edges)
@@ -334,7 +214,7 @@ class Edges(Tensor):
 
     def make_ahead(self) -> None:
         """Make what earlier batches have asked of their edges, before a step asks; not collective."""
-        for path in [*(self.asked or ())]:
+        for path in [*self.asked.edges] if self.asked is not None else ():
             made: Any = self
             for name in path:
                 edges = made
@@ -449,20 +329,40 @@ class SelectedEdges(NamedTuple):
 
 
 class NodeIds(RowIndex):
-    """The global id of each edge's source or target; ``x[ids]`` fetches rows (:func:`nodes_to_edges`)."""
+    """The global id of each edge's source or target; ``x[ids]`` fetches rows."""
 
     edges: Edges
     end: End
 
     @staticmethod
     def of(local: Tensor, edges: Edges, end: End) -> NodeIds:
-        """See the class."""
         ids = local.as_subclass(NodeIds)
         ids._sharding, ids.edges, ids.end = edges.rows, edges, end
         return ids
 
     def fetch(self, x: NodeTensor) -> EdgeTensor:
-        return nodes_to_edges(x, self)
+        """Each edge's row of ``x``: its source's or its target's. Differentiable, collective for sources.
 
-    def add_up(self, values: EdgeTensor) -> NodeTensor:
-        return edges_to_nodes(values, self)
+        Exact, but for sources' rows of 16 columns or more in a conv's training with ``bits``: those are rounded at
+        random, and so are their gradients on the way back.
+
+        Shapes: x ``[N, ...]``; floating types travel as they are (float16 as float32), or in ``bits``; integers and
+        bools as int64; output ``[E, ...]``.
+        """
+        self.edges.end(self.end)  # raises where they were changed
+        if not self.edges.graph.owns(x, self.end):
+            raise LayoutMismatchError(
+                f"Expected a row for each of the {nodes_at(self.edges.graph, self.end)} of the edges' graph (got "
+                f"{x._sharding} of another graph, type or selection): take both from one data"
+            )
+        return self.edges.fetch(x, self.end)
+
+    def add_up(self, values: EdgeTensor, reduce: str = "sum") -> NodeTensor:
+        """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
+
+        Collective for sources.
+
+        Shapes: values ``[E, ...]``; output ``[N, ...]``.
+        """
+        out = self.edges.reduce(local_values(values, self.edges.rows), self.end, reduce)
+        return cast(NodeTensor, as_row_tensor_(out, nodes_at(self.edges.graph, self.end)))

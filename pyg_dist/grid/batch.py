@@ -88,25 +88,12 @@ class SampledGrid(Grid):
         return self.mesh.group(*axes) if self.sample.group is None else self.mesh.group(*axes, "data")
 
     def tile(self, layout: TileLayout, width: int) -> Tile:
-        """A tile, noted for :meth:`make_ahead`."""
-        self.parent.tiles_of_batches.add((layout, width))
+        self.parent.asked.note((layout, width), lambda batch, _: batch.tile_ahead(layout, width))
         return super().tile(layout, width)
 
     def _route(self, before: TileLayout, after: TileLayout) -> RedistributionPlan:
-        self.parent.routes_of_batches.add((before, after))
+        self.parent.asked.note((before, after), lambda batch, _: batch.route_ahead(before, after))
         return super()._route(before, after)
-
-    def make_ahead(self, device: torch.device) -> list[Tile]:
-        """Copy to ``device`` what earlier batches' tiles and redistributions had there; tiles go with their user."""
-        for ways in [*self.parent.routes_of_batches]:
-            route = self._route(*ways)
-            for rows in (*route.send, *route.receive):
-                if rows is not None:
-                    on_device(rows, device)
-        tiles = [self.tile(layout, width) for layout, width in [*self.parent.tiles_of_batches]]
-        for tile in tiles:
-            on_device(tile.rng_key, device)
-        return tiles
 
     def places(self, layout: TileLayout) -> Tensor:
         """Which of the graph's local rows in ``layout`` are the sample's, ascending, int64 (not collective)."""
@@ -146,7 +133,8 @@ class ProductsAtSample(GridProducts):
         tiling = Tiling.of(layout)
         if tiling not in self._adjacency:
             self._adjacency[tiling] = self._tile(tiling, self._entries_at_sample(self.parent.adjacency(layout)))
-            self.parent.matrices_of_batches.add(layout)  # of which the graph has its own now: no messages
+            # The graph has its own tile now: no messages.
+            self.parent.asked.note(layout, lambda batch, _: batch.adjacency(layout).csr.transposed)
         return self._adjacency[tiling]
 
     def _entries_at_sample(self, whole: AdjacencyTile) -> Entries:
@@ -182,7 +170,8 @@ class ProductsAtSample(GridProducts):
             def build(layout: TileLayout) -> GridOperator:
                 tile = whole.tile(layout)
                 made = self._rescaled(tile, dtype, layout)
-                self.parent.used_by_batches.note((norm, dtype, layout), tile, origin)
+                ahead = lambda batch, weight: batch.operator_ahead(norm, tile, weight, dtype, layout)  # noqa: E731
+                self.parent.asked.note((norm, dtype, layout), ahead, origin)
                 return made
 
             return TiledOperator(norm, False, self._kept((norm, dtype), weight, build))
@@ -206,12 +195,27 @@ class ProductsAtSample(GridProducts):
         return of
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
-        self._tiles_made_ahead = self._sampled_grid.make_ahead(self.device)
-        for layout in [*self.parent.matrices_of_batches]:
-            self.adjacency(layout).csr.transposed  # noqa: B018
-        if self._sample.scale is None:
-            return
-        for (norm, dtype, layout), whole, weight in self.parent.used_by_batches.for_batch(weights):
+        of_grid = self._sampled_grid.parent.asked.make_ahead(self)
+        self._made_ahead = *of_grid, *self.parent.asked.make_ahead(self, weights)  # tiles go with their last user
+
+    def tile_ahead(self, layout: TileLayout, width: int) -> Tile:
+        """A tile of the grid, with its keys on the device."""
+        tile = self._sampled_grid.tile(layout, width)
+        on_device(tile.rng_key, self.device)
+        return tile
+
+    def route_ahead(self, before: TileLayout, after: TileLayout) -> None:
+        """A redistribution, with its rows on the device."""
+        route = self._sampled_grid._route(before, after)
+        for rows in (*route.send, *route.receive):
+            if rows is not None:
+                on_device(rows, self.device)
+
+    def operator_ahead(
+        self, norm: Norm, whole: GridOperator, weight: RowTensor | None, dtype: torch.dtype, layout: TileLayout
+    ) -> None:
+        """A tile of the graph's operator at the sample, and its transpose."""
+        if self._sample.scale is not None:
             operator = self._kept((norm, dtype), weight, partial(self._rescaled, whole, dtype))(layout)
             operator.matrix.value, operator.transposed.matrix.value  # noqa: B018
 

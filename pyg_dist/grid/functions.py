@@ -20,7 +20,6 @@ from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.grid.collectives import (
     AllGather,
     ReduceScatter,
-    all_gather,
     copy_to_replicas,
     near_equal,
     reduce_from_replicas,
@@ -30,7 +29,7 @@ from pyg_dist.grid.plan.mesh_shape import TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
 from pyg_dist.tensor.calling_code import running_layer
-from pyg_dist.tensor.functions.layers import product, relu
+from pyg_dist.tensor.functions.layers import batch_norm, product, relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import KEEPS_ROWS, TABLE, Args, Function, Kwargs, bind, public_name
@@ -95,7 +94,7 @@ def elementwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 TILES.update({function: elementwise for function, handler in TABLE.items() if handler in (pointwise, relu)})
 TILES.update({function: elementwise_ for function, handler in TABLE.items() if handler is pointwise_})
-TILES.update({function: handler for function, handler in TABLE.items() if handler in (cast, new)})
+TILES.update({function: handler for function, handler in TABLE.items() if handler in (cast, new, batch_norm)})
 
 
 on_tiles("prelu")(elementwise)  # one slope, or one for each column
@@ -280,45 +279,3 @@ def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> object:
         out = out if weight is None else out * weight
         out = out if bias is None else out + bias
         return as_row_tensor_(out.to(x.dtype).as_subclass(Tensor), tile)
-
-
-@on_tiles("batch_norm", namespaces=(F,))
-def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """As for rows; running statistics, which every rank holds whole, are gathered over columns (collective)."""
-    bound: dict[str, Any] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
-    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
-    x, channels = bound["x"], [bound[name] for name in ("running_mean", "running_var", "weight", "bias")]
-    if not isinstance(x, TileTensor) or any(isinstance(c, RowTensor) for c in channels):
-        return NotImplemented
-    tile = x._sharding
-    with local_tensors():
-        # All four, and before the sums: where one does not fit, no rank may go on.
-        mean, var, weight, bias = (None if c is None else tile.slice_columns(c) for c in channels)
-        if bound["training"]:
-            normal = _normalise(x, tile, channels[:2], bound["momentum"], bound["eps"])
-        else:  # torch's own form does not take a rank without columns
-            if mean is None or var is None:
-                raise DataError("Expected running_mean and running_var in evaluation (got None): use training=True")
-            dtype = accumulation_dtype(x.dtype)
-            normal = (x - mean.to(dtype)) * torch.rsqrt(var.to(dtype) + bound["eps"])
-        out = normal if weight is None else normal * weight
-        out = out if bias is None else out + bias
-        return as_row_tensor_(out.to(x.dtype).as_subclass(Tensor), tile)
-
-
-def _normalise(x: Tensor, tile: Tile, running: list[Tensor | None], momentum: float, eps: float) -> Tensor:
-    """The rows' deviations from the global means, over the global standard deviations."""
-    if tile.size <= 1:
-        raise DataError(f"Expected more than 1 value per channel when training (got {tile}): use .eval()")
-    local, group = x.to(accumulation_dtype(x.dtype)).as_subclass(Tensor), tile.row_group
-    mean = reduce_from_ranks(local.sum(0), group) / tile.size
-    centred = local - copy_to_ranks(mean, group)
-    variance = reduce_from_ranks(centred.square().sum(0), group) / tile.size
-    if any(buffer is not None for buffer in running):
-        with torch.no_grad():
-            mine = torch.stack([mean, variance * (tile.size / (tile.size - 1))])
-            transport = tile.grid.transport(*(tile.layout.columns or ()), exact=True)
-            for buffer, batch in zip(running, all_gather(mine, transport, tile.column_sizes, 1), strict=True):
-                if buffer is not None:
-                    buffer.lerp_(batch.to(buffer.dtype), momentum)
-    return centred * copy_to_ranks(torch.rsqrt(variance + eps), group)

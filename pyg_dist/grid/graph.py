@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 
 import torch
@@ -15,7 +14,7 @@ from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import Part, attention_in_parts
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.graph.caches import OperatorCache, UsedOperators
+from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.edge_sets import EdgesAndLoops, ListedEdges, SampledEdges, in_layout_of
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import EdgeView, NodeSharding, Norm, the_one
@@ -53,7 +52,6 @@ class GridGraph(GridProducts):
 
     @cached_property
     def edge_view(self) -> EdgeView:
-        """See :class:`~pyg_dist.graph.protocol.DistributedGraph` (collective at the first use)."""
         return WholeRows.of(self.grid, self.edges_of_group, self.edge_sharding, self.loop_rule, self.device)
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
@@ -67,7 +65,7 @@ class GridGraph(GridProducts):
         self.device = device
         self._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
         self._operators, self._elsewhere = OperatorCache(self.edge_sharding.num_local), {}
-        self.used_by_batches = UsedOperators()
+        self.asked = AskedOfBatches()
         kept = "edge_view without_loops with_loops _edges_of_targets _edge_key _sources ends loops"
         for name in kept.split():
             self.__dict__.pop(name, None)
@@ -264,13 +262,11 @@ class GridBatch(ProductsAtSample, GridGraph):
     @cached_property
     @lasting
     def _edges_of_targets(self) -> CSR:
-        self.parent.batches_attend = True
+        self.parent.asked.note("attention", lambda batch, _: batch._attention_ahead())
         return super()._edges_of_targets
 
-    def make_ahead(self, weights: Iterable[RowTensor]) -> None:
-        super().make_ahead(weights)
-        if self.parent.batches_attend:
-            self._edges_of_targets.edge, self._edges_of_targets.transposed.edge  # noqa: B018
+    def _attention_ahead(self) -> None:
+        self._edges_of_targets.edge, self._edges_of_targets.transposed.edge  # noqa: B018
 
     def pick_nodes(self) -> PickedTiles:
         source, rows = self.parent.node_sharding, self.node_sharding

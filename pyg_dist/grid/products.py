@@ -15,7 +15,7 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph import caches
-from pyg_dist.graph.caches import OperatorCache, UsedOperators
+from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, Norm
 from pyg_dist.grid.adjacency import AdjacencyTile, Entries, ReadTile
@@ -62,9 +62,7 @@ class GridProducts(CopiedToDevices):
         self._read_tile = read_tile
         self._adjacency: dict[Tiling, AdjacencyTile] = {}
         self._operators = OperatorCache(edge_rows.num_local)
-        self.used_by_batches: UsedOperators[GridOperator] = UsedOperators()
-        self.matrices_of_batches: set[TileLayout] = set()
-        self.batches_attend = False
+        self.asked = AskedOfBatches()
         self._elsewhere: dict[torch.device, object] = {}
 
     @property

@@ -17,9 +17,10 @@ from pyg_dist.backend.comm.transport import Pending, Traffic, Transport
 from pyg_dist.backend.dense.norm_relu_dropout import SplitRows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
+from pyg_dist.graph.caches import AskedOfBatches
 from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.graph.sample import Subset
-from pyg_dist.grid.collectives import Mesh
+from pyg_dist.grid.collectives import Mesh, all_gather
 from pyg_dist.grid.plan.mesh_shape import (
     GRID_AXES,
     WHOLE_ROWS,
@@ -133,6 +134,10 @@ class Tile(_RowsOfGrid):
             )
         return self.copy_to_ranks(tensor)[..., self.columns.start : self.columns.stop]
 
+    def gather_columns(self, values: Tensor) -> Tensor:
+        transport = self.grid.transport(*(self.layout.columns or ()), exact=True)
+        return all_gather(values, transport, self.column_sizes, 1)
+
     def slice(self, full: Tensor) -> Tensor:
         """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
         return self.slice_columns(full).index_select(0, on_device(self.global_id, full.device))
@@ -204,8 +209,7 @@ class Grid:
     an aggregation (Plexus, 5.2).
 
     ``first`` is the number of the first node of this data group, where groups have nodes of their own (``is_union``);
-    ``sample``: of a graph's nodes, for a batch. ``tiles_of_batches`` and ``routes_of_batches``: what batches of this
-    grid's nodes have used, and the next one will.
+    ``sample``: of a graph's nodes, for a batch. ``asked``: what batches of this grid's nodes have asked for.
     """
 
     first = 0
@@ -230,8 +234,7 @@ class Grid:
         self._tiles: MutableMapping[tuple[TileLayout, int], Tile] = {}
         self._routes: dict[tuple[TileLayout, TileLayout], RedistributionPlan] = {}
         self._redistributions: dict[tuple[TileLayout, TileLayout, int], Redistribution] = {}
-        self.tiles_of_batches: set[tuple[TileLayout, int]] = set()
-        self.routes_of_batches: set[tuple[TileLayout, TileLayout]] = set()
+        self.asked = AskedOfBatches()
 
     def __deepcopy__(self, memo: object) -> Grid:
         return self  # immutable, apart from caches

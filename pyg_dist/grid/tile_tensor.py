@@ -36,7 +36,7 @@ from pyg_dist.tensor.functions.autograd import (
     unchanged,
 )
 from pyg_dist.tensor.functions.full_tensor import pickle, trace
-from pyg_dist.tensor.functions.random import dropout, initialise, normal_, random_like, uniform_
+from pyg_dist.tensor.functions.random import dropout, fill, initialise, random_like
 from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
 from pyg_dist.tensor.registry import (
     NAMESPACES,
@@ -231,8 +231,7 @@ def _write_rows(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 _SAME_FOR_TILES = (
     metadata, shape, numel, num_bytes, length, stored, store, data, detach, replace_data, unchanged, register_hook,
-    backward_of_one, backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, uniform_, normal_,
-    initialise,
+    backward_of_one, backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, fill, initialise,
 )  # fmt: skip
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
 

@@ -81,11 +81,9 @@ class OperatorEdges(Edges):
         return source, target
 
     def fetch(self, x: NodeTensor, end: End) -> EdgeTensor:
-        """See :class:`Edges` (collective)."""
         return self.tensor(self.graph.ends[end].fetch(x.to_rows().to_local()))
 
     def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
-        """See :class:`Edges` (collective)."""
         if reduce in ("sum", "add"):
             return self.graph.ends[end].sum(values)  # type: ignore[no-any-return]
         if end == 0:
@@ -93,12 +91,10 @@ class OperatorEdges(Edges):
         return self.by_target_rank.reduce(self._sent(values), end, reduce)
 
     def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:
-        """See :class:`Edges` (collective)."""
         home, row = self.graph.loops
         return put_loop_values(filled, row, apply(home, values), rule)
 
     def softmax_by_target(self, values: Tensor) -> Tensor:
-        """See :class:`Edges` (collective)."""
         there = self.by_target_rank
         found = there.rows.to_sharding(there.softmax_by_target(self._sent(values)), self.rows)
         assert found is not None
@@ -143,13 +139,12 @@ class EdgesByTarget(RowSharding):
     """Edges on the ranks of their targets, fetched by ``move``; keys and places are those of the ``stored`` ones."""
 
     def __init__(self, stored: RowSharding, move: Redistribution) -> None:
-        super().__init__(stored.group, "edge", 0, move.start(stored.rng_key).wait())
-        del self.size
+        super().__init__(stored.group, "edge", None, move.start(stored.rng_key).wait())
         self._stored, self._move = stored, move
         self.counts_selections = stored.counts_selections
 
     @cached_property
-    def size(self) -> int:  # type: ignore[override]
+    def size(self) -> int:
         """Number of edges over all ranks."""
         return self._stored.size
 
@@ -164,24 +159,20 @@ class EdgesByTarget(RowSharding):
     @cached_property
     @lasting
     def global_id(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective at the first use)."""
         return self._move.start(self._stored.global_id).wait()
 
     @cached_property
     @lasting
     def position(self) -> Tensor:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective at the first use)."""
         return self._move.start(self._stored.position).wait()
 
     def from_sharding(self, local: Tensor, before: RowSharding) -> Tensor | None:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective)."""
         if before is self:
             return local
         stored = self._stored.from_sharding(local, before)
         return None if stored is None else apply(self._move, stored)
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
-        """See :class:`~pyg_dist.tensor.sharding.RowSharding` (collective)."""
         stored = apply(self._move.transposed, local)
         return stored if after is self._stored else after.from_sharding(stored, self._stored)
 

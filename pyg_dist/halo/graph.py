@@ -218,12 +218,12 @@ class HaloBatch(HaloGraph):
     @lasting
     def csr(self) -> CSR:
         """See :class:`~pyg_dist.halo.view.HaloView`."""
-        self.parent.asked_of_batches.add(("csr",))
+        self.parent.asked.edges.add(("csr",))
         return super().csr
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
         edges = super().edges(weight)
-        edges.asked = self.parent.asked_of_batches
+        edges.asked = self.parent.asked
         return edges
 
     def pick_nodes(self) -> PickedNodes:
@@ -245,7 +245,7 @@ class HaloBatch(HaloGraph):
         """
         if self._sample.scale is None:
             if weight is None and norm.kind != "gcn":  # whose norm needs messages
-                self.parent.norms_of_batches.add((norm, dtype))
+                self.parent.asked.note(("exact", norm, dtype), lambda batch, _: batch._exact_ahead(norm, dtype))
             return super().operator(norm, weight, dtype)
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             return self._learning_at_sample(norm, weight.to_local(), dtype)
@@ -263,25 +263,33 @@ class HaloBatch(HaloGraph):
         of_graph: Any = None if origin is None else origin[0]
         whole = self._operator_of_graph(norm, of_graph, dtype)
         made = self._restricted(whole, norm, weight, dtype)
-        self.parent.used_by_batches.note((norm, dtype), whole, of_graph)
+        ahead = lambda batch, weight: batch._restricted_ahead(whole, norm, weight, dtype)  # noqa: E731
+        self.parent.asked.note(("at a sample", norm, dtype), ahead, of_graph)
         return made
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
+        self.parent.asked.make_ahead(self, weights)
+        if self.parent.asked.edges:
+            self._remote_patterns_ahead()
+
+    def _exact_ahead(self, norm: Norm, dtype: torch.dtype) -> None:
         if self._sample.scale is None:
-            made: Any = [HaloGraph.operator(self, norm, None, dtype) for norm, dtype in [*self.parent.norms_of_batches]]
-        else:
-            made = [
-                self._operators.get((norm, dtype), weight, partial(self._restricted, whole, norm, weight, dtype))
-                for (norm, dtype), whole, weight in self.parent.used_by_batches.for_batch(weights)
-            ]
-        for operator in made:
-            for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
-                matrix.value, matrix.transposed.value  # noqa: B018
-        patterns = [self.local] if self.parent.weights_of_batches_learn else []
-        if patterns or self.parent.asked_of_batches:
-            patterns += [self.row_transfer.outgoing.pattern, self.row_transfer.incoming.pattern]
-        for pattern in patterns:
-            pattern.edge, pattern.transposed.edge  # noqa: B018
+            _make_values(HaloGraph.operator(self, norm, None, dtype))
+
+    def _restricted_ahead(
+        self, whole: LinearOperator, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
+    ) -> None:
+        if self._sample.scale is not None:
+            make = partial(self._restricted, whole, norm, weight, dtype)
+            _make_values(self._operators.get((norm, dtype), weight, make))
+
+    def _remote_patterns_ahead(self) -> None:
+        for matrix in (self.row_transfer.outgoing, self.row_transfer.incoming):
+            matrix.pattern.edge, matrix.pattern.transposed.edge  # noqa: B018
+
+    def _patterns_ahead(self) -> None:
+        self.local.edge, self.local.transposed.edge  # noqa: B018
+        self._remote_patterns_ahead()
 
     def _restricted(
         self, whole: LinearOperator, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
@@ -354,7 +362,7 @@ class HaloBatch(HaloGraph):
         return Matrix(pattern, factor if whole.value is None else whole.value[on_device(entry, self.device)] * factor)
 
     def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
-        self.parent.weights_of_batches_learn = True
+        self.parent.asked.note("patterns", lambda batch, _: batch._patterns_ahead())
         return super()._learning(norm, weight)
 
     def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
@@ -379,6 +387,12 @@ class HaloBatch(HaloGraph):
         source, target = self._ends_on_host()
         ids = self._sample.node_id[self._neighbour_id_on_host - self.node_sharding.first]
         return copied_to(self._pairs.factor(source, target, dtype, ids), self.device)
+
+
+def _make_values(operator: Any) -> None:
+    """Those of a constant operator's matrices, and of their transposes."""
+    for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
+        matrix.value, matrix.transposed.value  # noqa: B018
 
 
 @in_layout_of.register

@@ -18,13 +18,14 @@ from pyg_dist.backend.session.settings import LOCAL_BITS, Bits
 from pyg_dist.backend.sparse.attention import Part, PartedAttention, attention, attention_in_parts
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
-from pyg_dist.graph.caches import OperatorCache, UsedOperators
-from pyg_dist.graph.edges import Edges, is_wide
+from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
+from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import SelfLoops
-from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, Norm, the_one
+from pyg_dist.graph.layer_call import is_wide
+from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, the_one
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
-from pyg_dist.halo.operator import LinearOperator, aggregate
+from pyg_dist.halo.operator import aggregate
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.transfer import Transfer
 from pyg_dist.halo.sharding import HaloNodes
@@ -83,10 +84,7 @@ class HaloView(CopiedToDevices):
             self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
         )
         self._operators = OperatorCache(num_edges)
-        self.used_by_batches: UsedOperators[LinearOperator] = UsedOperators()
-        self.norms_of_batches: set[tuple[Norm, torch.dtype]] = set()
-        self.asked_of_batches: set[tuple[str, ...]] = set()
-        self.weights_of_batches_learn = False
+        self.asked = AskedOfBatches()
         self._elsewhere: dict[torch.device, Any] = {}
         for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
             self.__dict__.pop(name, None)

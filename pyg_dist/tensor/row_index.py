@@ -43,7 +43,6 @@ class PickedRows(RowTensor):
 
     @classmethod
     def of(cls: type[P], ids: Tensor, rows: RowSharding, source: RowSharding, place: Tensor) -> P:
-        """See the class."""
         made = ids.as_subclass(cls)
         made._sharding, made.source, made.place = rows, source, place
         return made

@@ -124,18 +124,12 @@ class MaskedRows(_PartRows):
     is_masked = True
 
     def __init__(self, parent: RowSharding, picked: Tensor) -> None:
-        super().__init__(parent.group, parent.kind, 0, parent.rng_key[picked])
-        del self.size
+        super().__init__(parent.group, parent.kind, None, parent.rng_key[picked])
         self._parent = parent
         self._picked = picked
         self.counts_selections = parent.counts_selections
         if self.counts_selections:
             self.size  # noqa: B018
-
-    @cached_property
-    def size(self) -> int:  # type: ignore[override]
-        """Number of rows over all ranks (collective at the first use)."""
-        return sum(self.counts)
 
     def __repr__(self) -> str:
         return f"{self.size} {self.kind}s" if "size" in vars(self) else f"{self.kind}s picked by a mask"

@@ -91,7 +91,6 @@ class RowSharding(OfThisRun):
         group: the ranks.
         is_on_one_rank: whether this rank has all rows.
         kind: what the rows are, for messages.
-        size: number of rows over all ranks.
         num_local: rows on this rank.
         rng_key: int64 ``[num_local]``: the key of each local row in dropout and random tensors, the same at every world
             size and partition: its global id, or its position in a list of ids.
@@ -111,16 +110,22 @@ class RowSharding(OfThisRun):
         """Whether these were selected, directly or not, by a list of indices."""
         return self.is_indexed
 
-    def __init__(self, group: Group, kind: Kind, size: int, rng_key: Tensor) -> None:
+    def __init__(self, group: Group, kind: Kind, size: int | None, rng_key: Tensor) -> None:
         self.group = group
         self.is_on_one_rank = group.size == 1
         self.kind: Kind = kind
-        self.size = size
+        if size is not None:
+            self.size = size
         self.num_local = rng_key.numel()
         self.rng_key = rng_key
         self.known = KnownSelections()
         self._moves: WeakKeyDictionary[RowSharding, Redistribution] = WeakKeyDictionary()
         living.add(self)
+
+    @cached_property
+    def size(self) -> int:
+        """Number of rows over all ranks (collective at the first use, where it was not given)."""
+        return sum(self.counts)
 
     def __deepcopy__(self, memo: object) -> RowSharding:
         return self  # immutable
@@ -156,6 +161,15 @@ class RowSharding(OfThisRun):
     def slice_columns(self, tensor: Tensor) -> Tensor:
         """The local columns (last dimension) of a replicated tensor that meets these rows; differentiable."""
         return self.copy_to_ranks(tensor)
+
+    def gather_columns(self, values: Tensor) -> Tensor:
+        """Values of all columns, of those of the local ones: ``[k, F_local] -> [k, F]``."""
+        return values
+
+    @property
+    def row_group(self) -> Group:
+        """The ranks that hold other rows of the same columns."""
+        return self.group
 
     @property
     def first_column(self) -> int:

@@ -29,7 +29,6 @@ def pair(mesh: dict[str, int] | None = None) -> tuple[Any, Any]:
 
 def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
     from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
-    from pyg_dist.graph.edges import edges_to_nodes, nodes_to_edges
 
     data, ours = pair(mesh)
     edges, cube = ours.edge_index.edges(by_operator=True), torch.stack([data.x, data.x.tanh()], 1)
@@ -37,7 +36,7 @@ def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
         ids, plain_ids = edges.end(end), data.edge_index[end]
         assert torch.equal(ids.full_tensor(), plain_ids)
         for x in (data.x, cube, data.y, data.train_mask, data.x[:, 0], data.x.half()):
-            at_edges = nodes_to_edges(as_nodes(x, ours), ids)
+            at_edges = ids.fetch(as_nodes(x, ours))
             assert at_edges.shape == (NUM_EDGES, *x.shape[1:])
             assert_same_bits(at_edges.full_tensor(), x[plain_ids])
         x, want = ours.x.detach().clone().requires_grad_(), data.x.clone().requires_grad_()
@@ -52,7 +51,7 @@ def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
             ours.x[ids, [0, 2]]
         # The sum of edges is the transpose of the lift.
         values, plain_values = ours.edge_attr.detach().clone().requires_grad_(), data.edge_attr.clone().requires_grad_()
-        sums, plain_sums = edges_to_nodes(values, ids), scatter_of_pyg(plain_values, plain_ids, 0, NUM_NODES)
+        sums, plain_sums = ids.add_up(values), scatter_of_pyg(plain_values, plain_ids, 0, NUM_NODES)
         (sums * ours.x[:, :3]).sum().backward()
         (plain_sums * data.x[:, :3]).sum().backward()
         assert_same({"sums": sums, "values.grad": values.grad}, {"sums": plain_sums, "values.grad": plain_values.grad})
@@ -62,9 +61,9 @@ def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
         ours.x.index_add(0, ours.edge_index[0], ours.edge_attr)
     for reduce in ("mean", "max", "mul"):
         expected = scatter_of_pyg(data.edge_attr, data.edge_index[1], 0, NUM_NODES, reduce)
-        assert_same({reduce: edges_to_nodes(ours.edge_attr, edges.end(1), reduce)}, {reduce: expected})
+        assert_same({reduce: edges.end(1).add_up(ours.edge_attr, reduce)}, {reduce: expected})
     with pytest.raises(UnsupportedError, match="Reducing by source nodes is distributed for sums"):
-        edges_to_nodes(ours.edge_attr, edges.end(0), "max")
+        edges.end(0).add_up(ours.edge_attr, "max")
 
 
 def by_end(data: Any, end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,17 +99,17 @@ def test_lift_and_scatter_alone(workers: Pools) -> None:
 
 
 def exchanges() -> list[int]:
-    from pyg_dist.graph.edges import nodes_to_edges, share_halo_within
+    from pyg_dist.graph.layer_call import running
 
     _, ours = pair()
     sources, sent = ours.edge_index.edges().end(0), []
 
     def count(x: Any, rows_before: int) -> None:
-        nodes_to_edges(x, sources)
+        sources.fetch(x)
         sent.append(ours.traffic.num_rows - rows_before)
 
     x = ours.x.clone()
-    with torch.no_grad(), share_halo_within(torch.nn.Identity()):
+    with torch.no_grad(), running(torch.nn.Identity()):
         count(x, ours.traffic.num_rows)
         count(x, ours.traffic.num_rows)
         x.mul_(2.0)
@@ -129,7 +128,6 @@ def test_lifts_of_one_tensor_share_an_exchange(workers: Pools) -> None:
 
 def views(mesh: dict[str, int] | None) -> None:
     from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-    from pyg_dist.graph.edges import nodes_to_edges
 
     data, ours = pair(mesh)
     edges = ours.edge_index.edges(by_operator=True)
@@ -157,7 +155,7 @@ def views(mesh: dict[str, int] | None) -> None:
             refused()
     other = pair()[1]
     with pytest.raises(LayoutMismatchError, match="take both from one"):
-        nodes_to_edges(other.x, source)
+        source.fetch(other.x)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -251,67 +251,42 @@ def relu(x: Tensor, inplace: bool = False) -> Tensor:
 
 
 class _Sum(LocalFunction[Tensor]):
-    """``a + alpha * b``, where b is a tensor of the same shape, a row for all, or a number."""
+    """``a + alpha * b``, where b is a tensor of the same shape, a row for all, or a number; maybe written into a."""
 
     @staticmethod
-    def forward(ctx: Context, a: Tensor, b: Any, alpha: float) -> Tensor:
+    def forward(ctx: Context, a: Tensor, b: Any, alpha: float, in_place: bool) -> Tensor:
         ctx.alpha, ctx.is_row = alpha, isinstance(b, Tensor) and b.dim() == 1
+        if in_place:
+            ctx.mark_dirty(a)
+            return a.add_(b, alpha=alpha)
         return torch.add(a, b, alpha=alpha, out=ops.empty_rows(a, *a.shape))
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_a, of_b, _ = ctx.needs_input_grad
+        of_a, of_b, *_ = ctx.needs_input_grad
         if not of_b:
-            return grad, None, None
+            return grad, None, None, None
         by_b = grad.sum(0) if ctx.is_row else grad
-        return grad if of_a else None, by_b if ctx.alpha == 1 else multiply(by_b, ctx.alpha), None
-
-
-class _SumInto(LocalFunction[Tensor]):
-    """``a + alpha * b``, written into a."""
-
-    @staticmethod
-    def forward(ctx: Context, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-        ctx.alpha = alpha
-        ctx.mark_dirty(a)
-        return a.add_(b, alpha=alpha)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_a, of_b, _ = ctx.needs_input_grad
-        return grad if of_a else None, multiply(grad, ctx.alpha) if of_b else None, None
+        return grad if of_a else None, by_b if ctx.alpha == 1 else multiply(by_b, ctx.alpha), None, None
 
 
 class _Product(LocalFunction[Tensor]):
-    """``a * b``, where b is a tensor of the same shape or a number."""
+    """``a * b``, where b is a tensor of the same shape or a number, or ``a / b`` by a number."""
 
     @staticmethod
-    def forward(ctx: Context, a: Tensor, b: Any) -> Tensor:
-        of_a, of_b = ctx.needs_input_grad
+    def forward(ctx: Context, a: Tensor, b: Any, divides: bool) -> Tensor:
+        of_a, of_b, _ = ctx.needs_input_grad
         by_tensor = isinstance(b, Tensor)
         ctx.save_for_backward(a if of_b else None, b if of_a and by_tensor else None)
-        ctx.factor = None if by_tensor else b
-        return torch.mul(a, b, out=ops.empty_rows(a, *a.shape))
+        ctx.number, ctx.times = None if by_tensor else b, divide if divides else multiply
+        return (torch.div if divides else torch.mul)(a, b, out=ops.empty_rows(a, *a.shape))
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_a, of_b = ctx.needs_input_grad
+        of_a, of_b, _ = ctx.needs_input_grad
         a, b = ctx.saved_tensors
-        factor = b if ctx.factor is None else ctx.factor
-        return multiply(grad, factor) if of_a else None, multiply(grad, a) if of_b else None
-
-
-class _Quotient(LocalFunction[Tensor]):
-    """``a / b`` by a number."""
-
-    @staticmethod
-    def forward(ctx: Context, a: Tensor, b: float) -> Tensor:
-        ctx.divisor = b
-        return torch.div(a, b, out=ops.empty_rows(a, *a.shape))
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
-        return divide(grad, ctx.divisor), None
+        by_a = ctx.times(grad, b if ctx.number is None else ctx.number) if of_a else None
+        return by_a, multiply(grad, a) if of_b else None, None
 
 
 def _are_large(a: object, b: object) -> bool:
@@ -336,14 +311,14 @@ def _plain(operand: object) -> object:
 def add(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.add``, of any operands."""
     if type(alpha) in (int, float) and (_are_large(a, b) or _is_row_for_all(a, b)):
-        return _Sum.apply(_plain(a), _plain(b), alpha)
+        return _Sum.apply(_plain(a), _plain(b), alpha, False)
     return torch.add(a, b, alpha=alpha)
 
 
 def add_(a: Tensor, b: Tensor, alpha: float = 1) -> Tensor:
     """``Tensor.add_``."""
     if alpha != 1 and isinstance(b, Tensor) and _are_large(a, b):
-        return _SumInto.apply(a, b, alpha)
+        return _Sum.apply(a, b, alpha, True)
     return a.add_(b, alpha=alpha)
 
 
@@ -362,21 +337,21 @@ def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
 def subtract(a: Any, b: Any, *, alpha: float = 1) -> Tensor:
     """``torch.sub``, of any operands."""
     if _are_large(a, b) and type(alpha) in (int, float):
-        return _Sum.apply(_plain(a), _plain(b), -alpha)
+        return _Sum.apply(_plain(a), _plain(b), -alpha, False)
     return torch.sub(a, b, alpha=alpha)
 
 
 def multiply(a: Any, b: Any) -> Tensor:
     """``torch.mul``, of any operands."""
     if _are_large(a, b):
-        return _Product.apply(_plain(a), _plain(b))
+        return _Product.apply(_plain(a), _plain(b), False)
     return torch.mul(a, b)
 
 
 def divide(a: Any, b: Any) -> Tensor:
     """``torch.div``, of any operands."""
     if not isinstance(b, Tensor) and _are_large(a, b):
-        return _Quotient.apply(_plain(a), b)
+        return _Product.apply(_plain(a), b, True)
     return torch.div(a, b)
 
 

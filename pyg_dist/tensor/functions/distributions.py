@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
-from pyg_dist.tensor.functions.random import draw, draw_seed, exponential, refuse_generator
+from pyg_dist.tensor.functions.random import draw, draw_seed, refuse_generator
 from pyg_dist.tensor.functions.shapes import refuse
 from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
@@ -75,25 +75,6 @@ def _integers(x: RowTensor, low: int, high: int) -> Tensor:
     if not 0 < high - low <= _MOST:
         raise DataError(f"Expected low < high, at most 2^53 integers to draw from (got low={low}, high={high})")
     return (draw(ops.keyed_uniform, x, torch.float64) * (high - low)).long() + low
-
-
-@implements("log_normal_", "cauchy_", "geometric_")
-def by_inversion(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Fill with log-normal, Cauchy or geometric numbers."""
-    refuse_generator(function, kwargs)
-    x, name = args[0], function.__name__
-    with local_tensors():
-        if name == "log_normal_":
-            bound = {"mean": 1.0, "std": 2.0, **bind("x mean std", args, kwargs)}
-            return x.copy_((bound["mean"] + bound["std"] * draw(ops.keyed_normal, x, torch.float64)).exp())
-        if name == "cauchy_":
-            bound = {"median": 0.0, "sigma": 1.0, **bind("x median sigma", args, kwargs)}
-            angle = math.pi * (draw(ops.keyed_uniform, x, torch.float64) - 0.5)
-            return x.copy_(bound["median"] + bound["sigma"] * angle.tan())
-        p = bind("x p", args, kwargs)["p"]
-        if not 0 < p < 1:
-            raise DataError(f"Expected geometric_ to have a p between 0 and 1 (got {p})")
-        return x.copy_((exponential(x).double() / -math.log1p(-p)).ceil_().clamp_(min=1))
 
 
 @implements("poisson", namespaces=(torch,))

@@ -110,22 +110,19 @@ def _note_columns(x: RowTensor, index: Sequence[Any]) -> None:
         dim += _num_dims_used(item)
 
 
-def _is_flag(index: object) -> bool:
-    """Whether ``index`` is one bool, which is no position."""
-    if isinstance(index, RowTensor):
-        return False
+def _is_one(index: object, kinds: tuple[type, ...], dtypes: tuple[object, ...]) -> bool:
+    """Whether ``index`` is one value of these kinds, or a tensor of one in these dtypes."""
     if isinstance(index, (Tensor, np.ndarray)):
-        return index.ndim == 0 and index.dtype in (torch.bool, np.bool_)
-    return isinstance(index, (bool, np.bool_))
+        return not isinstance(index, RowTensor) and index.ndim == 0 and index.dtype in dtypes
+    return isinstance(index, kinds)
+
+
+def _is_flag(index: object) -> bool:
+    return _is_one(index, (bool, np.bool_), (torch.bool, np.bool_))
 
 
 def _is_position(index: object) -> bool:
-    """Whether ``index`` is one integer."""
-    if isinstance(index, RowTensor):
-        return False
-    if isinstance(index, (Tensor, np.ndarray)):
-        return index.ndim == 0 and index.dtype in (torch.int64, torch.int32, np.int64, np.int32)
-    return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+    return _is_one(index, (int, np.integer), (torch.int64, torch.int32, np.int64, np.int32)) and not _is_flag(index)
 
 
 def _lists(index: Sequence[Any]) -> list[int]:

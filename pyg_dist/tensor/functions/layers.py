@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyg_dist.backend.autograd.replicated import copy_to_ranks
+from pyg_dist.backend.autograd.replicated import copy_to_ranks, reduce_from_ranks
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, MixedRowsError
@@ -219,8 +219,8 @@ def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
     x, mean, var, weight, bias, training, momentum, eps = _of_batch_norm(function, args, kwargs, RowTensor)
     rows = x._sharding
     with local_tensors():
-        if training and rows.group.size > 1:
-            return as_row_tensor_(_normalise(x, mean, var, weight, bias, momentum, eps), rows)
+        if (training and rows.group.size > 1) or rows.split_rows is not None:
+            return as_row_tensor_(_normalise(x, mean, var, weight, bias, training, momentum, eps), rows)
         weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
         for running in (mean, var):
             if running is not None:
@@ -244,28 +244,36 @@ def _normalise(
     running_var: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
+    training: bool,
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Training on more than one rank, to be called under :data:`local_tensors`."""
+    """Rows or columns on several ranks, to be called under :data:`local_tensors`."""
     rows, dims, shape = x._sharding, (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
-    number = rows.size * math.prod(x.shape[2:])
-    if number <= 1:
-        raise DataError(f"Expected more than 1 value per channel when training (got {rows}): use .eval()")
-    local = x.to(accumulation_dtype(x.dtype))
-    mean = rows.reduce_from_ranks(local.sum(dims)) / number
-    centred = local - copy_to_ranks(mean, rows.group).view(shape)
-    variance = rows.reduce_from_ranks(centred.square().sum(dims)) / number
-    with torch.no_grad():
-        for running, batch in ((running_mean, mean), (running_var, variance * (number / (number - 1)))):
-            if running is not None:
-                running.lerp_(batch.to(running.dtype), momentum)
-    out = centred * copy_to_ranks(torch.rsqrt(variance + eps), rows.group).view(shape)
-    if weight is not None:
-        out = out * rows.copy_to_ranks(weight).view(shape)
-    if bias is not None:
-        out = out + rows.copy_to_ranks(bias).view(shape)
-    return out.to(x.dtype)
+    # All four, and before the sums: where one does not fit, no rank may go on.
+    given = (running_mean, running_var, weight, bias)
+    mean, var, weight, bias = (None if t is None else rows.slice_columns(t) for t in given)
+    local, group, number = x.to(accumulation_dtype(x.dtype)), rows.row_group, rows.size * math.prod(x.shape[2:])
+    if training:
+        if number <= 1:
+            raise DataError(f"Expected more than 1 value per channel when training (got {rows}): use .eval()")
+        mean = reduce_from_ranks(local.sum(dims), group) / number
+        centred = local - copy_to_ranks(mean, group).view(shape)
+        var = reduce_from_ranks(centred.square().sum(dims), group) / number
+        if running_mean is not None or running_var is not None:
+            with torch.no_grad():
+                of_batch = rows.gather_columns(torch.stack([mean, var * (number / (number - 1))]))
+                for running, batch in zip((running_mean, running_var), of_batch, strict=True):
+                    if running is not None:
+                        running.lerp_(batch.to(running.dtype), momentum)
+    else:
+        if mean is None or var is None:
+            raise DataError("Expected running_mean and running_var in evaluation (got None): use training=True")
+        centred, var = local - mean.to(local.dtype).view(shape), var.to(local.dtype)
+    out = centred * copy_to_ranks(torch.rsqrt(var + eps), group).view(shape)
+    out = out if weight is None else out * weight.view(shape)
+    out = out if bias is None else out + bias.view(shape)
+    return out.to(x.dtype).as_subclass(Tensor)
 
 
 def _conv2d_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor.functions.pointwise import pointwise, pointwise_
-from pyg_dist.tensor.functions.shapes import dims_of, global_shape, refuse
+from pyg_dist.tensor.functions.shapes import dims_of, global_shape
 from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, functions, implements, public_name
 from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, local_tensors, on_rows
 
@@ -99,27 +99,28 @@ def permuted(x: object, order: Sequence[int]) -> Tensor:
     return MovedRows.make(on_rows(torch.permute, of, [0, *rest]), dims.index(0))
 
 
-def order_of(function: Function, num_dims: int, args: Args, kwargs: Kwargs) -> list[int]:
-    """The order in which a function puts the dimensions of a tensor that has so many."""
-    with local_tensors():
-        seen = function(torch.empty(*range(1, num_dims + 1), device="meta"), *args, **kwargs)
-    return [size - 1 for size in seen.shape]
+_ORDERS = (
+    "permute", "movedim", "moveaxis", "transpose", "swapaxes", "swapdims", "mT.__get__", "T.__get__", "t", "H.__get__",
+    "mH.__get__",
+)  # fmt: skip
 
 
-@implements("permute", "movedim", "moveaxis")
+@implements(*_ORDERS)
 def permute(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Dimensions in another order; rows may be any of them."""
     x = args[0]
-    return permuted(x, order_of(function, x.dim(), args[1:], kwargs))
+    with local_tensors():  # the function itself orders dimensions that are told apart by their sizes
+        seen = function(torch.empty(*range(1, x.dim() + 1), device="meta"), *args[1:], **kwargs)
+    return permuted(x, [size - 1 for size in seen.shape])
 
 
 @implements("unsqueeze")
 def unsqueeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Add a dimension within rows, or before them."""
     x, dim = (*args, *kwargs.values())
-    if 0 in dims_of(dim, x.dim() + 1):
-        return MovedRows.make(on_rows(torch.unsqueeze, x, 1), 1)
-    return on_rows(function, x, dim)
+    of, place = (x.of, x.place) if type(x) is MovedRows else (x, 0)
+    (dim,) = dims_of(dim, x.dim() + 1)
+    return MovedRows.make(on_rows(torch.unsqueeze, of, dim if dim > place else dim + 1), place + (dim <= place))
 
 
 def _dim(x: MovedRows, dim: int) -> int:
@@ -351,8 +352,8 @@ HANDLERS: dict[Function, _HANDLER] = {
     ),
     **dict.fromkeys(named("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"), _of_rows),
     **dict.fromkeys(named("requires_grad_", "retain_grad"), _set_grad),
-    **dict.fromkeys(named("transpose", "swapaxes", "swapdims", "mT.__get__", "T.__get__", "t"), permute),
-    **dict.fromkeys(named("permute", "movedim", "moveaxis"), permute),
+    **dict.fromkeys(named(*_ORDERS), permute),
+    **dict.fromkeys(named("unsqueeze"), unsqueeze),
     **dict.fromkeys(named("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all"), _reduce),
     **dict.fromkeys(named("std", "var", "logsumexp", "norm", "nansum", "nanmean", "median"), _reduce),
     **dict.fromkeys(
@@ -374,29 +375,3 @@ HANDLERS: dict[Function, _HANDLER] = {
     **dict.fromkeys(named("poisson_nll_loss", "gaussian_nll_loss"), _loss),
     **dict.fromkeys((*named("relu", "to", "type_as", "contiguous", "clone", "detach"), F.dropout), _pointwise),
 }
-
-
-@implements("t", "T.__get__", "H.__get__", "mH.__get__")
-def turn(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
-    """The transpose of a matrix."""
-    x: RowTensor = args[0]
-    if x.dim() > 2:
-        raise refuse(function, f"of {x.dim()} dimensions would move rows")
-    return MovedRows.make(x, 1) if x.dim() == 2 else x
-
-
-@implements("mT.__get__")
-def matrix_transpose(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Swap the last two dimensions."""
-    return args[0].transpose(-2, -1)
-
-
-@implements("transpose", "swapaxes", "swapdims")
-def transpose(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Swap two dimensions, those of a matrix or others."""
-    x, *dims = (*args, *kwargs.values())
-    first, second = dims_of(dims, x.dim())
-    if 0 in (first, second) and first != second:
-        order = [second if d == first else first if d == second else d for d in range(x.dim())]
-        return permuted(x, order)
-    return on_rows(function, x, first, second)

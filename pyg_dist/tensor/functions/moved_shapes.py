@@ -55,14 +55,6 @@ def _sizes(x: Any, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(x.numel() // max(known, 1) if size == -1 else size for size in sizes)
 
 
-def _unsqueeze(function: Function, args: Args, kwargs: Kwargs) -> object:
-    bound = bind("x dim", args, kwargs)
-    x = bound["x"]
-    (dim,) = dims_of(bound["dim"], x.dim() + 1)
-    of = x.of.unsqueeze(dim if dim > x.place else dim + 1)
-    return MovedRows.make(of, x.place + (dim <= x.place))
-
-
 def _squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Dimensions of size one other than the rows'."""
     x = args[0]
@@ -107,7 +99,6 @@ def _expand(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 HANDLERS.update(dict.fromkeys(named("squeeze"), _squeeze))
-HANDLERS.update(dict.fromkeys(named("unsqueeze"), _unsqueeze))
 HANDLERS.update(dict.fromkeys(named("view", "reshape"), _reshape))
 HANDLERS.update(dict.fromkeys(named("flatten"), _flatten))
 HANDLERS.update(dict.fromkeys(named("expand", "repeat"), _expand))
@@ -122,7 +113,6 @@ class _Term(NamedTuple):
 
     @staticmethod
     def of(operand: object, letters: str) -> _Term:
-        """See the class."""
         place = operand.place if type(operand) is MovedRows else 0
         has_rows = isinstance(operand, (RowTensor, MovedRows))
         return _Term(operand, letters, letters[place] if has_rows else "")

@@ -144,23 +144,46 @@ def random_like(function: Function, args: Args, kwargs: Kwargs) -> object:
         return as_row_tensor_(out.requires_grad_(kwargs.get("requires_grad", False)), x._sharding)
 
 
-@implements("uniform_")
-def uniform_(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Fill with numbers uniform in [low, high)."""
-    bound = {"from": 0.0, "to": 1.0, **bind("x from to", args, kwargs)}
-    refuse_generator(function, kwargs)
-    with local_tensors():
-        low, high = bound["from"], bound["to"]
-        return args[0].copy_(low + (high - low) * draw(ops.keyed_uniform, args[0], args[0].dtype))
+def _exponentials(x: RowTensor, rate: float) -> Tensor:
+    if not rate > 0:
+        raise DataError(f"Expected exponential_ to have a positive 'lambd' (got {rate})")
+    return exponential(x) / rate
 
 
-@implements("normal_")
-def normal_(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Fill with normal numbers."""
-    bound = {"mean": 0.0, "std": 1.0, **bind("x mean std", args, kwargs)}
+def _geometrics(x: RowTensor, p: float) -> Tensor:
+    if not 0 < p < 1:
+        raise DataError(f"Expected geometric_ to have a p between 0 and 1 (got {p})")
+    return (exponential(x).double() / -math.log1p(-p)).ceil_().clamp_(min=1)
+
+
+# By the function's name: its parameters' names and defaults, and what it fills a tensor with.
+_FILLS: dict[str, tuple[dict[str, float], Callable[..., Tensor]]] = {
+    "uniform_": (
+        {"from": 0.0, "to": 1.0},
+        lambda x, low, high: low + (high - low) * draw(ops.keyed_uniform, x, x.dtype),
+    ),
+    "normal_": ({"mean": 0.0, "std": 1.0}, lambda x, mean, std: mean + std * draw(ops.keyed_normal, x, x.dtype)),
+    "log_normal_": (
+        {"mean": 1.0, "std": 2.0},
+        lambda x, mean, std: (mean + std * draw(ops.keyed_normal, x, torch.float64)).exp(),
+    ),
+    "cauchy_": (
+        {"median": 0.0, "sigma": 1.0},
+        lambda x, median, sigma: median + sigma * (math.pi * (draw(ops.keyed_uniform, x, torch.float64) - 0.5)).tan(),
+    ),
+    "exponential_": ({"lambd": 1.0}, _exponentials),
+    "geometric_": ({"p": math.nan}, _geometrics),
+}
+
+
+@implements(*_FILLS)
+def fill(function: Function, args: Args, kwargs: Kwargs) -> object:
+    """Fill with numbers of a distribution: by inverting its distribution function, but for normal ones."""
+    defaults, drawn = _FILLS[function.__name__]
+    bound = {**defaults, **bind(f"x {' '.join(defaults)}", args, kwargs)}
     refuse_generator(function, kwargs)
     with local_tensors():
-        return args[0].copy_(bound["mean"] + bound["std"] * draw(ops.keyed_normal, args[0], args[0].dtype))
+        return args[0].copy_(drawn(args[0], *(bound[name] for name in defaults)))
 
 
 @implements("bernoulli", "bernoulli_")
@@ -175,19 +198,8 @@ def bernoulli(function: Function, args: Args, kwargs: Kwargs) -> object:
         return x.copy_(drawn) if function.__name__.endswith("_") else as_row_tensor_(drawn, x._sharding)
 
 
-@implements("exponential_")
-def exponential_(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Fill with exponentially distributed numbers, ``-log(1 - u) / lambd``."""
-    bound = {"lambd": 1.0, **bind("x lambd", args, kwargs)}
-    refuse_generator(function, kwargs)
-    if not bound["lambd"] > 0:
-        raise DataError(f"Expected exponential_ to have a positive 'lambd' (got {bound['lambd']})")
-    with local_tensors():
-        return args[0].copy_(exponential(args[0]) / bound["lambd"])
-
-
 def exponential(x: RowTensor) -> Tensor:
-    """Exponentially distributed numbers like x's local rows, never zero: their logarithms are noise of Gumbel's."""
+    """Numbers like x's local rows, ``-log(1 - u)``, never zero: their logarithms are noise of Gumbel's."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     uniform = draw(ops.keyed_uniform, x, dtype)
     return -torch.log1p(-uniform.clamp_(min=torch.finfo(dtype).eps / 4))  # half of the smallest step

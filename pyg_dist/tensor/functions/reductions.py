@@ -98,14 +98,8 @@ def _count_nonzero(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, boun
     return rows.reduce_from_ranks((x != 0).sum(dims))
 
 
-@reduction("any")
-def _any(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
-    return rows.group.all_reduce_(torch.any(x, dims, keepdim), "max")
-
-
-@reduction("all")
-def _all(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
-    return rows.group.all_reduce_(torch.all(x, dims, keepdim), "min")
+reduction("any")(lambda x, dims, keepdim, rows, _: rows.group.all_reduce_(torch.any(x, dims, keepdim), "max"))
+reduction("all")(lambda x, dims, keepdim, rows, _: rows.group.all_reduce_(torch.all(x, dims, keepdim), "min"))
 
 
 @implements("_is_all_true", "_is_any_true")
@@ -206,14 +200,8 @@ def over_ranks(local: Tensor, rows: RowSharding, op: str) -> Tensor:
     return both[0].masked_fill(both[1] != 0, math.nan)
 
 
-@reduction("amax")
-def _amax(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
-    return extreme(x, dims, keepdim, rows, "max", nan_ties=False)
-
-
-@reduction("amin")
-def _amin(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
-    return extreme(x, dims, keepdim, rows, "min", nan_ties=False)
+reduction("amax")(lambda x, dims, keepdim, rows, _: extreme(x, dims, keepdim, rows, "max", nan_ties=False))
+reduction("amin")(lambda x, dims, keepdim, rows, _: extreme(x, dims, keepdim, rows, "min", nan_ties=False))
 
 
 @implements("max", "min")
@@ -296,25 +284,13 @@ def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound:
 
 @implements("norm")
 def norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
-    """``torch.norm``: of vectors, whatever the number of dimensions."""
-    bound = bind("x p dim keepdim _ dtype", args, kwargs)
-    order = bound.get("p", "fro")
-    if order == "nuc":
-        raise refuse(function, "with p='nuc' is a matrix norm")
+    """``torch.norm`` of vectors; ``torch.linalg.norm``, a matrix norm where there are two dimensions and an order."""
+    name, rest = ("ord", "") if function is torch.linalg.norm else ("p", "_ dtype")
+    x, bound = args[0], bind(f"x {name} dim keepdim {rest}", args, kwargs)
+    order, dim = bound.get(name), bound.get("dim")
+    if order == "nuc" or (name == "ord" and order is not None and len(dims_of(dim, x.dim())) > 1):
+        raise refuse(function, f"with {name}={order!r} is a matrix norm")
     order = 2 if order in ("fro", None) else order
-    return torch.linalg.vector_norm(
-        args[0], order, bound.get("dim"), bound.get("keepdim", False), dtype=bound.get("dtype")
-    )
-
-
-@implements("norm", namespaces=(torch.linalg,))
-def linalg_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """``torch.linalg.norm``: a matrix norm where there are two dimensions and an order."""
-    x, bound = args[0], bind("x ord dim keepdim", args, kwargs)
-    order, dim = bound.get("ord"), bound.get("dim")
-    if order is not None and len(dims_of(dim, x.dim())) > 1:
-        raise refuse(function, f"with ord={order!r} is a matrix norm")
-    order = 2 if order is None else order
     return torch.linalg.vector_norm(x, order, dim, bound.get("keepdim", False), dtype=bound.get("dtype"))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,6 +57,10 @@ class _Context(FunctionCtx):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._node, name)
 
+    mark_dirty: Any = property(attrgetter("_node.mark_dirty"))
+    mark_non_differentiable: Any = property(attrgetter("_node.mark_non_differentiable"))
+    set_materialize_grads: Any = property(attrgetter("_node.set_materialize_grads"))
+
     def save_for_backward(self, *tensors: object) -> None:
         """As torch's."""
         self._rows_of_saved = [_rows_of(tensor) for tensor in tensors]
@@ -65,18 +70,6 @@ class _Context(FunctionCtx):
     def saved_tensors(self) -> tuple[Any, ...]:
         """As torch's: outputs and what hooks have packed come back as plain tensors, of which it makes row tensors."""
         return tuple(map(_as_rows, self._node.saved_tensors, self._rows_of_saved))
-
-    def mark_dirty(self, *tensors: object) -> None:
-        """As torch's."""
-        self._node.mark_dirty(*tensors)
-
-    def mark_non_differentiable(self, *tensors: object) -> None:
-        """As torch's."""
-        self._node.mark_non_differentiable(*tensors)
-
-    def set_materialize_grads(self, value: bool) -> None:
-        """As torch's."""
-        self._node.set_materialize_grads(value)
 
 
 class _OnRows(LocalFunction):
