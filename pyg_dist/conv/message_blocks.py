@@ -135,7 +135,9 @@ class _Call:
         inputs: list[_Input] = []
         for base in sorted({name[:-2] for name in names if name.endswith(("_i", "_j"))} & given.keys()):
             pair = given[base]
-            ends = pair if isinstance(pair, (tuple, list)) else (pair, pair)
+            # A tensor of its own has rows of the ends that it is read at, which may be other nodes than the others.
+            alone = [pair if base + suffix in names else None for suffix in ("_j", "_i")]
+            ends = pair if isinstance(pair, (tuple, list)) else alone
             stand_ins: list[Any] = list(ends)
             for end, suffix in enumerate(("_j", "_i")):
                 x = ends[end] if len(ends) == 2 else None

@@ -175,8 +175,12 @@ def function_that_needs_all_edges(inner: FrameType | None) -> str:
         )
     if not any(issubclass(type(value), EdgeHandle) for value in inner.f_locals.values()):
         return ""
+    return _needs_all_edges(inner)
+
+
+def _needs_all_edges(frame: FrameType) -> str:
     return (
-        f"torch_geometric.utils.{inner.f_code.co_name} needs all edges, and each rank holds only its own: give it "
+        f"torch_geometric.utils.{frame.f_code.co_name} needs all edges, and each rank holds only its own: give it "
         f"edge_index.full_tensor(), all edges, or apply it to the graph before DistributedData"
     )
 
@@ -216,7 +220,9 @@ def class_unless_tensor_is_asked_for(class_: T, frame: FrameType) -> T:
         )
     if module.startswith("torch_geometric.utils.") and _fails_unless_tensor(asker):
         raise UnsupportedError(
-            _ADJ_T if asker.f_code.co_name == "spmm" else of_whole_graphs() or function_that_needs_all_edges(asker)
+            _ADJ_T
+            if asker.f_code.co_name == "spmm"
+            else of_whole_graphs() or function_that_needs_all_edges(asker) or _needs_all_edges(asker)
         )
     if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
         name = _asked_name(asker.f_code.co_filename, asker.f_lineno)

@@ -30,6 +30,7 @@ from torch_geometric.nn import (
     HGTConv,
     Linear,
     MessagePassing,
+    MetaPath2Vec,
     RGCNConv,
     SAGEConv,
     to_hetero,
@@ -455,6 +456,7 @@ def mapping(num_ranks: int) -> None:
         (lambda: setattr(data[PAPER], "a", data[AUTHOR].x), "Expected 'a' with a row for every node of type 'paper'"),
         (lambda: setattr(data[PAPER, "cites", PAPER], "edge_index", torch.zeros(2, 3)), "Assigning 'edge_index'"),
         (lambda: data["reviewer"], "Expected a type of nodes of this graph"),
+        (lambda: MetaPath2Vec(data.edge_index_dict, 4, [RELATIONS[0]], 2, 2), "sort_edge_index needs all edges"),
     ):
         with pytest.raises(PygDistError, match=message):
             wrong()

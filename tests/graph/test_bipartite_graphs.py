@@ -18,6 +18,7 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric.nn import (
     EdgeConv,
+    FiLMConv,
     GATConv,
     GATv2Conv,
     GENConv,
@@ -218,6 +219,7 @@ CONVS: Convs = {
     "gat": (lambda: GATConv((F, F), 3, heads=2, add_self_loops=False), ()),
     "gat attr": (lambda: GATConv((F, F), 3, heads=2, edge_dim=3, residual=True, add_self_loops=False), ("edge_attr",)),
     "gatv2": (lambda: GATv2Conv((F, F), 3, heads=2, edge_dim=3, add_self_loops=False), ("edge_attr",)),
+    "film": (lambda: FiLMConv((F, F), 3), ()),
     "transformer": (lambda: TransformerConv((F, F), 3, heads=2, edge_dim=3, beta=True), ("edge_attr",)),
     "gin": (lambda: GINConv(mlp(F), train_eps=True), ()),
     "gine": (lambda: GINEConv(mlp(F), edge_dim=3), ("edge_attr",)),
