@@ -8,6 +8,7 @@ from them, or moving the rows back gives a row tensor again. Products and other 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import torch
@@ -90,13 +91,13 @@ def moved_in(values: object) -> list[MovedRows]:
     return [values] if type(values) is MovedRows else []
 
 
-def permuted(x: object, order: Sequence[int]) -> Tensor:
+def permuted(x: Any, order: Sequence[int]) -> Tensor:
     """``x.permute(order)`` of a row tensor, or of one with its rows moved."""
     of, place = (x.of, x.place) if type(x) is MovedRows else (x, 0)
     # Dimension d of what is seen is this one of the tensor with rows first.
     dims = [0 if d == place else d + 1 if d < place else d for d in order]
     rest = [d for d in dims if d]
-    return MovedRows.make(on_rows(torch.permute, of, [0, *rest]), dims.index(0))
+    return MovedRows.make(of if rest == sorted(rest) else on_rows(torch.permute, of, [0, *rest]), dims.index(0))
 
 
 _ORDERS = (
@@ -105,13 +106,20 @@ _ORDERS = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=256)
+def _order(function: Function, num_dims: int, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]) -> Any:
+    """The order in which a function puts so many dimensions: it is told them apart by their sizes."""
+    with local_tensors():
+        seen = function(torch.empty(*range(1, num_dims + 1), device="meta"), *args, **dict(kwargs))
+    return [size - 1 for size in seen.shape]
+
+
 @implements(*_ORDERS)
 def permute(function: Function, args: Args, kwargs: Kwargs) -> object:
     """Dimensions in another order; rows may be any of them."""
-    x = args[0]
-    with local_tensors():  # the function itself orders dimensions that are told apart by their sizes
-        seen = function(torch.empty(*range(1, x.dim() + 1), device="meta"), *args[1:], **kwargs)
-    return permuted(x, [size - 1 for size in seen.shape])
+    x, given = args[0], tuple(tuple(a) if isinstance(a, list) else a for a in args[1:])
+    named = tuple((name, tuple(a) if isinstance(a, list) else a) for name, a in kwargs.items())
+    return permuted(x, _order(function, x.dim(), given, named))
 
 
 @implements("unsqueeze")
