@@ -86,7 +86,7 @@ def described(head: Mapping[str, Any], states: Iterable[str]) -> Tensor:
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The description in a file and its tensors, which share their memory; ``None``: it is not whole."""
+    """The description in a file and its tensors; ``None``: it is not whole."""
     try:
         return parsed(np.fromfile(path, np.uint8))
     except OSError:
@@ -98,11 +98,9 @@ def parsed(content: Array) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     whole, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     if xxhash.xxh3_128_digest(whole.data) != digest.tobytes():
         return None
-    first, tensors = 8 + int.from_bytes(whole[:8].tobytes(), "little"), {}
-    for name, entry in json.loads(whole[8:first].tobytes()).items():
-        low, high = entry["data_offsets"]
-        array = whole[first + low : first + high].view(storage_dtype(entry["dtype"]))
-        tensors[name] = as_torch(array.reshape(entry["shape"]), entry["dtype"])
+    from safetensors.torch import load  # not at the import of pyg_dist
+
+    tensors = load(whole.tobytes())
     return json.loads(tensors.pop(HEAD).numpy().tobytes()), tensors
 
 

@@ -114,43 +114,36 @@ class Npz(TensorSource):
         member = self.members[name]
         return np.asarray(member.array(), self._stored(member))
 
-    def _sparse_shape(self) -> tuple[int, int]:
+    def _sparse_shape(self) -> tuple[int, ...]:
         missing = {"x_indices", "x_shape"} - self.members.keys()
         if missing or self.members["x_shape"].shape != (2,):
             raise DataError(
                 f"Expected x_indptr, x_indices and x_shape [2] in {self.path} (got no such "
                 f"{min(missing, default='x_shape')}): save CSR features whole"
             )
-        start, (height, width) = self.members["x_indptr"].array(), self.members["x_shape"].array().tolist()
-        lengths = {self.members[name].shape for name in ("x_indices", "x_data") if name in self.members}
-        is_whole = start.shape == (height + 1,) and start[0] == 0 and lengths == {(int(start[-1]),)}
-        if not is_whole or (np.diff(start.astype(np.int64)) < 0).any():
-            raise DataError(f"Expected CSR features of {height} rows in {self.path} (got others): check x_indptr")
-        return height, width
+        return tuple(self.members["x_shape"].array().tolist())
 
     def _dense_dtype(self) -> np.dtype[np.generic]:
         values = self.members.get("x_data")
         return np.dtype(np.float32) if values is None or values.dtype.kind != "f" else self._stored(values)
 
     def _dense_rows(self, num_bytes: int) -> Iterator[Array]:
-        start, (height, width) = self.members["x_indptr"].array(), self.members["x_shape"].array().tolist()
-        count: Array = np.diff(start.astype(np.int64))
-        column, value = self.members["x_indices"].array(), self.members.get("x_data")
-        values = None if value is None else value.array()
-        dtype = self._dense_dtype()
+        from scipy import sparse  # only who has such features loads it
+
+        start, column = (self.members[name].array() for name in ("x_indptr", "x_indices"))
+        values, (height, width) = self.members.get("x_data"), self._sparse_shape()
+        data, dtype = np.ones(len(column)) if values is None else values.array(), self._dense_dtype()
+        try:  # SciPy has no float16
+            known = data.astype(np.promote_types(dtype, np.float32), copy=False)
+            whole = sparse.csr_array((known, column, start), shape=(height, width))
+            whole.check_format()
+        except ValueError as error:
+            raise DataError(
+                f"Expected CSR features of {height} rows, columns in [0, {width}), in {self.path} (got: {error}): "
+                f"check x_indptr and x_indices"
+            ) from error
         step = max(1, num_bytes // max(dtype.itemsize * width, 1))
-        for low in range(0, height, step):
-            high = min(low + step, height)
-            first, last = int(start[low]), int(start[high])
-            row = np.repeat(np.arange(high - low), count[low:high])
-            dense = np.zeros((high - low, width), dtype)
-            here = column[first:last]
-            if here.size and not 0 <= int(here.min()) <= int(here.max()) < width:
-                raise DataError(
-                    f"Expected columns in [0, {width}) in 'x_indices' of {self.path} (got others): check it"
-                )
-            np.add.at(dense, (row, here), 1 if values is None else values[first:last])
-            yield dense
+        return (whole[low : low + step].toarray().astype(dtype, copy=False) for low in range(0, height, step))
 
 
 def _meta(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> torch.Tensor | np.dtype[np.generic]:
