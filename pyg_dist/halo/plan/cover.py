@@ -165,7 +165,7 @@ class RemoteEdges:
         return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies, each_step)
 
 
-_MARKS = 8
+_MARKS = 4
 """Keys are marked in a table of all, not hashed, where one in so many is there."""
 
 
