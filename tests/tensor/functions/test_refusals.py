@@ -69,7 +69,6 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.T @ t.y.T, LayoutMismatchError, "matmul got shapes that do not fit ([3, 7] and [3, 7]): reshape"),
     (lambda t: t.x.T @ t.c, LayoutMismatchError, "matmul got shapes that do not fit"),
     (lambda t: torch.addmm(t.matrix[:1, :1], t.x.T, t.y), MixedRowsError, "addmm has no distributed form for"),
-    (lambda t: t.c.T, MixedRowsError, "of 3 dimensions would move rows"),
     # Complex rows.
     (lambda t: torch.complex(t.x, t.y), MixedRowsError, f"torch.complex {NO_FORM}"),
     (lambda t: t.x * 1j, UnsupportedError, "Expected real rows (got torch.complex128): keep the real and"),
