@@ -117,6 +117,7 @@ class HaloGraph(HaloProducts):
         return self.share.ranks_per_machine
 
     def prepare_subgraphs(self) -> None:
+        the_one(self.sources, self.targets)
         self.links, self.loops_exist  # noqa: B018
 
 
