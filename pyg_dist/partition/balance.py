@@ -36,8 +36,9 @@ def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_pa
     for size in sizes:
         nodes = slice(first, first + size)
         load = np.stack([np.bincount(found[nodes], weight[nodes], minlength=num_parts) for weight in weights])
-        limit = (1 + epsilon) * load.sum(1) / num_parts
-        for what in range(len(weights)):
+        mean = load.sum(1) / num_parts
+        limit = np.maximum((1 + epsilon) * mean, np.ceil(mean))  # fewer than that cannot be
+        for what in (0, 1, 0, 1):  # what one weight moves may be too much of the other
             _balance(found, (source, target), weights, load, limit, nodes, what)
         first += size
     return torch.from_numpy(found.astype(np.int32))
@@ -68,7 +69,9 @@ def _balance(
         after = load + cost[:, None]
         room = (after <= limit[:, None]).all(0)
         if not room.any():
-            room = after[what] <= max(limit[what], after[what].min())
+            fits = after[what] <= max(limit[what], after[what].min())
+            excess = (after / np.maximum(limit, 1)[:, None]).max(0)
+            room = fits & (excess <= excess[fits].min())
         to = int(np.lexsort((load[what], -neighbours[k], ~room))[0])
         if after[what, to] >= load[what, part]:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyg_dist.partition.balance import balanced_by_kind, whole_graphs
@@ -21,6 +21,7 @@ def loads(edge_index: torch.Tensor, parts: torch.Tensor, sizes: list[int], num_p
     ]
 
 
+@example([19], 4, 76)  # 4.75 nodes a part: no part may have as few as 4.99
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 99))
 def test_each_kind(sizes: list[int], num_parts: int, seed: int) -> None:
@@ -32,7 +33,7 @@ def test_each_kind(sizes: list[int], num_parts: int, seed: int) -> None:
     assert after.shape == (size,)
     heaviest = np.bincount(edge_index[1].numpy(), minlength=size).max(initial=1)
     for load in loads(edge_index, after, sizes, num_parts):
-        assert load.max() <= 1.05 * load.mean() + heaviest
+        assert load.max() <= 1.05 * load.mean() + 2 * heaviest  # one node at a time, for two weights
     assert torch.equal(after, balanced_by_kind(edge_index, before, sizes, num_parts, 0.05))
 
 

@@ -174,7 +174,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "distributions": [
         ("none", "none", """
-            normal randint_like random_ log_normal_ cauchy_ geometric_ _standard_gamma _sample_dirichlet
+            normal randint_like random_ _standard_gamma _sample_dirichlet
         """),
         ("agree", "none", "poisson"),
     ],
@@ -231,6 +231,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         """),
         ("none", "none", """
             dropout rand_like randn_like uniform_ normal_ exponential_ bernoulli bernoulli_ gumbel_softmax
+            log_normal_ cauchy_ geometric_
             init.uniform_ init.normal_ init.constant_ init.kaiming_uniform_
         """),
         ("agree", "none", "multinomial"),
