@@ -33,9 +33,10 @@ logger = logging.getLogger("pyg_dist")
 LOST = ("MPI_ERR_PROC_FAILED", "MPI_ERR_REVOKED", "MPIX_ERR_PROC_FAILED", "MPIX_ERR_REVOKED")
 """What its errors about a rank that is gone have in them."""
 
-# Tests of a request before the first sleep, some 0.5 us each. A yield instead would cost a time slice of whatever else
-# runs: on two busy cores sums of 64 bytes took 1,181 us with it, 180 without, and 285 over gloo.
-_SPINS = 100
+# Tests of a request before the first sleep, which takes 60 us and more: about as long as another rank is late. With a
+# quarter of them an all-to-all of 4 KiB took 25 to 58 us, not 11, and sums twice as long; on two busy cores both are
+# the same. A yield instead would cost a time slice of whatever else runs: there sums of 64 bytes took 1,181 us with it.
+_SPINS = 400
 # Further tests while a large message of so many bytes is copied, up to so many: a sleep takes 60 us and more.
 _BYTES_A_SPIN, _MOST_BYTES_SPUN = 1 << 11, 1 << 22
 _SLEEP_SECONDS, _LONGER, _LONGEST = 1e-5, 1.25, 5e-4
