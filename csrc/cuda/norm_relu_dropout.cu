@@ -387,11 +387,12 @@ struct EpilogueGradGroups {
     A by_weight[kHeld][kColumns] = {}, by_bias[kHeld][kColumns] = {};
     for (int64_t first = begin; first < end; first += at_once) {
       const int64_t row = first + (thread_id() >> log_lanes);
-      Row r(p, row < end ? row : end - 1, log_lanes, true);
+      const bool is_there = row < end;
+      Row r(p, is_there ? row : end - 1, log_lanes, true);
       r.read_moments();
       RowGradient<T, kHeld> gradient(g, r);
-      gradient.write(log_lanes, row < end);
-      if (row >= end) continue;
+      gradient.write(log_lanes, is_there);
+      if (!is_there) continue;
       PYG_DIST_UNROLL
       for (int u = 0; u < kHeld; ++u) {
         PYG_DIST_UNROLL

@@ -216,6 +216,7 @@ int64_t try_few(const Simulated& device) {
   try_hub_of_rows<BFloat16>(device, 8, 40);
   try_width<float>(device, 33);
   try_width<BFloat16>(device, 64);
+  try_width<Float16>(device, 256);  // a lane holds two vectors of a row
   for (const AttentionForm form : {AttentionForm::additive, AttentionForm::dynamic, AttentionForm::dot}) {
     try_attention<float>(device, form, 7, 9);
   }
