@@ -38,7 +38,7 @@ def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_pa
         load = np.stack([np.bincount(found[nodes], weight[nodes], minlength=num_parts) for weight in weights])
         mean = load.sum(1) / num_parts
         limit = np.maximum((1 + epsilon) * mean, np.ceil(mean))  # fewer than that cannot be
-        for what in (0, 1, 0, 1):  # what one weight moves may be too much of the other
+        for what in (0, 1, 0, 1, 0):  # what one weight moves may be too much of the other
             _balance(found, (source, target), weights, load, limit, nodes, what)
         first += size
     return torch.from_numpy(found.astype(np.int32))
