@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from torch import nn
+from torch import fx, nn
 from torch_geometric.nn import (
     ASAPooling,
     AttentiveFP,
@@ -20,10 +20,10 @@ from torch_geometric.nn import (
     WLConv,
 )
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
-from torch_geometric.nn.to_hetero_with_bases_transformer import HeteroBasisConv
 
 from pyg_dist.conv.any_conv import convs_of, distributed_class_of
 from pyg_dist.conv.hetero_conv import DistributedHeteroConv
+from pyg_dist.conv.joined_types import join_types
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.nn.norms import DistributedGraphNorm, DistributedInstanceNorm
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
@@ -39,7 +39,6 @@ _OWN_FORMS: dict[type, type] = {
 _POOLS = (ASAPooling, ClusterPooling, EdgePooling, GraphUNet, PANPooling, SAGPooling, TopKPooling)
 _REFUSED: dict[type, str] = {
     AttentiveFP: "adds nodes that stand for graphs, and edges to them",
-    HeteroBasisConv: "joins all types in one graph (to_hetero does not, nor does RGCNConv on data.to_homogeneous())",
     WLConv: "sorts all edges",
     **dict.fromkeys(_POOLS, "chooses nodes among all, and makes another graph of them"),
 }
@@ -83,6 +82,9 @@ def distribute(model: M) -> M:
             raise UnsupportedError(f"distribute stopped at {path or 'the model'!r}: {error.message}") from error
     for module, class_ in swaps:
         module.__class__ = class_
+    for module in model.modules():
+        if isinstance(module, fx.GraphModule):
+            join_types(module)
     return model
 
 

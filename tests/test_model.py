@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.nn import models
-from torch_geometric.nn.to_hetero_with_bases_transformer import HeteroBasisConv
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -303,7 +302,6 @@ def refusals() -> list[str]:
     calls: list[tuple[type[Exception], Callable[[], Any]]] = [
         (OptionError, lambda: pyg_dist.distribute(conv.state_dict())),
         (UnsupportedError, lambda: pyg_dist.distribute(model)),
-        (UnsupportedError, lambda: pyg_dist.distribute(nn.ModuleDict({"conv": HeteroBasisConv(conv, 2, 2)}))),
         (UnsupportedError, lambda: pyg_dist.conv.DistributedConv(model)),
         (UnsupportedError, lambda: conv(data.x, pyg_dist.DistributedData(sparse).adj_t)),
         (PygDistError, lambda: conv(other.x, data.edge_index)),
@@ -327,7 +325,6 @@ def test_refusals(workers: Pools) -> None:
         for message, expected in zip(found, [
             "distribute expected a model (got OrderedDict): pass an nn.Module",
             "distribute stopped at '1': HypergraphConv takes no 'edge_index'",
-            "distribute stopped at 'conv': HeteroBasisConv joins all types in one graph (to_hetero does not",
             "DistributedConv expected a MessagePassing conv (got Sequential): pyg_dist.distribute(model)",
             "GATConv expected data.edge_index (got adj_t",
             "two different graphs",

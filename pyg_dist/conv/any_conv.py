@@ -27,6 +27,7 @@ from pyg_dist.conv.inputs import (
     edge_handle,
     moved_values,
     node_rows,
+    refuse_overridden,
     require_all_at,
     require_all_nodes,
     rows_along,
@@ -62,10 +63,11 @@ def own_form(ours: O) -> O:
 def run_on_edges(conv: MessagePassing, *args: Any) -> Any:
     """The forward of a conv that has a form of its own as any other conv's: the stock code on the global view.
 
-    For what its own form does not know: features with a batch dimension.
+    For what its own form does not know: features with a batch dimension, hooks on steps.
     """
     own = type(conv)
-    conv.__class__ = _class_on_edges(own.__mro__[1])
+    refuse_overridden(own)  # type: ignore[arg-type]
+    conv.__class__ = _class_on_edges(next(stock for stock, ours in _OWN.items() if issubclass(own, ours)))
     try:
         return conv.forward(*args)
     finally:

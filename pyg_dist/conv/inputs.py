@@ -14,7 +14,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.session.state import world_size
-from pyg_dist.conv.fast_paths import STEPS, changed_step
+from pyg_dist.conv.fast_paths import STEPS
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
@@ -34,7 +34,7 @@ def edge_handle(
     A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
 
     ``x``: features, or a pair of them: rows of the sources and of the targets. Where the stock conv does not call
-    (``calls_message``) ``message``, ``aggregate`` and ``update``, these must be neither overridden nor hooked.
+    (``calls_message``) ``message``, ``aggregate`` and ``update``, these must not be overridden.
     """
     name = type(conv).__name__
     features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
@@ -71,12 +71,7 @@ def edge_handle(
             f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
         )
     if not calls_message:
-        changed = _overridden(type(conv)) or changed_step(conv)  # type: ignore[arg-type]
-        if changed is not None:
-            raise UnsupportedError(
-                f"{name} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge "
-                f"weights or the output instead, or use a stock conv on the plain Data"
-            )
+        refuse_overridden(type(conv))  # type: ignore[arg-type]
     return handle
 
 
@@ -106,11 +101,16 @@ def _other_size(name: str, graph: DistributedGraph | EdgeView, size: object) -> 
 
 
 @cache
-def _overridden(cls: type) -> str | None:
-    """The step of PyG's conv that a user's subclass has replaced. Distributed, it would never be called."""
+def refuse_overridden(cls: type) -> None:
+    """Refuse a user's subclass of a conv with a form of its own that replaces a step, which would never be called."""
     stock = next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
     # PyG itself writes a `propagate` for every class.
-    return next((s for s in ("update", *STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
+    changed = next((s for s in ("update", *STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
+    if changed is not None:
+        raise UnsupportedError(
+            f"{cls.__name__} got a change to {changed!r}, a step of the stock conv that no rank takes: change x, edge "
+            f"weights or the output instead, or use a stock conv on the plain Data"
+        )
 
 
 def place_of_nodes(conv: MessagePassing, x: Tensor) -> int:

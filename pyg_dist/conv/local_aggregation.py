@@ -16,6 +16,7 @@ from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggr
 
 from pyg_dist.backend.dense.large_tensors import select
 from pyg_dist.backend.sparse.matrix import extreme
+from pyg_dist.conv.fast_paths import is_hooked
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
@@ -68,6 +69,11 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
 
     Shapes: messages ``[E, ...]``, an edge tensor of ``edges``; output ``[N, ...]``.
     """
+    if "forward" in vars(aggregation) or is_hooked(aggregation):
+        raise UnsupportedError(
+            f"Expected no hook on the aggregation {type(aggregation).__name__}, and no other forward of it (got one), "
+            f"which would see the rows of one rank: change the messages or the output of the conv instead"
+        )
     graph, local = edges.graph, local_values(messages, edges.rows)
     reduce = _REDUCTIONS.get(type(aggregation))
     if reduce is not None:

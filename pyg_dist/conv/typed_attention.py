@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.ops.attention import MAX_HEADS
 from pyg_dist.conv.fast_paths import Given, fast_path
-from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edge_sets import JoinedNodes
+from pyg_dist.conv.joined_types import joined_edges
 from pyg_dist.graph.edges import Edges
 from pyg_dist.tensor import NodeTensor
 
@@ -100,15 +100,10 @@ def _joined(edges: Sequence[Edges]) -> Edges:
     """The edges of several relations with one type of targets, made once (collective: gathers them all)."""
 
     def make() -> tuple[Edges, Sequence[Edges]]:
-        sources = JoinedNodes([one.graph.sources for one in edges])
-        offsets = [torch.tensor([[first], [0]]) for first in sources.first_of]
-        whole = [one.full_tensor().cpu() + offset for one, offset in zip(edges, offsets, strict=False)]
-        graph = edges[0].graph
-        handle = DistributedEdgeIndex.over(
-            torch.cat(whole, 1), graph.targets, graph.device, is_kept=False, sources=sources
-        )
-        assert handle is not None
-        return handle.edges(), edges
+        first, *others = (one.graph.sources for one in edges)
+        before = accumulate((one.graph.sources.size for one in edges), initial=0)
+        offsets = [(number, 0) for number, _ in zip(before, edges, strict=False)]
+        return joined_edges(edges, offsets, first.joined(others), edges[0].graph.targets).edges(), edges
 
     if len(edges) == 1:
         return edges[0]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property, singledispatch
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -22,19 +20,6 @@ class ListedEdges(RowSharding):
     """Edges by their places in a script's list: values that lie elsewhere pair with them by position."""
 
     is_indexed = True
-
-
-class JoinedNodes(NodeSharding):
-    """Nodes of several sets one after another, a set as often as it is named: where the edges of relations begin."""
-
-    def __init__(self, pieces: Sequence[NodeSharding]) -> None:
-        self.first_of = [0, *accumulate(piece.size for piece in pieces)]
-        ids = [piece.global_id + first for piece, first in zip(pieces, self.first_of, strict=False)]
-        super().__init__(pieces[0].group, self.first_of[-1], torch.cat(ids))
-        self._pieces = pieces
-
-    def parts(self) -> Tensor:
-        return torch.cat([piece.parts() for piece in self._pieces])
 
 
 @lasting

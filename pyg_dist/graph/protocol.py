@@ -97,6 +97,10 @@ class NodeSharding(RowSharding):
         owner = torch.repeat_interleave(torch.arange(self.group.size), torch.tensor(self.counts))
         return torch.empty_like(owner).scatter_(0, self.group.gather_rows(self.global_id, self.counts), owner)
 
+    def joined(self, others: Sequence[NodeSharding]) -> NodeSharding:
+        """These nodes, then those of other sets, each of which may be named several times; made once."""
+        raise NotImplementedError(type(self))  # of a layout without types
+
     def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
         super().__init__(group, "node", size, global_id)
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -47,6 +49,7 @@ class HaloNodes(NodeSharding):
         self.bits = bits
         self.ranks_per_machine = ranks_per_machine
         self.traffic = Traffic()
+        self._unions: dict[tuple[int, ...], NodeSharding] = {}
 
     @cached_property
     def rows_by_id(self) -> LocalRows:
@@ -57,6 +60,12 @@ class HaloNodes(NodeSharding):
         """Some of them, in the order of a subset (not collective)."""
         return SampledNodes(self, SampledRows.of(self.rows_by_id, subset), subset)
 
+    def joined(self, others: Sequence[NodeSharding]) -> NodeSharding:
+        name = tuple(map(id, others))
+        if name not in self._unions:
+            self._unions[name] = _JoinedNodes([self, *others])
+        return self._unions[name]
+
     @property
     def first(self) -> int:
         return 0
@@ -64,6 +73,23 @@ class HaloNodes(NodeSharding):
     def seed_of_group(self, seed: int) -> int:
         """A seed of what data groups draw; where they have nodes of their own, they draw other numbers."""
         return seed
+
+
+class _JoinedNodes(HaloNodes):
+    """Nodes of several sets, each numbered after those of the sets before it."""
+
+    def __init__(self, pieces: Sequence[NodeSharding]) -> None:
+        first, sizes = pieces[0], [piece.size for piece in pieces]
+        assert isinstance(first, HaloNodes)
+        before = accumulate(sizes, initial=0)
+        node_id = torch.cat([piece.global_id + number for piece, number in zip(pieces, before, strict=False)])
+        super().__init__(
+            first.group, node_id, sum(sizes), first.exchange, first.bits, first.groups, first.ranks_per_machine
+        )
+        self.traffic, self.pieces = first.traffic, pieces
+
+    def parts(self) -> Tensor:
+        return torch.cat([piece.parts() for piece in self.pieces])  # type: ignore[attr-defined]
 
 
 class SampledNodes(HaloNodes):

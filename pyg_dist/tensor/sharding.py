@@ -6,7 +6,7 @@ Selections of rows are in :mod:`pyg_dist.tensor.selection`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -104,6 +104,12 @@ class RowSharding(OfThisRun):
 
     is_masked = False
     """Whether a mask picked these."""
+
+    pieces: Sequence[RowSharding] = ()
+    """Of rows that were joined: what they were joined from."""
+
+    order_in_pieces: Tensor | None = None
+    """Of each local row, its place among those of the pieces, one after another; ``None``: it is its own."""
 
     @property
     def derives_from_index(self) -> bool:

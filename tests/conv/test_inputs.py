@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from random_graphs import random_graph, uneven_parts
-from torch_geometric.nn import GCN, GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, SAGEConv
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -53,7 +53,7 @@ def mistakes(world_size: int) -> dict[str, str]:
         def message(self, x_j: torch.Tensor) -> torch.Tensor:
             return x_j.relu()
 
-    graph = random_graph(30, 120)
+    graph, lin = random_graph(30, 120), torch.nn.Linear(5, 3)
     data = DistributedData(graph, partition=uneven_parts(30, world_size))
     other = DistributedData(graph, partition="random")
     sage, gcn = DistributedSAGEConv(5, 3).double(), DistributedGCNConv(5, 3).double()
@@ -79,9 +79,8 @@ def mistakes(world_size: int) -> dict[str, str]:
         "gcn with max": message_of(lambda: DistributedGCNConv(5, 3, aggr="max").double()(data.x, data.edge_index)),
         "gcn pair": message_of(lambda: gcn((data.x, data.x), data.edge_index)),
         "message": message_of(lambda: OwnMessage(5, 3).double()(data.x, data.edge_index)),
-        "hook on a step": message_of(lambda: hooked(DistributedSAGEConv(5, 3))(data.x, data.edge_index)),
-        "patch of a step": message_of(lambda: patched(DistributedSAGEConv(5, 3))(data.x, data.edge_index)),
         "hook on the aggregation": message_of(lambda: hooked_below(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
+        "hook on GIN's": message_of(lambda: hooked_below(DistributedConv(GINConv(lin)))(data.x, data.edge_index)),
         "explainer": message_of(lambda: explained(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
         "integers": message_of(lambda: DistributedSAGEConv(5, 3)(data.x.long(), data.edge_index)),
         "none": message_of(lambda: sage(data.x, data.edge_index)),
@@ -108,10 +107,9 @@ EXPECTED = {
     "gcn with max": "UnsupportedError: DistributedGCNConv expected aggr='add'",
     "gcn pair": "ValueError: 'DistributedGCNConv' received a tuple",
     "message": "UnsupportedError: OwnMessage got a change to 'message', a step of the stock conv",
-    "hook on a step": "UnsupportedError: DistributedSAGEConv got a change to 'message'",
-    "patch of a step": "UnsupportedError: DistributedSAGEConv got a change to 'message'",
-    "hook on the aggregation": "UnsupportedError: DistributedGCNConv got a change to 'aggr_module'",
-    "explainer": "UnsupportedError: DistributedGCNConv got a change to 'explain'",
+    "hook on the aggregation": "UnsupportedError: GCNConv cannot be distributed as it is called here (Expected no hook",
+    "hook on GIN's": "UnsupportedError: GINConv cannot be distributed as it is called here (Expected no hook",
+    "explainer": "UnsupportedError: GCNConv cannot be explained on distributed data",
     "integers": "DataError: DistributedSAGEConv expected features [N, F] in float32, float64, bfloat16 or float16 (got",
     "none": "no error",
 }
@@ -129,6 +127,25 @@ def test_a_plain_edge_index_works_alone() -> None:
 
     graph = random_graph(10, 30)
     assert DistributedSAGEConv(5, 3).double()(graph.x, graph.edge_index).shape == (10, 3)
+
+
+def changed_steps() -> None:
+    """Steps that a conv has hooked or replaced are those of the stock conv, on both layouts."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
+    graph = random_graph(30, 120)
+    for layout in ("halo", "grid"):
+        data = DistributedData(graph, layout=layout)
+        for change in (hooked, patched):
+            for stock, ours in ((SAGEConv, DistributedSAGEConv), (GCNConv, DistributedGCNConv)):
+                if change is patched and stock is GCNConv:
+                    continue
+                convs = [change(kind(5, 3)) for kind in (stock, ours)]
+                convs[1].load_state_dict(convs[0].state_dict())
+                expected, found = convs[0](graph.x, graph.edge_index), convs[1](data.x, data.edge_index)
+                torch.testing.assert_close(found.full_tensor(), expected, rtol=0, atol=1e-10)
+                assert type(convs[1]) is ours
 
 
 def patched_linear_maps() -> None:
@@ -176,6 +193,10 @@ def test_what_pyg_switches_is_no_patch(workers: Pools) -> None:
 
 def test_patched_linear_maps_are_called(workers: Pools) -> None:
     workers(2).run(patched_linear_maps)
+
+
+def test_changed_steps_run(workers: Pools) -> None:
+    workers(2).run(changed_steps)
 
 
 def no_columns() -> None:

@@ -30,6 +30,7 @@ from torch_geometric.nn import (
     MessagePassing,
     SAGEConv,
     to_hetero,
+    to_hetero_with_bases,
 )
 from torch_geometric.transforms import ToSparseTensor
 from workers import Workers
@@ -102,6 +103,16 @@ class Twice(Plain):
 class WithEdges(Plain):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         return self.gine(x, edge_index, self.of_edges(edge_attr)).relu()  # type: ignore[no-any-return]
+
+
+class OfBoth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp, self.gine = nn.Linear(6, 6), GINEConv(nn.Linear(6, 6))
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> tuple[Tensor, Tensor]:
+        edge_attr = self.mlp(edge_attr)
+        return self.gine(x, edge_index, edge_attr), edge_attr * 2
 
 
 class Pooled(Plain):
@@ -192,6 +203,15 @@ def transformed(model: Callable[[], nn.Module], data: HeteroData, *inputs: str, 
     )  # fmt: skip
 
 
+def with_bases(
+    model: Callable[[], nn.Module], data: HeteroData, *inputs: str, call: Any = None, **channels: int
+) -> Case:
+    return (
+        data, lambda d: to_hetero_with_bases(model(), d.metadata(), 3, channels or None),
+        call or (lambda m, d: m(d.x_dict, *(getattr(d, name) for name in inputs))),
+    )  # fmt: skip
+
+
 def users() -> Case:
     data = graph(CITES, BY)
     data["author"].index = torch.arange(SIZES["author"])
@@ -272,6 +292,17 @@ def others() -> dict[str, Callable[[], Case]]:
             lambda: GAT((-1, -1), 6, num_layers=3, add_self_loops=False), wide, links
         ),
         "to_hetero, static": static,
+        "bases": lambda: with_bases(lambda: Twice("b"), graph(CITES, WRITES, BY, KNOWS), links, x=6),
+        "bases, attributes of edges": lambda: with_bases(lambda: WithEdges("e"), wide, links, "edge_attr_dict"),
+        "bases, rows of edges returned": lambda: with_bases(OfBoth, wide, links, "edge_attr_dict", edge_attr=6),
+        "bases of one relation": lambda: with_bases(lambda: Twice("b"), graph(CITES, width=6), links),
+        "bases of relations within a type": lambda: with_bases(
+            lambda: Twice("b"), graph(CITES, ("paper", "like", "paper"), width=6), links
+        ),
+        "bases, a type without nodes": lambda: with_bases(
+            lambda: Twice("b"), graph(WRITES, BY, ("nobody", "writes", "paper"), width=6), links
+        ),
+        "bases, static": lambda: with_bases(lambda: Twice("static"), graph(WRITES, BY, width=6), call=static()[2]),
         "users and items": users,
         "meta-paths": metapaths,
         **{f"HeteroConv, {aggr}": lambda aggr=aggr: hetero_conv(aggr) for aggr in ("sum", "min", "cat", None)},
