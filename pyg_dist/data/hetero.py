@@ -122,10 +122,6 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
             with raised_on_all_ranks():
                 options = Options("halo", "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
                 _require_known(options, {"mesh": mesh, "comm_dtype": comm_dtype})
-                if hierarchy == "on":
-                    raise UnsupportedError(
-                        "Expected hierarchy='auto' or 'off' with a store of several types (got 'on'): leave it out"
-                    )
             local = open_types(Path(path), options, allow_nan)
             release_free_memory()
         data: DistributedHeteroData = cls.__new__(cls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session import session
@@ -99,19 +100,33 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
     else:
         identity = merged_hash(store, ranks, options.exchange)
         plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
-    on_each = machines_to_share(options, group)
-    if on_each is not None:
-        with raised_on_all_ranks():
-            shared = stored_share(store, group.rank, ranks, options.exchange, on_each)
-        both = gathered_plan(shared, group, options, manifest.plan["partition"], None, plan.hash)
-        if options.hierarchy == "on" or is_cheaper(both, plan):
-            share, plan = shared, both
-        del shared
+    share, plan = in_levels(
+        share, plan, options, group, lambda on_each: stored_share(store, group.rank, ranks, options.exchange, on_each)
+    )
     graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
     with raised_on_all_ranks():
         local = stored_rows(store, parts, graph, plan, share)
     store.close()
     return local
+
+
+def in_levels(
+    share: HaloShare, plan: Plan, options: Options, group: Group, share_in_two: Callable[[int | None], HaloShare]
+) -> tuple[HaloShare, Plan]:
+    """A share in one level and its plan, or the share of so many ranks per machine in two (collective).
+
+    By the options, or whichever a step is cheaper with by the constants of rank 0.
+    """
+    on_each = machines_to_share(options, group)
+    if on_each is None:
+        return share, plan
+    with raised_on_all_ranks():
+        shared = share_in_two(on_each)
+    both = gathered_plan(shared, group, options, plan.partition, None, plan.hash)
+    is_cheaper = options.hierarchy == "on" or bool(
+        on_main(lambda: torch.tensor(both.price().seconds < plan.price().seconds))
+    )
+    return (shared, both) if is_cheaper else (share, plan)
 
 
 def stored_rows(
@@ -175,11 +190,6 @@ def merged_hash(store: HaloStore, ranks: Tensor, exchange: ExchangeKind) -> str:
     return digest(repr((store.manifest.digest, ranks.tolist(), exchange)))
 
 
-def is_cheaper(plan: Plan, other: Plan) -> bool:
-    """Whether a step is, by the constants of rank 0 (collective)."""
-    return bool(on_main(lambda: torch.tensor(plan.price().seconds < other.price().seconds)))
-
-
 @dataclass(frozen=True)
 class RelationRows:
     """A rank's rows of both ends of a relation, whose store numbers the nodes of two types in a row."""
@@ -231,7 +241,9 @@ def stored_share(
         rank, num_ranks, store.manifest.num_nodes - first_target, store.manifest.num_edges, node_id, on_boundary,
         inside, lambda: cross(False), lambda: cross(True), exchange,
         None if rows is None else rows.node_id, None if rows is None else rows.sources,
-        None if ranks_per_machine is None else stored_ways(store, rank, ranks, exchange, ranks_per_machine),
+        None if ranks_per_machine is None else stored_ways(
+            store, rank, ranks, exchange, ranks_per_machine, first_target
+        ),
     )  # fmt: skip
     del node_id
     release_free_memory()
@@ -249,9 +261,12 @@ def stored_share(
 
 
 def stored_ways(
-    store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind, ranks_per_machine: int
+    store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind, ranks_per_machine: int, first_target: int = 0
 ) -> dict[ExchangeKind, Routes]:
-    """The ways between the machine of ``rank`` and others, for rows alone and for sums. Not collective."""
+    """The ways between the machine of ``rank`` and others, for rows alone and for sums. Not collective.
+
+    ``first_target``: see :class:`RelationRows`.
+    """
     machine, of_part = rank // ranks_per_machine, ranks // ranks_per_machine
     num_machines = int(of_part.max()) + 1
     load = torch.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
@@ -262,9 +277,8 @@ def stored_ways(
         peers = [torch.repeat_interleave(torch.arange(num_machines), torch.tensor(end.counts)) for end in ends]
         own = [torch.full_like(peer, machine) for peer in peers]
         parts = [store.part_of(end.node, machine, of_part, kind, leaves) for leaves, end in enumerate(ends)]
-        candidates = Candidates(
-            torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), torch.cat([end.node for end in ends])
-        )
+        node = torch.cat([end.node for end in ends]) - (first_target if kind == "sums" else 0)
+        candidates = Candidates(torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), node)
         found[kind] = candidates, ranks[torch.cat(parts)]
     (rows, row_owner), (sums, sum_owner) = found["rows"], found["sums"]
     row = torch.cat([both[0].row, both[1].row + len(both[0].rows.node)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks, require_equal
+from pyg_dist.data.layout_choice import gathered_plan
 from pyg_dist.data.options import Options
 from pyg_dist.data.stored_graph import (
     RelationRows,
     block_numbers,
+    in_levels,
     rank_of_part,
     require_known,
     rows_of,
@@ -54,14 +57,17 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
         parts = stores.whole.parts_of(group.rank, ranks)
         rows = _rows_of_types(manifest, stores, group.rank, ranks)
 
-    def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
+    def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, Plan]]:
         for relation, store in stores.edges.items():
+            read = partial(_share, manifest, store, relation, group.rank, ranks, options.exchange, rows)
             with raised_on_all_ranks():
-                share = _share(manifest, store, relation, group.rank, ranks, options.exchange, rows)
+                share = read()
             identity = _hash(manifest, relation, ranks, options.exchange)
-            yield relation, share, store.manifest.graph["loop_rule"], identity
+            plan = gathered_plan(share, group, options, manifest.partition, None, identity)
+            share, plan = in_levels(share, plan, options, group, read)
+            yield relation, share, store.manifest.graph["loop_rule"], plan
 
-    graph = TypedGraph.of(rows, manifest.types, options, group, shares(), manifest.partition)
+    graph = TypedGraph.of(rows, manifest.types, options, group, shares())
     with raised_on_all_ranks():
         nodes = {}
         for kind, store in stores.nodes.items():
@@ -134,6 +140,7 @@ def _share(
     ranks: Tensor,
     exchange: ExchangeKind,
     rows: Mapping[str, Tensor],
+    ranks_per_machine: int | None = None,
 ) -> HaloShare:
     """The share of a relation."""
     source, _, target = relation
@@ -141,4 +148,4 @@ def _share(
         ends = RelationRows(0, rows[target], None)
     else:
         ends = RelationRows(manifest.types[source], rows[target], LocalRows.of(rows[source]))
-    return stored_share(store, rank, ranks, exchange, rows=ends)
+    return stored_share(store, rank, ranks, exchange, ranks_per_machine, ends)

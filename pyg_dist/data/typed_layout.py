@@ -94,13 +94,13 @@ class TypedGraph:
     @staticmethod
     def of(
         rows: Mapping[str, Tensor], sizes: Mapping[str, int], options: Options, group: Group,
-        relations: Iterable[tuple[Relation, HaloShare, LoopRule, str]], partition: str, parts: Tensor | None = None,
+        relations: Iterable[tuple[Relation, HaloShare, LoopRule, Plan]], parts: Tensor | None = None,
     ) -> TypedGraph:  # fmt: skip
         """Lay out shares (collective).
 
         ``rows`` are this rank's nodes of each type, in the order of their rows, ``sizes`` all nodes of each.
-        ``relations`` gives of each, in turn, the share of this rank, the rule of self loops, and the hash of its plan;
-        ``parts``, on rank 0, the owner of each node, types one after another.
+        ``relations`` gives of each, in turn, the share of this rank, the rule of self loops, and its plan; ``parts``,
+        on rank 0, the owner of each node, types one after another.
         """
         traffic, nodes, graphs, plans = Traffic(), dict[str, HaloNodes](), {}, {}
         for kind, node_id in rows.items():
@@ -108,8 +108,7 @@ class TypedGraph:
                 group, node_id, sizes[kind], options.exchange, options.bits_by_direction, DataGroups.of(None)
             )
             nodes[kind].traffic = traffic
-        for relation, share, loop_rule, identity in relations:
-            plan = gathered_plan(share, group, options, partition, None, identity)
+        for relation, share, loop_rule, plan in relations:
             sources, targets = nodes[relation[0]], nodes[relation[-1]]
             graphs[relation] = HaloGraph(share, targets, loop_rule, plan.messages, sources=sources)
             plans[relation] = plan
@@ -152,7 +151,7 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
     ends = [(number[s], number[t], given.edge_index) for (s, _, t), given in hetero.relations.items()]
     rows = dict(zip(parts, rows_in_order(list(parts.values()), ends, group.rank), strict=True))
 
-    def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, str]]:
+    def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, Plan]]:
         for (source, name, target), given in hetero.relations.items():
             is_square, edges = source == target, given.edge_index
             owners = parts[target] if is_square else (parts[source], parts[target])
@@ -162,7 +161,8 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
             given_to = (group.rank, group.size, options.exchange)
             share = halo_share(edges, owners, *given_to, ids, shared_by, IdLists(group).send)
             identity = relation_hash(edges, parts[source], parts[target], group.size, options.exchange)
-            yield (source, name, target), share, given.loop_rule, identity
+            plan = gathered_plan(share, group, options, options.partition_name, None, identity)
+            yield (source, name, target), share, given.loop_rule, plan
 
     whole = torch.cat(list(parts.values())).to(torch.int32) if group.rank == 0 and parts else None
-    return TypedGraph.of(rows, hetero.num_nodes, options, group, shares(), options.partition_name, whole)
+    return TypedGraph.of(rows, hetero.num_nodes, options, group, shares(), whole)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -196,7 +197,7 @@ def owners_in(path: str, num_ranks: int) -> dict[str, Tensor]:
     return found
 
 
-def opened(num_ranks: int, path: str) -> None:
+def opened(num_ranks: int, path: str, hierarchy: Any = "off") -> None:
     """Rows, edges, messages and plan are those of the graph in memory with the same owners, and so is training."""
     from pyg_dist import DistributedData, distribute
     from pyg_dist.data.stored_types import stored_types_plan
@@ -204,8 +205,9 @@ def opened(num_ranks: int, path: str) -> None:
     graph = typed_graph()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found: Any = DistributedData.open(path, allow_nan=True)
-        made: Any = DistributedData(copy.copy(graph), partition=owners_in(path, num_ranks), allow_nan=True)
+        options = {"allow_nan": True, "hierarchy": hierarchy}
+        found: Any = DistributedData.open(path, **options)
+        made: Any = DistributedData(copy.copy(graph), partition=owners_in(path, num_ranks), **options)
     assert found.metadata() == made.metadata()
     assert (found.name, float(found.scale), found["venue"].note) == ("typed", 2.5, "three")
     for kind in graph.node_types:
@@ -223,7 +225,8 @@ def opened(num_ranks: int, path: str) -> None:
         assert torch.equal(found[relation].edge_weight.to_local(), made[relation].edge_weight.to_local())
         assert torch.equal(found[relation].edge_index.full_tensor(), graph[relation].edge_index)
     assert found.plan.to_dict()["relations"].keys() == made.plan.to_dict()["relations"].keys()
-    alone = stored_types_plan(Path(path), num_ranks, "hybrid")
+    assert {plan.two_levels for plan in found.plan.relations.values()} == {hierarchy == "on"}
+    alone = stored_types_plan(Path(path), num_ranks, "hybrid") if hierarchy == "off" else found.plan
     assert (alone.rows, alone.nodes, alone.edges, alone.hash) == (
         found.plan.rows, found.plan.nodes, found.plan.edges, found.plan.hash
     )  # fmt: skip
@@ -245,6 +248,25 @@ def opened(num_ranks: int, path: str) -> None:
 @pytest.mark.parametrize("num_ranks", [1, 3, 4])
 def test_opened_by_ranks(workers: Pools, store: Path, num_ranks: int) -> None:
     workers(num_ranks).run(opened, num_ranks, str(store))
+
+
+def opened_on_machines(num_ranks: int, path: str) -> None:
+    from pyg_dist.backend.session import session
+
+    session.shutdown()
+    os.environ["PYG_DIST_MACHINES"] = "0,0,1,1"[: 2 * num_ranks - 1]
+    session.init()
+    try:
+        opened(num_ranks, path, "on")
+    finally:
+        del os.environ["PYG_DIST_MACHINES"]
+        session.shutdown()
+        session.init()
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_opened_in_two_levels(workers: Pools, store: Path, num_ranks: int) -> None:
+    workers(num_ranks).run(opened_on_machines, num_ranks, str(store))
 
 
 def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
