@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
-from torch_geometric.nn import APPNP, ARMAConv, ChebConv, ClusterGCNConv, FAConv, GCN2Conv, GINConv, MessagePassing
+from torch_geometric.nn import (
+    APPNP,
+    ARMAConv,
+    ChebConv,
+    ClusterGCNConv,
+    FAConv,
+    GCN2Conv,
+    GINConv,
+    MessagePassing,
+    MFConv,
+)
 from torch_geometric.nn.aggr import (
     MaxAggregation,
     MinAggregation,
@@ -22,7 +32,7 @@ from torch_geometric.nn.aggr import (
 from pyg_dist.conv.fast_paths import NORMS, Given, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
 from pyg_dist.conv.lazy_norm import made
-from pyg_dist.conv.weighted_sum import add_into_, sum_by
+from pyg_dist.conv.weighted_sum import add_into_, commutes, sum_by
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor import NodeTensor
@@ -101,6 +111,31 @@ def isomorphism_forward(conv: MessagePassing, edges: Edges, given: Given) -> Ten
         return None
     out = sum_by(conv, edges, x, None, Norm("sum", identity=of_root))
     return None if out is None else conv.nn(out)
+
+
+@fast_path(MFConv, sums=_BY_COLUMN)
+def by_degree_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
+    """``MFConv``'s forward: a target's linear maps are those of its degree (collective).
+
+    Stock code fills an empty tensor, which has no rows of nodes. ``None`` under autocast.
+    """
+    x = given["x"]
+    source, target = x if isinstance(x, (tuple, list)) else (x, x)
+    if not all(isinstance(own, NodeTensor) for own in (source, target) if own is not None):
+        return None
+    if torch.is_autocast_enabled(source.device.type) or not all(map(commutes, (*conv.lins_l, *conv.lins_r))):
+        return None
+    sums = conv.propagate(edges, x=(source, target), size=None).to_rows()
+    number = degree(edges.end(1), dtype=torch.long).to_rows().to_local().clamp(max=conv.max_degree)
+    root, rows = None if target is None else target.to_rows().to_local(), sums._sharding
+    places, outs = [], []
+    for k, (of_sum, of_root) in enumerate(zip(conv.lins_l, conv.lins_r, strict=True)):
+        place = (number == k).nonzero().view(-1)
+        bias = None if of_sum.bias is None else rows.copy_to_ranks(of_sum.bias)
+        out = F.linear(sums.to_local()[place], rows.copy_to_ranks(of_sum.weight), bias)
+        outs.append(out if root is None else out + F.linear(root[place], rows.copy_to_ranks(of_root.weight)))
+        places.append(place)
+    return NodeTensor.from_local(torch.cat(outs)[torch.cat(places).argsort()], rows)
 
 
 def _has_initial_residual(conv: MessagePassing) -> bool:

@@ -281,6 +281,7 @@ def step(data: Any, case: Case, is_ours: bool) -> Results:
         assert pyg_dist.distribute(model) is model
     given, leaves = arguments(data, case.inputs)
     out = model(*given)
+    assert isinstance(out, pyg_dist.tensor.NodeTensor) == is_ours, "rows of nodes, of which each rank has its own"
     loss = (out.tanh() * (out.sigmoid() + 1)).square().mean() + 0.1 * out[data.train_mask].mean()
     loss.backward()
     return {"out": out.detach(), "loss": loss.detach(), **gradients(model, **leaves)}
