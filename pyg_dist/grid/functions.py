@@ -27,12 +27,12 @@ from pyg_dist.grid.collectives import (
 )
 from pyg_dist.grid.plan.mesh_shape import TileLayout
 from pyg_dist.grid.sharding import Tile
-from pyg_dist.grid.tile_tensor import TILES, TileTensor, as_tile, on_tiles
+from pyg_dist.grid.tile_tensor import TILES, TileTensor, as_tile
 from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.layers import batch_norm, product, relu
 from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import KEEPS_ROWS, TABLE, Args, Function, Kwargs, bind, public_name
+from pyg_dist.tensor.registry import KEEPS_ROWS, TABLE, Function, bind, public_name
 from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
@@ -70,7 +70,7 @@ def _is_whole(x: RowTensor, tile: Tile) -> bool:
     return x._sharding is tile.grid.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is tile.grid)
 
 
-def elementwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def elementwise(function: Function, *args: Any, **kwargs: Any) -> Any:
     """Broadcasting functions: operands come to the layout of the first tile (collective where one has another)."""
     first = next(a for a in (*args, *kwargs.values()) if isinstance(a, TileTensor))
     tile = first._sharding
@@ -87,9 +87,9 @@ def elementwise(function: Function, args: Args, kwargs: Kwargs) -> Any:
 KEEPS_ROWS.add(elementwise)
 
 
-def elementwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
+def elementwise_(function: Function, x: object, *args: object, **kwargs: object) -> object:
     """In-place forms: what is written to must be the tile."""
-    return elementwise(function, args, kwargs) if isinstance(args[0], TileTensor) else NotImplemented
+    return elementwise(function, x, *args, **kwargs) if isinstance(x, TileTensor) else NotImplemented
 
 
 TILES.update({function: elementwise for function, handler in TABLE.items() if handler in (pointwise, relu)})
@@ -97,7 +97,7 @@ TILES.update({function: elementwise_ for function, handler in TABLE.items() if h
 TILES.update({function: handler for function, handler in TABLE.items() if handler in (cast, new, batch_norm)})
 
 
-on_tiles("prelu")(elementwise)  # one slope, or one for each column
+TILES.implements("prelu")(elementwise)  # one slope, or one for each column
 
 
 def linear_sum(
@@ -173,18 +173,15 @@ def _is_linear_here(x: object, weight: object) -> bool:
     return isinstance(x, TileTensor) and plain
 
 
-@on_tiles("linear")
-def linear(function: Function, args: Args, kwargs: Kwargs) -> object:
+@TILES.implements("linear")
+def linear(function: Function, input: Any, weight: Tensor, bias: Tensor | None = None) -> object:
     """``x W^T + b``; see :func:`linear_sum`."""
-    bound = {"bias": None, **bind("input weight bias", args, kwargs)}
-    x, weight, bias = bound["input"], bound["weight"], bound["bias"]
-    if not _is_linear_here(x, weight) or weight.shape[1] != x._sharding.width or isinstance(bias, RowTensor):
-        return NotImplemented
-    return linear_sum([(x, weight)], bias)
+    fits = _is_linear_here(input, weight) and weight.shape[1] == input._sharding.width
+    return linear_sum([(input, weight)], bias) if fits and not isinstance(bias, RowTensor) else NotImplemented
 
 
-@on_tiles("matmul", "mm", "__matmul__")
-def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
+@TILES.implements("matmul", "mm", "__matmul__")
+def matmul(function: Function, *args: Any, **kwargs: Any) -> object:
     """``tile @ plain matrix``."""
     x, weight = (*args, *kwargs.values())
     if not _is_linear_here(x, weight) or weight.shape[0] != x._sharding.width:
@@ -192,19 +189,16 @@ def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
     return _sum_of_products([(x, x._sharding.whole.copy_to_ranks(weight).t())])
 
 
-@on_tiles("__getitem__")
-def getitem(function: Function, args: Args, kwargs: Kwargs) -> object:
+@TILES.implements("__getitem__")
+def getitem(function: Function, x: TileTensor, index: object) -> object:
     """A batch's rows; everything else needs whole rows."""
-    x, index = args
     return index.fetch(x) if isinstance(index, PickedRows) else NotImplemented
 
 
-@on_tiles("index_select")
-def index_select(function: Function, args: Args, kwargs: Kwargs) -> object:
+@TILES.implements("index_select")
+def index_select(function: Function, x: TileTensor, dim: int, index: object) -> object:
     """A batch's rows; everything else needs whole rows."""
-    bound = bind("x dim index", args, kwargs)
-    picks = isinstance(bound["index"], PickedRows) and bound["dim"] in (0, -2)
-    return bound["index"].fetch(bound["x"]) if picks else NotImplemented
+    return index.fetch(x) if isinstance(index, PickedRows) and dim in (0, -2) else NotImplemented
 
 
 class _ReplicatedLinear(LocalFunction[Tensor]):
@@ -253,19 +247,18 @@ def replicated_linear(x: TileTensor, weight: Tensor, transport: Transport) -> Te
     return F.linear(copy_to_replicas(x.as_subclass(Tensor), transport), weight)
 
 
-@on_tiles("layer_norm", "rms_norm")
-def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> object:
+@TILES.implements("layer_norm", "rms_norm")
+def norm_of_each_row(
+    function: Function, x: Tensor, normalized_shape: Sequence[int], *args: Any, **kwargs: Any
+) -> object:
     """``(x - mean) / sqrt(var + eps)`` or ``x / sqrt(mean square + eps)`` (ScaleGNN, eq. 29) by row (collective)."""
     centres = function.__name__ == "layer_norm"
-    names = "x shape weight bias eps" if centres else "x shape weight eps"
-    bound: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5 if centres else None}
-    bound.update(bind(names, args, kwargs))
-    x, shape = bound["x"], bound.get("shape", bound.get("normalized_shape"))
-    parameters = [bound["weight"], bound["bias"]]
+    bound = bind(function, "weight bias eps cudnn_enable" if centres else "weight eps", args, kwargs)
+    parameters = [bound.get("weight"), bound.get("bias")]
     if not isinstance(x, TileTensor) or any(isinstance(p, RowTensor) for p in parameters):
         return NotImplemented
     tile = x._sharding
-    if tuple(shape or ()) != (tile.width,):
+    if (*normalized_shape,) != (tile.width,):
         return NotImplemented
     with local_tensors():
         weight, bias = (None if p is None else tile.slice_columns(p) for p in parameters)
@@ -274,7 +267,8 @@ def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> object:
         if centres:
             local = local - copy_to_ranks(reduce_from_ranks(local.sum(1, keepdim=True), group) / tile.width, group)
         mean_square = reduce_from_ranks(local.square().sum(1, keepdim=True), group) / tile.width
-        eps = torch.finfo(x.dtype).eps if bound["eps"] is None else bound["eps"]
+        eps = bound.get("eps", 1e-5 if centres else None)
+        eps = torch.finfo(x.dtype).eps if eps is None else eps
         out = local * copy_to_ranks(torch.rsqrt(mean_square + eps), group)
         out = out if weight is None else out * weight
         out = out if bias is None else out + bias

@@ -7,7 +7,6 @@ brought to whole rows once, and the table of row tensors answers: masks, losses 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -38,18 +37,7 @@ from pyg_dist.tensor.functions.autograd import (
 from pyg_dist.tensor.functions.full_tensor import pickle, trace
 from pyg_dist.tensor.functions.random import dropout, fill, initialise, random_like
 from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
-from pyg_dist.tensor.registry import (
-    NAMESPACES,
-    TABLE,
-    Args,
-    Function,
-    Handler,
-    Kwargs,
-    bind,
-    functions,
-    public_name,
-    writes,
-)
+from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, Table, public_name, writes
 from pyg_dist.tensor.row_tensor import (
     COLUMNS,
     DerivedOperand,
@@ -121,18 +109,8 @@ def start_redistribution(
     return Pending(lambda: tile.to(local, target, pending))
 
 
-TILES: dict[Function, Handler] = {}
-
-
-def on_tiles(*names: str, namespaces: Sequence[object] = NAMESPACES) -> Callable[[Handler], Handler]:
-    """Register the decorated handler for the functions called ``names``; ``NotImplemented`` means: on whole rows."""
-
-    def decorate(handler: Handler) -> Handler:
-        for function in functions(*names, namespaces=namespaces):
-            TILES[function] = handler
-        return handler
-
-    return decorate
+TILES = Table()
+"""Handlers for tiles. One that returns ``NotImplemented`` leaves the call to the table of whole rows."""
 
 
 class TileTensor(NodeTensor):
@@ -158,7 +136,7 @@ class TileTensor(NodeTensor):
             if not args and "input" in kwargs:
                 args = (kwargs["input"],)
                 kwargs = {name: value for name, value in kwargs.items() if name != "input"}
-            out = handler(func, args, kwargs)
+            out = handler(func, *args, **kwargs)
             if out is not NotImplemented:
                 return out
         elif isinstance(func, OpOverload):  # below autograd all is local
@@ -236,10 +214,9 @@ _SAME_FOR_TILES = (
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
 
 
-@on_tiles("view_as")
-def view_as(function: Function, args: Args, kwargs: Kwargs) -> object:
+@TILES.implements("view_as")
+def view_as(function: Function, x: Tensor, other: Tensor) -> object:
     """The tile itself, as ``autograd.Function`` returns an input, backward hooks included; else on whole rows."""
-    x, other = bind("self other", args, kwargs).values()
     if not isinstance(x, TileTensor) or x.shape != other.shape:
         return NotImplemented
     with local_tensors():
@@ -247,10 +224,9 @@ def view_as(function: Function, args: Args, kwargs: Kwargs) -> object:
         return as_row_tensor_(local.view_as(local), x._sharding)
 
 
-@on_tiles("__repr__", "__format__")
-def representation(function: Function, args: Args, kwargs: Kwargs) -> str:
+@TILES.implements("__repr__", "__format__")
+def representation(function: Function, x: TileTensor, *_: object, **__: object) -> str:
     """Global shape and local values; no communication."""
-    x: TileTensor = args[0]
     with local_tensors():
         tile, local = x._sharding, x.as_subclass(Tensor)
         return f"NodeTensor(shape={list(tile.global_shape(x.shape))}, local tile of {tile}: {local!r})"

@@ -1,6 +1,6 @@
 """The function table: the handler of each torch function for tensors whose rows lie on several ranks.
 
-Each module beside this one registers its functions here, by name, with :func:`implements`. A name stands for every
+Each module beside this one registers its functions here, by name, with :data:`implements`. A name stands for every
 function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu`` and ``F.relu``.
 """
 
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from pyg_dist.errors import MixedRowsError
+
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-Handler = Callable[[Function, Args, Kwargs], object]
+Handler = Callable[..., object]
+"""``handler(function, *args, **kwargs)``: its parameters are those of the function, so that Python binds them."""
+H = TypeVar("H", bound=Handler)
 
-TABLE: dict[Function, Handler] = {}
 ARITHMETIC: set[Function] = set()
 """Functions whose integers are values, such as factors."""
 KEEPS_ROWS: set[Handler] = set()
@@ -45,30 +48,58 @@ def functions(*names: str, namespaces: Sequence[object] = NAMESPACES) -> Iterato
             raise LookupError(f"torch has no function named {name!r}")
 
 
-def register(handler: Handler, *names: str, namespaces: Sequence[object] = NAMESPACES) -> None:
-    """Let ``handler(function, args, kwargs)`` answer for the functions called ``names``."""
-    for function in functions(*names, namespaces=namespaces):
-        TABLE[function] = handler
+class Table(dict[Function, Handler]):
+    """The handlers of a kind of tensors by function."""
+
+    def implements(self, *names: str, namespaces: Sequence[object] = NAMESPACES) -> Callable[[H], H]:
+        """Decorator: the handler answers for every function called one of ``names``."""
+
+        def decorate(handler: H) -> H:
+            self.update(dict.fromkeys(functions(*names, namespaces=namespaces), handler))
+            return handler
+
+        return decorate
 
 
-def implements(*names: str, namespaces: Sequence[object] = NAMESPACES) -> Callable[[Handler], Handler]:
-    """Decorator form of :func:`register`."""
-
-    def decorate(handler: Handler) -> Handler:
-        register(handler, *names, namespaces=namespaces)
-        return handler
-
-    return decorate
-
+TABLE = Table()
+"""Of row tensors."""
+implements = TABLE.implements
 
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+_RENAMED = {*_OF_NUMPY, "out"}
 
 
-def bind(names: str, args: Args, kwargs: Kwargs) -> dict[str, Any]:
-    """Arguments by name; torch's C functions have no signature to inspect, and take NumPy's names as well."""
-    bound = dict(zip(names.split(), args, strict=False))
-    bound.update({_OF_NUMPY.get(name, name): value for name, value in kwargs.items()})
-    return bound
+def as_torch_names(kwargs: Kwargs) -> Kwargs:
+    """``kwargs`` with torch's names for those of NumPy's that it takes as well, and without an ``out`` of ``None``."""
+    if _RENAMED.isdisjoint(kwargs):
+        return kwargs
+    return {_OF_NUMPY.get(name, name): v for name, v in kwargs.items() if name != "out" or v is not None}
+
+
+def bind(function: Function, parameters: str, args: Args, kwargs: Kwargs) -> Kwargs:
+    """The arguments behind the tensor by name; torch's functions in C have no signature to inspect."""
+    names = parameters.split()
+    if len(args) > len(names):
+        raise TypeError(f"{public_name(function)} of rows expects arguments behind {names} by name (got {len(args)})")
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def dims_of(dim: object, num_dims: int) -> tuple[int, ...]:
+    """``dim`` as non-negative dimensions; ``None`` and ``()`` stand for all, as in torch."""
+    if dim is None or dim == () or dim == []:
+        return tuple(range(num_dims))
+    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
+    for d in dims:
+        if not -num_dims <= d < num_dims:
+            raise IndexError(f"Dimension out of range (expected to be in [{-num_dims}, {num_dims - 1}], but got {d})")
+    return tuple(d % num_dims for d in dims)
+
+
+def refuse(function: Function, what: str) -> MixedRowsError:
+    """The error for a call that would take rows out of dimension 0."""
+    return MixedRowsError(
+        f"{public_name(function)} {what}: rows are distributed and stay in dimension 0; use .full_tensor() first"
+    )
 
 
 _OPERATORS = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()}

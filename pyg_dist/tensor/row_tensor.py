@@ -32,6 +32,7 @@ from pyg_dist.tensor.registry import (
     Function,
     Handler,
     Kwargs,
+    as_torch_names,
     assigns_result,
     changes_values,
     public_name,
@@ -207,7 +208,8 @@ class RowTensor(Tensor):
                 f"{name} has no distributed form for a {cls.__name__}, whose rows lie on several ranks: {way_out}"
             )
         if kwargs:
-            if kwargs.get("out") is not None and not takes_out(handler, kwargs["out"]):
+            kwargs = as_torch_names(kwargs)
+            if "out" in kwargs and not takes_out(handler, kwargs["out"]):
                 raise MixedRowsError(f"{public_name(func)} of row tensors does not take 'out': assign the result")
             first = None if args else next((name for name in _FIRST if name in kwargs), None)
             if first is not None:  # handlers find the tensor in one place
@@ -220,10 +222,16 @@ class RowTensor(Tensor):
         if noted().is_on:
             note_numbers(func, args, kwargs)
         try:
-            return handler(func, args, kwargs or {})
+            return handler(func, *args, **(kwargs or {}))
         except (RuntimeError, MemoryError) as error:
             out_of_memory.explain(error)
             raise
+
+
+def global_shape(x: RowTensor) -> torch.Size:
+    """The shape of the whole tensor, also under :data:`local_tensors`."""
+    with local_tensors():
+        return x._sharding.global_shape(x.shape)
 
 
 def note_numbers(function: Function, args: Args, kwargs: Kwargs | None) -> None:

@@ -35,7 +35,7 @@ def test_functions(generated: ModuleType) -> None:
         ("losses", "cross_entropy"),
         ("indexing", "__getitem__"),
         ("random", "dropout"),
-        ("moved_rows", "T"),
+        ("shapes", "T"),
     ):
         line = next(line for line in table.splitlines() if line.startswith(f"| `{file}` |"))
         assert f"`{function}`" in line

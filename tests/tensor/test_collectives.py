@@ -161,6 +161,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
             cosine_similarity pairwise_distance repeat_interleave cat concat concatenate hstack column_stack stack
             one_hot pad normalize
         """),
+        ("gather", "none", "quantile nanquantile"),
     ],
     "attention": [
         ("2 gather", "2 sum", "scaled_dot_product_attention multi_head_attention_forward"),
@@ -181,7 +182,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "full_tensor": [
         ("gather", "none", """
             tolist numpy __array__ __array_wrap__ __contains__ unique unique_consecutive bincount histc median
-            nanmedian quantile nanquantile _convert_indices_from_coo_to_csr
+            nanmedian _convert_indices_from_coo_to_csr
         """),
         ("count, gather", "none", "item __float__ __int__ __index__ __bool__"),
         ("none", "none", "__repr__ __format__"),
@@ -207,12 +208,6 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
             multilabel_soft_margin_loss multi_margin_loss multilabel_margin_loss
         """),
     ],
-    "moved_rows": [
-        ("none", "none", "permute movedim moveaxis unsqueeze"),
-        ("none", "none", "transpose swapaxes swapdims mT.__get__"),
-        ("sum", "none", "t T.__get__ H.__get__ mH.__get__"),
-    ],
-    "moved_shapes": [("none", "none", "view reshape")],
     "pointwise": [
         ("none", "none", " ".join(name for name in test_pointwise.NAMES if name != "detach")),
         ("none", "none", "_standard_gamma_grad _dirichlet_grad"),
@@ -260,8 +255,10 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("none", "none", " ".join(METADATA)),
         ("none", "none", """
             shape.__get__ size numel __len__ view_as reshape_as expand_as expand broadcast_to
-            repeat squeeze flatten ravel unflatten nbytes.__get__ new
+            repeat squeeze flatten ravel unflatten nbytes.__get__ new view reshape
+            permute movedim moveaxis unsqueeze transpose swapaxes swapdims mT.__get__
         """),
+        ("sum", "none", "t T.__get__ H.__get__ mH.__get__"),
     ],
 }  # fmt: skip
 

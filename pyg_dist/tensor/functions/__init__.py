@@ -10,7 +10,6 @@ from pyg_dist.tensor.functions import (
     layers,
     losses,
     moved_rows,
-    moved_shapes,
     pointwise,
     products,
     random,
@@ -22,5 +21,5 @@ from pyg_dist.tensor.functions import (
 
 __all__ = [
     "along", "attention", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_rows",
-    "moved_shapes", "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
+    "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
 ]  # fmt: skip

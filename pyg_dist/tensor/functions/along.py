@@ -1,12 +1,14 @@
 """Functions along a dimension, and joins of rows and columns.
 
-Row-wise along any dimension but 0. Along dimension 0 rows can be concatenated and split: no row leaves its rank. What
-orders rows, or picks them by an index for each element, gathers them.
+Row-wise along any dimension but that of the rows. Along these, rows can be concatenated and split: no row leaves its
+rank. What orders rows, or picks them by an index for each element, gathers them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,76 +17,153 @@ from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.calling_code import of_whole_graphs
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
-from pyg_dist.tensor.functions.moved_rows import MovedRows
+from pyg_dist.tensor.functions.moved_rows import (
+    MOVED,
+    MovedRows,
+    as_seen,
+    dim_of_rows_first,
+    moved_in,
+    on_moved,
+    refuse_moved,
+)
 from pyg_dist.tensor.functions.pointwise import aligned, pointwise
-from pyg_dist.tensor.functions.shapes import dims_of, flat_sizes, refuse
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
+from pyg_dist.tensor.functions.shapes import flat_sizes
+from pyg_dist.tensor.registry import Function, Handler, bind, dims_of, implements, public_name, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
 from pyg_dist.tensor.selection import ConcatenatedRows
 
-# The parameters before `dim`, and its default; None where torch's default is dimension 0 or a flattened tensor.
-_ALONG: dict[str, tuple[str, int | None]] = {
-    "softmin": ("", None), "cumsum": ("", None), "cumprod": ("", None), "cummax": ("", None), "cummin": ("", None),
-    "logcumsumexp": ("", None), "sort": ("", -1), "argsort": ("", -1), "topk": ("k", -1), "kthvalue": ("k", -1),
-    "mode": ("", -1), "glu": ("", -1), "roll": ("shifts", None), "gather": ("", None),
-    "take_along_dim": ("indices", None),
-    "narrow": ("", None), "unbind": ("", 0),
-    "chunk": ("chunks", 0), "split": ("split_size", 0), "tensor_split": ("indices_or_sections", 0),
-    "diff": ("n", -1), "cosine_similarity": ("x2", 1), "repeat_interleave": ("repeats", None),
-}  # fmt: skip
-_CUTS = ("narrow", "chunk", "split", "tensor_split")
-_OF_ALL_ROWS = (
-    "sort", "argsort", "topk", "kthvalue", "mode", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "gather",
-    "take_along_dim",
-)  # fmt: skip
-_BROADCASTS = ("take_along_dim", "cosine_similarity", "repeat_interleave")
+
+def along(
+    *names: str, parameters: str = "dim", default: int | None = None, broadcasts: bool = False
+) -> Callable[[Handler], Handler]:
+    """Register functions along a dimension: within rows they are torch's own, over rows what is decorated.
+
+    ``parameters`` are those behind the tensor, ``default`` is the dimension where none is named; ``None``: all of them,
+    or the first. ``broadcasts``: see :func:`~.pointwise.as_operand`. The decorator returns the handler.
+    """
+    place_of_dim = next(k for k, name in enumerate(parameters.split()) if name in ("dim", "dims"))
+
+    def decorate(over_rows: Handler) -> Handler:
+        @implements(*names)
+        @wraps(over_rows)
+        def of_rows(function: Function, x: object, *args: object, **kwargs: object) -> object:
+            dim = args[place_of_dim] if len(args) > place_of_dim else kwargs.get("dim", kwargs.get("dims", default))
+            if isinstance(dim, Tensor) or "other" in kwargs:  # `max(x, y)`
+                return pointwise(function, x, *args, **kwargs)
+            if not isinstance(x, RowTensor):
+                raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
+            with local_tensors():
+                if 0 not in dims_of(None if isinstance(dim, bool) else dim, x.dim()):  # `std(x, unbiased)`
+                    given, rows = (x, *args), x._sharding
+                    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+                        given, kwargs, rows = aligned(function, given, kwargs, broadcasts)
+                    return as_row_tensor_(function(*given, **kwargs), rows)
+            return over_rows(function, x, *args, **kwargs)
+
+        @MOVED.implements(*names)
+        def of_moved(function: Function, x: object, *args: object, **kwargs: object) -> object:
+            bound = bind(function, parameters, args, kwargs)
+            dim = bound.pop("dim", default)
+            if isinstance(dim, Tensor) or "other" in bound:
+                return on_moved(function, x, *args, **kwargs)
+            if type(x) is not MovedRows or any(isinstance(v, Tensor) for v in bound.values()) or "dims" in bound:
+                raise refuse_moved(function, moved_in((x, *args, *kwargs.values()))[0])
+            if dim is None or isinstance(dim, bool):
+                whole = x.full_tensor() if function.__name__ in ("argmax", "argmin") else x.of  # places count as seen
+                return function(whole, *args, **kwargs)
+            before = [bound.pop(name) for name in parameters.split()[:place_of_dim] if name in bound]
+            dims = dims_of(dim, x.dim())
+            if x.place in dims and over_rows is _mixes:
+                raise refuse_moved(function, x)
+            mapped = [dim_of_rows_first(d, x.place) for d in dims]
+            out = function(x.of, *before, dim=mapped if isinstance(dim, (tuple, list)) else mapped[0], **bound)
+
+            def seen(t: Tensor) -> Tensor:
+                if t.dim() == x.dim():
+                    return MovedRows.make(t, x.place) if isinstance(t, RowTensor) else t.movedim(0, x.place)
+                return MovedRows.make(t, x.place - sum(d < x.place for d in dims)) if isinstance(t, RowTensor) else t
+
+            return as_seen(out, seen)
+
+        return of_rows
+
+    return decorate
 
 
-@implements(*_ALONG, "cumsum_", "cumprod_")
-def along(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Along other dimensions than 0. Along 0, what orders or accumulates rows is of all, and plain (collective)."""
-    name = function.__name__.removesuffix("_")
-    before, default = _ALONG[name]
-    bound = bind(f"x {before} dim", args, kwargs)
-    x, dim = args[0] if args else None, bound.get("dim", bound.get("dims", default))
-    if name in _CUTS and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
-        rest = {key: value for key, value in bound.items() if key not in ("x", "dim")}
-        positional = [rest.pop(key) for key in [before] if key in rest]
-        places = torch.arange(x.shape[0])
-        if name == "narrow":
-            pieces = places.narrow(0, *(args[2:] or ()), **rest)
-        else:
-            pieces = function(places, *positional, dim=0, **rest)
-        return copied_slice(x[pieces]) if isinstance(pieces, Tensor) else tuple(copied_slice(x[p]) for p in pieces)
-    gathers = function.__name__ in _OF_ALL_ROWS and not of_whole_graphs()
-    if gathers and isinstance(x, RowTensor) and 0 in dims_of(dim, x.dim()):
-        return on_full_tensor(function, args, kwargs)
-    if not isinstance(x, RowTensor) or dim is None or 0 in dims_of(dim, x.dim()):
-        raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
-    with local_tensors():
-        args, kwargs, rows = aligned(function, args, kwargs, name in _BROADCASTS)
-        return as_row_tensor_(function(*args, **kwargs), rows)
+def _mixes(function: Function, *args: object, **kwargs: object) -> object:
+    raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
+
+
+def _of_all(function: Function, *args: object, **kwargs: object) -> object:
+    """Of all rows, and plain (collective); not for a transform of PyG's, which takes it for this rank's rows."""
+    return _mixes(function) if of_whole_graphs() else on_full_tensor(function, *args, **kwargs)
+
+
+def _cut(function: Function, x: RowTensor, *args: object, **kwargs: object) -> object:
+    """Pieces of the rows, which are picked (collective)."""
+    pieces = function(torch.arange(x.shape[0]).view(-1, *[1] * (x.dim() - 1)), *args, **kwargs)
+    return as_seen(pieces, lambda places: copied_slice(x[places.flatten()]))
+
+
+along("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")(_of_all)
+along("sort", "argsort", parameters="dim descending", default=-1)(_of_all)
+along("mode", parameters="dim keepdim", default=-1)(_of_all)
+along("topk", parameters="k dim largest sorted", default=-1)(_of_all)
+along("kthvalue", parameters="k dim keepdim", default=-1)(_of_all)
+along("gather", parameters="dim index")(_of_all)
+along("take_along_dim", parameters="indices dim", broadcasts=True)(_of_all)
+along("median", "nanmedian", parameters="dim keepdim")(on_full_tensor)
+along("narrow", parameters="dim start length")(_cut)
+along("chunk", parameters="chunks dim", default=0)(_cut)
+along("split", parameters="split_size dim", default=0)(_cut)
+along("tensor_split", parameters="indices_or_sections dim", default=0)(_cut)
+along("softmin", "cumsum_", "cumprod_")(_mixes)
+along("glu", default=-1)(_mixes)
+along("unbind", default=0)(_mixes)
+along("diff", parameters="n dim", default=-1)(_mixes)
+along("roll", parameters="shifts dims")(_mixes)
+along("repeat_interleave", parameters="repeats dim", broadcasts=True)(_mixes)
+along("cosine_similarity", parameters="x2 dim", default=1, broadcasts=True)(_mixes)
+
+
+@along("normalize", parameters="p dim eps", default=1)
+def normalize(function: Function, x: RowTensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """``x / max(norm, eps)`` of each column (collective)."""
+    norms: Tensor = torch.linalg.vector_norm(x, p, dim, keepdim=True)
+    return x / norms.clamp_min(eps)
+
+
+_quantile = along("quantile", "nanquantile", parameters="q dim keepdim", broadcasts=True)(on_full_tensor)
+
+
+@implements("quantile", "nanquantile")
+def quantile(
+    function: Function, x: Tensor, q: object, dim: int | None = None, keepdim: bool = False, **options: object
+) -> object:
+    """Within rows, or of all rows; several quantiles at once put their own dimension first, and are plain."""
+    if isinstance(q, Tensor) and q.dim() > 0:
+        return on_full_tensor(function, x, q, dim, keepdim, **options)
+    if isinstance(x, RowTensor) and x._sharding.num_local == 0 and dim is not None and 0 not in dims_of(dim, x.dim()):
+        return on_rows(torch.sum, x, dim, keepdim)  # torch refuses; a sum has the same shape, and is differentiable too
+    return _quantile(function, x, q, dim, keepdim, **options)
 
 
 @implements("flip")
-def flip(function: Function, args: Args, kwargs: Kwargs) -> object:
+def flip(function: Function, x: Tensor, *dims: Any, **named: Any) -> Tensor:
     """Reverse the order of columns, and of rows, which are picked (collective)."""
-    x = args[0]
-    dims = dims_of(flat_sizes(args, kwargs), x.dim())
-    if 0 in dims:
+    reversed_ = dims_of(flat_sizes(dims, named), x.dim())
+    if 0 in reversed_:
         x = x[torch.arange(x.shape[0] - 1, -1, -1)]
-    return on_rows(torch.flip, x, [dim for dim in dims if dim])
+    return on_rows(torch.flip, x, [dim for dim in reversed_ if dim])
 
 
 @implements("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
-def join(function: Function, args: Args, kwargs: Kwargs) -> object:
+def join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Concatenate columns, stack along a new dimension within rows, or append rows."""
-    bound = bind("tensors dim", args, kwargs)
-    tensors = tuple(bound["tensors"])
+    tensors = tuple(tensors)
     if function is torch.column_stack:
         tensors = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in tensors)
     num_dims = tensors[0].dim()
-    dim = bound.get("dim", 0)
     if function in (torch.hstack, torch.column_stack):
         function, dim = torch.cat, 1 if num_dims > 1 else 0
     stacks = function is torch.stack or (function in (torch.vstack, torch.row_stack) and num_dims < 2)
@@ -96,7 +175,8 @@ def join(function: Function, args: Args, kwargs: Kwargs) -> object:
         return _append(function, tensors)
     with local_tensors():
         tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
-        return as_row_tensor_(function(tensors, dim), rows)
+        joined: Tensor = function(tensors, dim)
+        return as_row_tensor_(joined, rows)
 
 
 def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
@@ -123,40 +203,28 @@ def _append(function: Function, tensors: tuple[Tensor, ...]) -> RowTensor:
 
 
 @implements("one_hot")
-def one_hot(function: Function, args: Args, kwargs: Kwargs) -> object:
+def one_hot(function: Function, x: Tensor, num_classes: int = -1) -> Tensor:
     """One column per class; without ``num_classes`` it is the global maximum plus one (collective)."""
-    x, num_classes = args[0], bind("x num_classes", args, kwargs).get("num_classes", -1)
     return on_rows(function, x, int(x.max()) + 1 if num_classes == -1 else num_classes)
 
 
 @implements("pad")
-def pad(function: Function, args: Args, kwargs: Kwargs) -> object:
+def pad(function: Function, x: Tensor, pad: Sequence[int], *args: object, **kwargs: object) -> Tensor:
     """Pad within rows."""
-    if len(bind("x pad", args, kwargs)["pad"]) // 2 >= args[0].dim():
+    if len(pad) // 2 >= x.dim():
         raise refuse(function, "of dimension 0 would add rows")
-    return on_rows(lambda x, *rest, **named: _of_some_rows(function, x, *rest, **named), *args, **kwargs)
 
+    def padded(local: Tensor) -> Tensor:
+        rows = local if local.shape[0] else torch.cat([local, local.new_zeros(1, *local.shape[1:])])  # torch wants one
+        out: Tensor = function(rows, pad, *args, **kwargs)
+        return out if local.shape[0] else out[:0]
 
-def _of_some_rows(function: Callable[..., Tensor], x: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """``function`` of local rows, of which it wants one at least; in the graph on every rank."""
-    if x.shape[0]:
-        return function(x, *args, **kwargs)
-    return function(torch.cat([x, x.new_zeros(1, *x.shape[1:])]), *args, **kwargs)[:0]
-
-
-@implements("normalize")
-def normalize(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """``x / max(norm, eps)``: of each row, or, along dimension 0, of each column (collective)."""
-    x, bound = args[0], {"p": 2.0, "dim": 1, "eps": 1e-12, **bind("x p dim eps", args, kwargs)}
-    if 0 not in dims_of(bound["dim"], x.dim()):
-        return on_rows(function, *args, **kwargs)
-    norm = torch.linalg.vector_norm(x, bound["p"], bound["dim"], keepdim=True)
-    return x / norm.clamp_min(bound["eps"])
+    return on_rows(padded, x)
 
 
 @implements("pairwise_distance")
-def pairwise_distance(function: Function, args: Args, kwargs: Kwargs) -> object:
+def pairwise_distance(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """One number per pair of rows."""
-    if args[0].dim() < 2:
+    if x.dim() < 2:
         raise refuse(function, "of one dimension would mix rows")
-    return pointwise(function, args, kwargs)
+    return pointwise(function, x, *args, **kwargs)

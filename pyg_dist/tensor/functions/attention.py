@@ -16,14 +16,14 @@ from torch import Tensor
 from pyg_dist.backend.autograd import replicated
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows
-from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, public_name
+from pyg_dist.tensor.functions.moved_rows import MovedRows, implements_anywhere
+from pyg_dist.tensor.registry import Function, bind, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 _OF_LAYER = (
-    "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn "
-    "dropout_p out_proj_weight out_proj_bias"
+    "key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p "
+    "out_proj_weight out_proj_bias"
 )
 
 
@@ -134,13 +134,14 @@ def _layer_with_dropout(function: Function, bound: dict[str, Any], rows: RowShar
     return out, _as_seen(attended, attended.dim() - 2, rows)
 
 
-def attention_layer(function: Function, args: Args, kwargs: Kwargs) -> object:
+@implements_anywhere("multi_head_attention_forward")
+def attention_layer(function: Function, query: Tensor, *args: object, **kwargs: object) -> object:
     """``nn.MultiheadAttention``: over all nodes for ``[N, F]``, ``[N, B, F]`` and, batch first, ``[B, N, F]``.
 
     Collective, then. With a sequence for each row, ``[N, L, F]`` with ``batch_first=True``, row by row.
     """
-    bound = {"training": True, **bind(_OF_LAYER, args, kwargs)}
-    query, drops = bound["query"], bound["training"] and bound["dropout_p"] > 0
+    bound = {"query": query, "training": True, **bind(function, _OF_LAYER, args, kwargs)}
+    drops = bound["training"] and bound["dropout_p"] > 0
     if _place(query) == 1 and query.dim() == 3:  # torch has turned what was batch first
         _require_no_dropout(function, drops)
         return _by_row(function, bound)
@@ -184,22 +185,24 @@ def _by_row(function: Function, bound: dict[str, Any]) -> object:
         return MovedRows.make(of, 1), weights if weights is None else as_row_tensor_(weights, rows)
 
 
-def scaled_product(function: Function, args: Args, kwargs: Kwargs) -> object:
+@implements_anywhere("scaled_dot_product_attention")
+def scaled_product(
+    function: Function, query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, **options: Any,
+) -> object:  # fmt: skip
     """Over all nodes, ``[..., N, C]`` (collective), or row by row, ``[N, ..., L, C]``."""
-    bound = bind("query key value attn_mask dropout_p is_causal", args, kwargs)
-    query, key, value = (bound.pop(name) for name in ("query", "key", "value"))
-    place, mask = _place(query), bound.pop("attn_mask", None)
+    place, mask = _place(query), attn_mask
     if place is None:
         raise MixedRowsError(f"{public_name(function)} expected a query with a row for each node (got a plain one)")
     rows = _sharding(query)
     if place < query.dim() - 2:
-        _require_no_dropout(function, bound.get("dropout_p", 0.0))
+        _require_no_dropout(function, dropout_p)
         if (place, place) != (_place(key), _place(value)) or mask is not None:
             raise MixedRowsError(f"{public_name(function)} is row-wise only for query, key and value with rows alike")
         with local_tensors():
             like, rows = like_rows(function, *(x.of if type(x) is MovedRows else x for x in (query, key, value)))
             of_rows = (x.as_subclass(Tensor).movedim(0, place) for x in like)
-            return _as_seen(function(*of_rows, **bound), place, rows)
+            return _as_seen(function(*of_rows, is_causal=is_causal, **options), place, rows)
     if place != query.dim() - 2:
         raise MixedRowsError(
             f"{public_name(function)} over nodes expected queries [..., N, C] (got rows in dimension {place} of "
@@ -207,18 +210,12 @@ def scaled_product(function: Function, args: Args, kwargs: Kwargs) -> object:
         )
     whole_key, whole_value = (_whole(x, rows) for x in (key, value))
     mask = _rows_of(mask, -2, rows)
-    if bound.pop("is_causal", False):
+    if is_causal:
         mask = on_device(rows.position, query.device).view(-1, 1) >= torch.arange(key.shape[-2], device=query.device)
-    p = bound.pop("dropout_p", 0.0)
-    if p:
-        if bound.get("enable_gqa"):
+    if dropout_p:
+        if options.get("enable_gqa"):
             raise MixedRowsError(f"{public_name(function)} with dropout has no enable_gqa: repeat the keys and values")
-        out, _ = _with_dropout(_local(query), whole_key, whole_value, mask, p, rows, bound.get("scale"))
+        out, _ = _with_dropout(_local(query), whole_key, whole_value, mask, dropout_p, rows, options.get("scale"))
         return _as_seen(out, place, rows)
     with local_tensors():
-        return _as_seen(function(_local(query), whole_key, whole_value, attn_mask=mask, **bound), place, rows)
-
-
-TABLE[F.scaled_dot_product_attention] = scaled_product
-TABLE[F.multi_head_attention_forward] = attention_layer
-HANDLERS.update({F.multi_head_attention_forward: attention_layer, F.scaled_dot_product_attention: scaled_product})
+        return _as_seen(function(_local(query), whole_key, whole_value, attn_mask=mask, **options), place, rows)

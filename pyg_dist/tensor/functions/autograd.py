@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.functions.shapes import metadata
-from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, implements
+from pyg_dist.tensor.registry import TABLE, Function, bind, implements
 from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, copy_of, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -40,9 +40,8 @@ def as_stored(value: object, rows: RowSharding) -> Any:
 
 
 @implements("data.__get__")
-def data(function: Function, args: Args, kwargs: Kwargs) -> object:
+def data(function: Function, x: RowTensor) -> RowTensor:
     """The rows without history. Changes of them count for :func:`version_of`, and not for autograd, as in torch."""
-    x: RowTensor = args[0]
     with local_tensors(), torch.inference_mode(False):
         if x.is_inference():
             return as_row_tensor_(function(x), x._sharding)
@@ -55,9 +54,8 @@ def data(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 @implements("detach")
-def detach(function: Function, args: Args, kwargs: Kwargs) -> object:
+def detach(function: Function, x: RowTensor) -> RowTensor:
     """The rows without history; of a copy torch no longer knows what it is a view of."""
-    x: RowTensor = args[0]
     with local_tensors():
         out = as_row_tensor_(function(x), x._sharding)
     out._copy_of = copy_of(x)
@@ -65,11 +63,10 @@ def detach(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 @implements("data.__set__")
-def replace_data(function: Function, args: Args, kwargs: Kwargs) -> None:
+def replace_data(function: Function, x: RowTensor, value: object) -> None:
     """Replace the values, which torch counts as no change."""
-    x = args[0]
     version = version_of(x)
-    store(function, args, kwargs)
+    store(function, x, value)
     x._counters = ()
     if version is not None:
         with local_tensors():
@@ -77,32 +74,30 @@ def replace_data(function: Function, args: Args, kwargs: Kwargs) -> None:
 
 
 @implements("grad.__get__")
-def stored(function: Function, args: Args, kwargs: Kwargs) -> object:
+def stored(function: Function, x: RowTensor) -> object:
     """The gradient: distributed like the tensor."""
     with local_tensors():
-        return as_row_tensor_(function(*args), args[0]._sharding)
+        return as_row_tensor_(function(x), x._sharding)
 
 
 @implements("grad.__set__")
-def store(function: Function, args: Args, kwargs: Kwargs) -> None:
+def store(function: Function, x: RowTensor, value: object) -> None:
     """Replace the gradient."""
-    x, value = args
     value = as_stored(value, x._sharding)
     with local_tensors():
         function(x, value)
 
 
 @implements("grad.__delete__", "retain_grad", "register_post_accumulate_grad_hook")
-def unchanged(function: Function, args: Args, kwargs: Kwargs) -> object:
+def unchanged(function: Function, *args: object, **kwargs: object) -> object:
     """A hook after accumulation gets the row tensor itself."""
     with local_tensors():
         return function(*args, **kwargs)
 
 
 @implements("register_hook")
-def register_hook(function: Function, args: Args, kwargs: Kwargs) -> object:
+def register_hook(function: Function, x: RowTensor, hook: Callable[[Tensor], object]) -> object:
     """Hooks see row tensors and may return them."""
-    x, hook = (*args, *kwargs.values())
     rows = x._sharding
 
     def distributed_hook(gradient: Tensor) -> Tensor | None:
@@ -119,12 +114,12 @@ _MODULE_HOOKS = "BackwardHookFunctionBackward"
 
 
 @implements("grad_fn.__get__")  # after shapes, whose handler it extends
-def grad_fn(function: Function, args: Args, kwargs: Kwargs) -> object:
+def grad_fn(function: Function, x: RowTensor) -> object:
     """The node; the one through which torch calls a module's backward hooks shows them row tensors."""
-    node: Any = metadata(function, args, kwargs)
+    node: Any = metadata(function, x)
     if node is None or node.name() != _MODULE_HOOKS:
         return node
-    node.metadata.setdefault(_HookedNode, {})[args[0].output_nr] = args[0]._sharding
+    node.metadata.setdefault(_HookedNode, {})[x.output_nr] = x._sharding
     return _HookedNode(node)
 
 
@@ -187,35 +182,36 @@ def _edge(x: object) -> Any:
 
 
 @implements("backward")
-def backward_of_one(function: Function, args: Args, kwargs: Kwargs) -> None:
+def backward_of_one(function: Function, x: Tensor, gradient: object = None, *args: Any, **kwargs: Any) -> None:
     """Back-propagate a gradient with this tensor's rows, or a loss to tensors with rows (collective)."""
-    bound = bind("tensors gradient retain_graph create_graph inputs", args, kwargs)
-    torch.autograd.backward(grad_tensors=bound.pop("gradient", None), **bound)
+    backward(torch.autograd.backward, x, gradient, **bind(function, "retain_graph create_graph inputs", args, kwargs))
 
 
-def backward(function: Function, args: Args, kwargs: Kwargs) -> None:
+def backward(function: Function, tensors: object, grad_tensors: object = None, *args: Any, **kwargs: Any) -> None:
     """``torch.autograd.backward`` with row tensors among outputs and inputs (collective)."""
-    bound = bind("tensors grad_tensors retain_graph create_graph grad_variables inputs", args, kwargs)
-    outputs, gradients = _local_outputs(bound.pop("tensors"), bound.pop("grad_tensors", None))
+    bound = bind(function, "retain_graph create_graph grad_variables inputs", args, kwargs)
+    outputs, gradients = _local_outputs(tensors, grad_tensors)
     if bound.get("inputs") is not None:
         bound["inputs"] = [_edge(x) for x in _sequence(bound["inputs"])]
-    torch.autograd.backward(outputs, gradients, **bound)
+    function(outputs, gradients, **bound)
 
 
-def grad(function: Function, args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
+def grad(
+    function: Function, outputs: object, inputs: object, grad_outputs: object = None, *args: Any,
+    is_grads_batched: bool = False, materialize_grads: bool = False, **kwargs: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """``torch.autograd.grad`` with row tensors among outputs and inputs (collective)."""
-    bound = bind("outputs inputs grad_outputs retain_graph create_graph only_inputs allow_unused", args, kwargs)
-    if bound.get("is_grads_batched"):
+    if is_grads_batched:
         raise UnsupportedError(
             "torch.autograd.grad with is_grads_batched is not distributed: call it once per gradient"
         )
-    outputs, gradients = _local_outputs(bound.pop("outputs"), bound.pop("grad_outputs", None))
-    inputs = _sequence(bound.pop("inputs"))
-    materialize = bound.pop("materialize_grads", False)
-    bound["allow_unused"] = bound.get("allow_unused") or materialize
-    results: list[Any] = list(torch.autograd.grad(outputs, [_edge(x) for x in inputs], gradients, **bound))
+    bound = bind(function, "retain_graph create_graph only_inputs allow_unused", args, kwargs)
+    bound["allow_unused"] = bound.get("allow_unused") or materialize_grads
+    outputs, gradients = _local_outputs(outputs, grad_outputs)
+    inputs = _sequence(inputs)
+    results: list[Any] = list(function(outputs, [_edge(x) for x in inputs], gradients, **bound))
     for k, (x, result) in enumerate(zip(inputs, results, strict=True)):
-        if result is None and materialize:
+        if result is None and materialize_grads:
             results[k] = torch.zeros_like(x)
         elif isinstance(x, RowTensor) and result is not None:
             results[k] = RowTensor.from_local(result, x._sharding)
@@ -244,9 +240,8 @@ _compare_local_rows()
 
 
 @implements("__deepcopy__")
-def deepcopy(function: Function, args: Args, kwargs: Kwargs) -> object:
+def deepcopy(function: Function, x: RowTensor, memo: dict[int, object]) -> object:
     """Copy the values; the distribution is shared (early stopping copies models and data)."""
-    x, memo = args
     if id(x) in memo:
         return memo[id(x)]
     if not x.is_leaf:

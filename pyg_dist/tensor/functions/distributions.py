@@ -19,8 +19,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
 from pyg_dist.tensor.functions.random import draw, draw_seed, refuse_generator
-from pyg_dist.tensor.functions.shapes import refuse
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements
+from pyg_dist.tensor.registry import Function, bind, implements, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 
 _MOST = 2**53
@@ -28,38 +27,36 @@ _MOST = 2**53
 
 
 @implements("normal", namespaces=(torch,))
-def normal(function: Function, args: Args, kwargs: Kwargs) -> object:
+def normal(function: Function, mean: Any = 0.0, std: Any = 1.0, *, generator: object = None) -> Tensor:
     """``mean + std * z``; one of them may be a number or a plain tensor."""
-    bound = {"mean": 0.0, "std": 1.0, **bind("mean std", args, kwargs)}
-    refuse_generator(function, kwargs)
+    refuse_generator(function, generator)
     with torch.no_grad():
-        mean, std = bound["mean"], bound["std"]
         like = mean + std  # of both one's shape
         if not isinstance(like, RowTensor):
             raise refuse(function, "of a plain mean and std makes no rows")
-        return mean + std * torch.randn_like(like)
+        return mean + std * torch.randn_like(like)  # type: ignore[no-any-return]
 
 
 @implements("randint_like")
-def randint_like(function: Function, args: Args, kwargs: Kwargs) -> object:
+def randint_like(
+    function: Function, x: RowTensor, *bounds: int, dtype: torch.dtype | None = None,
+    device: torch.device | None = None, generator: object = None, **named: Any,
+) -> Tensor:  # fmt: skip
     """Integers uniform in [low, high)."""
-    has_low = len(args) == 3 or "low" in kwargs
-    bound = {"low": 0, **bind("x low high" if has_low else "x high", args, kwargs)}
-    refuse_generator(function, kwargs)
-    x: RowTensor = args[0]
+    refuse_generator(function, generator)
+    bound = bind(function, "low high" if len(bounds) == 2 or "low" in named else "high", bounds, named)
     with local_tensors():
-        drawn = _integers(x, int(bound["low"]), int(bound["high"]))
-        return as_row_tensor_(drawn.to(kwargs.get("device") or x.device, kwargs.get("dtype") or x.dtype), x._sharding)
+        drawn = _integers(x, int(bound.get("low", 0)), int(bound["high"]))
+        return as_row_tensor_(drawn.to(device or x.device, dtype or x.dtype), x._sharding)
 
 
 @implements("random_")
-def random_(function: Function, args: Args, kwargs: Kwargs) -> object:
+def random_(function: Function, x: RowTensor, *bounds: Any, generator: object = None, **named: Any) -> Tensor:
     """Fill with integers uniform in [from, to); without bounds, in what the dtype holds exactly."""
-    bound = bind("x from to" if len(args) > 2 or "from" in kwargs else "x to", args, kwargs)
-    refuse_generator(function, kwargs)
-    x: RowTensor = args[0]
+    refuse_generator(function, generator)
+    bound = bind(function, "from to" if len(bounds) > 1 or "from" in named else "to", bounds, named)
+    to = bound.get("to")
     with local_tensors():
-        to = bound.get("to")
         return x.copy_(_integers(x, int(bound.get("from") or 0), _largest(x.dtype) if to is None else int(to)))
 
 
@@ -78,10 +75,9 @@ def _integers(x: RowTensor, low: int, high: int) -> Tensor:
 
 
 @implements("poisson", namespaces=(torch,))
-def poisson(function: Function, args: Args, kwargs: Kwargs) -> object:
+def poisson(function: Function, x: RowTensor, generator: object = None) -> Tensor:
     """Counts with the rates in x: small ones by inversion, large ones by Hoermann's PTRS (1993)."""
-    refuse_generator(function, kwargs)
-    x: RowTensor = args[0]
+    refuse_generator(function, generator)
     with local_tensors(), torch.no_grad():
         rate = x.as_subclass(Tensor).double()
         if not x._sharding.group.all_true(bool((rate >= 0).all() and rate.isfinite().all())):
@@ -161,14 +157,13 @@ class _Gamma(torch.autograd.Function):
 
 
 @implements("_standard_gamma")
-def standard_gamma(function: Function, args: Args, kwargs: Kwargs) -> object:
+def standard_gamma(function: Function, x: RowTensor, generator: object = None) -> Tensor:
     """What ``torch.distributions`` makes Gamma, Chi2 and StudentT of (Marsaglia and Tsang, 2000)."""
-    refuse_generator(function, kwargs)
-    x: RowTensor = args[0]
+    refuse_generator(function, generator)
     with local_tensors():
         alpha = x.as_subclass(Tensor)
         drawn = _gamma(x, alpha.detach().double()).to(x.dtype).clamp_(min=torch.finfo(x.dtype).tiny)
-        out = _Gamma.apply(alpha, drawn)  # type: ignore[no-untyped-call]
+        out: Tensor = _Gamma.apply(alpha, drawn)  # type: ignore[no-untyped-call]
         return as_row_tensor_(out, x._sharding)
 
 
@@ -189,9 +184,9 @@ def _gamma(x: RowTensor, alpha: Tensor) -> Tensor:
 
 
 @implements("_sample_dirichlet")
-def sample_dirichlet(function: Function, args: Args, kwargs: Kwargs) -> object:
+def sample_dirichlet(function: Function, x: RowTensor, generator: object = None) -> Tensor:
     """What ``torch.distributions`` makes Dirichlet and Beta of: gamma numbers over their sum."""
-    refuse_generator(function, kwargs)
+    refuse_generator(function, generator)
     with torch.no_grad():
-        drawn = torch._standard_gamma(args[0].double())
-        return (drawn / drawn.sum(-1, keepdim=True)).to(args[0].dtype)
+        drawn = torch._standard_gamma(x.double())
+        return (drawn / drawn.sum(-1, keepdim=True)).to(x.dtype)

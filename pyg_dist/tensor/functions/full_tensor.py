@@ -18,9 +18,8 @@ from torch import Tensor
 from pyg_dist.backend.ops.late_errors import raise_found
 from pyg_dist.backend.pickling import refuse
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.functions.shapes import dims_of, global_shape
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements
-from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
+from pyg_dist.tensor.registry import Function, implements
+from pyg_dist.tensor.row_tensor import RowTensor, global_shape, local_tensors
 from pyg_dist.tensor.sharding import living
 
 
@@ -29,7 +28,7 @@ from pyg_dist.tensor.sharding import living
     "__contains__", "unique", "unique_consecutive", "bincount", "histc",
     "_convert_indices_from_coo_to_csr",
 )  # fmt: skip
-def on_full_tensor(function: Function, args: Args, kwargs: Kwargs) -> object:
+def on_full_tensor(function: Function, *args: object, **kwargs: object) -> object:
     """Apply the function to all rows, in the original order. What a device has found until then is raised."""
     result = function(*map(_full, args), **{name: _full(value) for name, value in kwargs.items()})
     raise_found()
@@ -42,23 +41,9 @@ def _full(value: object) -> object:
     return tuple(map(_full, value)) if type(value) is tuple else value  # x[rows, 0] has a tuple for an index
 
 
-@implements("median", "nanmedian", "quantile", "nanquantile")
-def order_statistic(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Within rows, or of all rows; several quantiles at once put their own dimension first, and are plain."""
-    is_quantile = "quantile" in function.__name__
-    bound = bind("x q dim keepdim" if is_quantile else "x dim", args, kwargs)
-    x, q, dim = args[0], bound.get("q"), bound.get("dim")
-    if dim is None or 0 in dims_of(dim, x.dim()) or (isinstance(q, Tensor) and q.dim() > 0):
-        return on_full_tensor(function, args, kwargs)
-    if is_quantile and x._sharding.num_local == 0:  # torch refuses; a sum has the same shape, and is differentiable too
-        return on_rows(torch.sum, x, dim, bound.get("keepdim", False))
-    return on_rows(function, *args, **kwargs)
-
-
 @implements("__repr__", "__format__")
-def representation(function: Function, args: Args, kwargs: Kwargs) -> str:
+def representation(function: Function, x: RowTensor, *_: object, **__: object) -> str:
     """Global shape and local values; no communication, so one rank alone may print."""
-    x = args[0]
     with local_tensors():
         local = x.as_subclass(Tensor)
         return f"{type(x).__name__}(shape={list(global_shape(x))}, local rows {x._sharding.num_local}: {local!r})"
@@ -124,30 +109,30 @@ living.watch(_add, _remove)
 
 
 @implements("__reduce_ex__")
-def pickle(function: Function, args: Args, kwargs: Kwargs) -> object:
+def pickle(function: Function, x: RowTensor, *_: object, **__: object) -> object:
     """A file, or another process, would have the rows of one rank only."""
     return refuse(
         MixedRowsError(
-            f"A {type(args[0]).__name__} cannot be pickled, sent to another process or copied by copy.copy: each rank "
+            f"A {type(x).__name__} cannot be pickled, sent to another process or copied by copy.copy: each rank "
             f"holds some of its rows; save or send .full_tensor(), load with num_workers=0, or use copy.deepcopy"
         )
     )
 
 
 @implements("_is_view", "_base.__get__")
-def trace(function: Function, args: Args, kwargs: Kwargs) -> NoReturn:
+def trace(function: Function, x: RowTensor, *_: object, **__: object) -> NoReturn:
     """``torch.compile`` reads these first when it traces a tensor."""
     raise MixedRowsError(
-        f"A {type(args[0]).__name__} has no _base, and torch.compile cannot trace it: what it sees are one rank's "
+        f"A {type(x).__name__} has no _base, and torch.compile cannot trace it: what it sees are one rank's "
         f"rows; compile functions of plain tensors"
     )
 
 
 @implements("__dlpack__", "__dlpack_device__")
-def export(function: Function, args: Args, kwargs: Kwargs) -> NoReturn:
+def export(function: Function, x: RowTensor, *_: object, **__: object) -> NoReturn:
     """Another library would see the rows of one rank only."""
     raise MixedRowsError(
-        f"A {type(args[0]).__name__} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
+        f"A {type(x).__name__} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
     )
 
 

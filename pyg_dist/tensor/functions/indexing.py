@@ -15,8 +15,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import with_parameters
 from pyg_dist.tensor.functions.pointwise import as_operand
-from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements
+from pyg_dist.tensor.registry import Function, dims_of, implements, refuse
 from pyg_dist.tensor.row_index import PickedRows, RowIndex
 from pyg_dist.tensor.row_tensor import (
     NodeTensor,
@@ -138,9 +137,8 @@ def _num_dims_used(index: object) -> int:
 
 
 @implements("__getitem__")
-def getitem(function: Function, args: Args, kwargs: Kwargs) -> object:
+def getitem(function: Function, x: Tensor, index: Any) -> object:
     """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
-    x, index = args
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
     if isinstance(index, RowTensor) and index._selection is not None:
@@ -203,8 +201,8 @@ def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
 def _look_up(table: Tensor, index: object) -> Any:
     """Rows of a plain table: one for each integer, distributed as these are; by a mask plain ones (collective)."""
     if isinstance(index, RowTensor) and index.dtype != torch.bool:
-        return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], (index, table), {})
-    return on_full_tensor(Tensor.__getitem__, (table, index), {})
+        return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], index, table)
+    return on_full_tensor(Tensor.__getitem__, table, index)
 
 
 def _elements(x: RowTensor, mask: Tensor) -> object:
@@ -260,14 +258,13 @@ def _one_row(x: RowTensor, position: int) -> Tensor:
 
 
 @implements("__setitem__")
-def setitem(function: Function, args: Args, kwargs: Kwargs) -> None:
+def setitem(function: Function, x: Tensor, index: Any, value: Any) -> None:
     """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection.
 
     Into a plain tensor all distributed rows (collective).
     """
-    x, index, value = args
     if not isinstance(x, RowTensor):  # it stays plain
-        on_full_tensor(function, args, kwargs)
+        on_full_tensor(function, x, index, value)
         return
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         _assign_elements(x, index, value)
@@ -289,53 +286,46 @@ def setitem(function: Function, args: Args, kwargs: Kwargs) -> None:
 
 
 @implements("index_select", "select")
-def index_select(function: Function, args: Args, kwargs: Kwargs) -> object:
+def index_select(function: Function, x: Tensor, dim: int, index: Any) -> object:
     """Rows (dimension 0), or columns; by list, or one."""
-    bound = bind("x dim index", args, kwargs)
-    x, index = bound["x"], bound["index"]
-    names_rows = isinstance(index, (PickedRows, RowIndex)) and isinstance(x, NodeTensor)
-    if names_rows and dims_of(bound["dim"], x.dim()) == (0,):
-        return index.fetch(x)
-    if not isinstance(x, RowTensor) and dims_of(bound["dim"], x.dim()) == (0,):
+    (dim,) = dims_of(dim, x.dim())
+    is_named = isinstance(index, (PickedRows, RowIndex)) and isinstance(x, NodeTensor)
+    if dim == 0 and (is_named or not isinstance(x, RowTensor)):
         return x[index]
     if not isinstance(x, RowTensor) or isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
-    columns = (*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)
+    columns = (*[_ALL] * dim, index)
     return x[columns]
 
 
 @implements("index_copy", "index_copy_", "index_fill", "index_fill_")
-def index_assign(function: Function, args: Args, kwargs: Kwargs) -> object:
+def index_assign(function: Function, x: Tensor, dim: int, index: Tensor, *value: Any, **named: Any) -> object:
     """Overwrite rows (dimension 0) or columns, by a list; a plain tensor by all rows, and stays plain (collective)."""
-    bound = bind("x dim index value", args, kwargs)
-    x, index = bound["x"], bound["index"]
     if not isinstance(x, RowTensor):
-        return on_full_tensor(function, args, kwargs)
+        return on_full_tensor(function, x, dim, index, *value, **named)
     if isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
     out = x if function.__name__.endswith("_") else x.clone()
-    places = (*[_ALL] * dims_of(bound["dim"], x.dim())[0], index)
-    out[places] = bound["source" if "source" in bound else "value"]
+    places: Any = (*[_ALL] * dims_of(dim, x.dim())[0], index)
+    (out[places],) = (*value, *named.values())
     return out
 
 
 @implements("masked_select")
-def masked_select(function: Function, args: Args, kwargs: Kwargs) -> object:
+def masked_select(function: Function, x: Tensor, mask: Tensor) -> Tensor:
     """Elements, row by row."""
-    x, mask = (*args, *kwargs.values())
     if x.dim() != mask.dim():
         raise refuse(function, "by a mask of other dimensions would mix rows")
     return x[mask]
 
 
 @implements("nonzero", "argwhere")
-def nonzero(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def nonzero(function: Function, x: RowTensor, as_tuple: bool = False) -> object:
     """Global ids of what is not zero, in ascending order, a plain tensor equal on every rank (collective)."""
-    x = args[0]
     with local_tensors():
         index = x.nonzero()
         index[:, 0] = on_device(x._sharding.position, x.device)[index[:, 0]]
     everyone = x._sharding.group.gather_rows(index, x._sharding.group.gather_counts(index.shape[0]))
     # One row's entries come from one rank and in order, so a stable sort by row orders them all.
     everyone = everyone[everyone[:, 0].argsort(stable=True)]
-    return everyone.unbind(1) if kwargs.get("as_tuple", False) else everyone
+    return everyone.unbind(1) if as_tuple else everyone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,19 +15,15 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.calling_code import running_layer
-from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows, moved_in, refuse_moved
+from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, implements_anywhere, moved_in, refuse_moved
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name, register
+from pyg_dist.tensor.registry import Function, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows, version_of
 
 
 def with_parameters(
-    function: Function,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    num_operands: int = 1,
-    run: Function | None = None,
+    function: Function, *args: Any, num_operands: int = 1, run: Function | None = None, **kwargs: Any
 ) -> Tensor:
     """``function(operands, parameters)``: the first ``num_operands`` have rows, all other tensors are row-free.
 
@@ -53,13 +49,11 @@ def with_parameters(
 
 
 @implements("linear")
-def linear(function: Function, args: Args, kwargs: Kwargs) -> object:
+def linear(function: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """One operand with rows. The number of columns is checked here, since torch's error would name the local shape."""
-    bound = bind("input weight bias", args, kwargs)
-    x, weight, bias = bound["input"], bound["weight"], bound.get("bias")
-    if not isinstance(x, RowTensor) or isinstance(weight, RowTensor) or isinstance(bias, RowTensor):
-        return with_parameters(function, args, kwargs)  # which refuses
-    return as_row_tensor_(local_linear(x, weight, bias), x._sharding)
+    if not isinstance(input, RowTensor) or isinstance(weight, RowTensor) or isinstance(bias, RowTensor):
+        return with_parameters(function, input, weight, bias)  # which refuses
+    return as_row_tensor_(local_linear(input, weight, bias), input._sharding)
 
 
 def local_linear(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -100,64 +94,67 @@ def sparse_rows(x: RowTensor, weight: Tensor) -> Matrix | None:
 
 
 @implements("relu")
-def relu(function: Function, args: Args, kwargs: Kwargs) -> object:
+def relu(function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """Element by element."""
     return on_rows(large_tensors.relu, *args, **kwargs)
 
 
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: object
+) -> Tensor:
+    return torch.group_norm(x, num_groups, weight, bias, eps)
+
+
 @implements("group_norm")
-def group_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
+def group_norm(function: Function, x: Tensor, num_groups: int, *args: Any, **kwargs: Any) -> Tensor:
     """Of each row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
-    bound = bind("input num_groups", args, kwargs)
-    x = bound["input"]
-    if isinstance(x, RowTensor) and x.numel() == bound["num_groups"]:
+    if isinstance(x, RowTensor) and x.numel() == num_groups:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
-
-    def run(x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: object) -> Tensor:
-        return torch.group_norm(x, num_groups, weight, bias, eps)
-
-    return with_parameters(function, args, kwargs, run=run)
+    return with_parameters(function, x, num_groups, *args, run=_group_norm, **kwargs)
 
 
-register(with_parameters, "prelu")
+implements("prelu")(with_parameters)
 
 
 @implements("conv1d", "conv2d")
-def convolution(function: Function, args: Args, kwargs: Kwargs) -> object:
+def convolution(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A signal, or an image, for each row."""
     num_dims = 3 if "1d" in function.__name__ else 4
-    x = bind("input", args, kwargs)["input"]
     if x.dim() != num_dims:
         raise MixedRowsError(
             f"{public_name(function)} is row-wise only for [N, C, ...] of {num_dims} dimensions (got {list(x.shape)}): "
             f"use .unsqueeze(1)"
         )
-    return with_parameters(function, args, kwargs)
+    return with_parameters(function, x, *args, **kwargs)
 
 
 @implements("layer_norm", "rms_norm")
-def norm_of_each_row(function: Function, args: Args, kwargs: Kwargs) -> object:
+def norm_of_each_row(
+    function: Function, x: Tensor, normalized_shape: Sequence[int], *args: Any, **kwargs: Any
+) -> Tensor:
     """The normalised dimensions must not be all of them."""
-    if len(bind("input normalized_shape", args, kwargs)["normalized_shape"]) >= args[0].dim():
+    if len(normalized_shape) >= x.dim():
         raise MixedRowsError(f"{public_name(function)} over all dimensions would mix rows: normalise x.shape[1:]")
     run = large_tensors.layer_norm if function.__name__ == "layer_norm" else None
-    return with_parameters(function, args, kwargs, run=run)
+    return with_parameters(function, x, normalized_shape, *args, run=run, **kwargs)
 
 
 @implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")
-def pair_layer(function: Function, args: Args, kwargs: Kwargs) -> object:
+def pair_layer(function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """Two operands with rows: input and state of a recurrent cell, of which it is one step for every row."""
-    return with_parameters(function, args, kwargs, num_operands=2)
+    return with_parameters(function, *args, num_operands=2, **kwargs)
 
 
-@implements("lstm", "gru")
-def sequences(function: Function, args: Args, kwargs: Kwargs) -> object:
+@implements_anywhere("lstm", "gru")
+def sequences(
+    function: Function, x: Any, states: Any, weights: Sequence[Tensor], has_biases: bool, num_layers: int,
+    dropout: float, training: bool, bidirectional: bool, *batch_first: bool,
+) -> object:  # fmt: skip
     """One sequence per row, from states of zero or a state a row; last states have rows second."""
-    x, states, weights, has_biases, num_layers, dropout, training, bidirectional, *batch_first = args
-    rows_are_second = isinstance(x, MovedRows) and x.place == 1 and batch_first == [False]
+    rows_are_second = isinstance(x, MovedRows) and x.place == 1 and batch_first == (False,)
     if rows_are_second:
         x = x.of
-    is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and (rows_are_second or batch_first == [True])
+    is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and (rows_are_second or batch_first == (True,))
     states = states if isinstance(states, (tuple, list)) else (states,)
     if not is_sequence or not all(map(_is_state, states)):
         raise MixedRowsError(
@@ -192,50 +189,58 @@ def _is_state(state: Any) -> bool:
 
 
 @implements("isin", "bucketize", "cdist")
-def look_up(function: Function, args: Args, kwargs: Kwargs) -> object:
+def look_up(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Membership in a plain set, position in a plain list, or distance to each row of a plain matrix."""
-    has_other_rows = function.__name__ == "cdist" and args[0].dim() > 2  # a matrix for each row of both
-    return with_parameters(function, args, kwargs, num_operands=2 if has_other_rows else 1)
+    has_other_rows = function.__name__ == "cdist" and x.dim() > 2  # a matrix for each row of both
+    return with_parameters(function, x, *args, num_operands=2 if has_other_rows else 1, **kwargs)
 
 
 @implements("embedding", namespaces=(F,))
-def embedding(function: Function, args: Args, kwargs: Kwargs) -> object:
+def embedding(
+    function: Function, x: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:  # fmt: skip
     """Row-wise for distributed indices into a plain table."""
-    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
-    bound = bind(names, args, kwargs)
-    for name in ("max_norm", "scale_grad_by_freq", "sparse"):  # they look at all indices, or change the table
-        if bound.get(name):
+    looks = {"max_norm": max_norm, "scale_grad_by_freq": scale_grad_by_freq, "sparse": sparse}
+    for name, value in looks.items():  # they look at all indices, or change the table
+        if value:
             raise MixedRowsError(f"F.embedding with {name} needs the indices of all rows: use .full_tensor()")
-    return with_parameters(function, args, kwargs)
+    return with_parameters(function, x, weight, padding_idx)
 
 
 @implements("batch_norm", namespaces=(F,))
-def batch_norm(function: Function, args: Args, kwargs: Kwargs) -> object:
+def batch_norm(
+    function: Function, x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """``(x - mean) / sqrt(var + eps) * weight + bias`` per channel (dimension 1).
 
     In training, mean and variance are global and differentiable, and the running ones follow them as in torch
     (collective); in evaluation the running ones are used (no communication).
     """
-    x, mean, var, weight, bias, training, momentum, eps = _of_batch_norm(function, args, kwargs, RowTensor)
+    if not isinstance(x, RowTensor):
+        raise _refuse_channels(function)
+    _require_plain(function, running_mean, running_var, weight, bias)
     rows = x._sharding
     with local_tensors():
         if (training and rows.group.size > 1) or rows.split_rows is not None:
-            return as_row_tensor_(_normalise(x, mean, var, weight, bias, training, momentum, eps), rows)
+            out = _normalise(x, running_mean, running_var, weight, bias, training, momentum, eps)
+            return as_row_tensor_(out, rows)
         weight, bias = (None if t is None else rows.copy_to_ranks(t) for t in (weight, bias))
-        for running in (mean, var):
+        for running in (running_mean, running_var):
             if running is not None:
                 rows.note(running)
-        return as_row_tensor_(function(x, mean, var, weight, bias, training, momentum, eps), rows)
+        return as_row_tensor_(function(x, running_mean, running_var, weight, bias, training, momentum, eps), rows)
 
 
-def _of_batch_norm(function: Function, args: Args, kwargs: Kwargs, of: type[Tensor]) -> Iterator[Any]:
-    """Its arguments: x, of this class, running mean and variance, weight, bias, training, momentum and eps."""
-    bound: dict[str, object] = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
-    bound.update(bind("x running_mean running_var weight bias training momentum eps", args, kwargs))
-    x, *channels = (bound[name] for name in ("x", "running_mean", "running_var", "weight", "bias"))
-    if not isinstance(x, of) or any(isinstance(c, (RowTensor, MovedRows)) for c in channels):
-        raise MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
-    return iter((x, *channels, bound["training"], bound["momentum"], bound["eps"]))
+def _require_plain(function: Function, *channels: Tensor | None) -> None:
+    if any(isinstance(c, (RowTensor, MovedRows)) for c in channels):
+        raise _refuse_channels(function)
+
+
+def _refuse_channels(function: Function) -> MixedRowsError:
+    return MixedRowsError(f"{public_name(function)} expects distributed rows and one plain value per channel")
 
 
 def _normalise(
@@ -276,12 +281,12 @@ def _normalise(
     return out.to(x.dtype).as_subclass(Tensor)
 
 
-def _conv2d_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
+@MOVED.implements("conv2d")
+def _conv2d_of_moved(function: Function, x: object, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """``[B, C, T, N]`` and ``[B, C, N, T]`` along time: a kernel of size one along the nodes."""
-    bound = bind("x weight bias stride padding dilation groups", args, kwargs)
-    x, weight = bound.pop("x"), bound.pop("weight")
+    bound = bind(function, "bias stride padding dilation groups", args, kwargs)
     if type(x) is not MovedRows or x.place < 2 or x.dim() != 4:
-        raise refuse_moved(function, next(iter(moved_in((x, weight)))))
+        raise refuse_moved(function, moved_in((x, weight))[0])
     rest: dict[str, Any] = {}
     for name, neutral in (("stride", 1), ("padding", 0), ("dilation", 1)):
         given = bound.pop(name, neutral)
@@ -296,45 +301,47 @@ def _conv2d_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
     return MovedRows.make(out.view(size, batch, *out.shape[1:]), x.place)
 
 
-HANDLERS[F.conv2d] = _conv2d_of_moved
-
-
-def _batch_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
+@MOVED.implements("batch_norm", namespaces=(F,))
+def _batch_norm_of_moved(
+    function: Function, x: object, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """:func:`batch_norm` of ``[B, F, N]`` and the like; in ``[B, N, ...]`` each node has statistics of its own."""
-    x, mean, var, weight, bias, training, momentum, eps = _of_batch_norm(function, args, kwargs, MovedRows)
+    if type(x) is not MovedRows:
+        raise _refuse_channels(function)
+    _require_plain(function, running_mean, running_var, weight, bias)
     if x.place != 1:
-        out = F.batch_norm(x.of.movedim(2, 1), mean, var, weight, bias, training, momentum, eps)
+        out: Tensor = function(x.of.movedim(2, 1), running_mean, running_var, weight, bias, training, momentum, eps)
         return MovedRows.make(out.movedim(1, 2), x.place)
-    rows, dims, shape = x.of, tuple(range(1, x.dim())), (-1, *[1] * (x.dim() - 1))
-    if training or mean is None:
+    if training:
+        F._verify_batch_size([*x.shape])  # type: ignore[attr-defined]
+    rows: Any = x.of
+    dims, shape = tuple(range(1, x.dim())), (-1, *[1] * (x.dim() - 1))
+    if training or running_mean is None or running_var is None:
         centre, spread = rows.mean(dims, keepdim=True), rows.var(dims, correction=0, keepdim=True)
         number = x.shape[0] * math.prod(x.shape[2:])
-        for running, batch in ((mean, centre), (var, spread * (number / max(number - 1, 1)))):
+        for running, batch in ((running_mean, centre), (running_var, spread * (number / max(number - 1, 1)))):
             if running is not None:
                 running.lerp_(batch.detach().flatten().full_tensor(), momentum)
     else:
-        centre, spread = mean.view(shape), var.view(shape)
+        centre, spread = running_mean.view(shape), running_var.view(shape)
     out = (rows - centre) * (spread + eps).rsqrt()
     out = out if weight is None else out * weight.view(shape)
     return MovedRows.make(out if bias is None else out + bias.view(shape), 1)
 
 
-HANDLERS[F.batch_norm] = _batch_norm_of_moved
-
-
-def _instance_norm_of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
+@MOVED.implements("instance_norm")
+def _instance_norm_of_moved(
+    function: Function, x: object, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """Of one instance, ``[1, F, N]``, as PyG's ``InstanceNorm`` has it: :func:`batch_norm` of ``[N, F]``."""
-    names = "x running_mean running_var weight bias use_input_stats momentum eps"
-    bound = {"use_input_stats": True, **bind(names, args, kwargs)}
-    x = bound.pop("x")
     if type(x) is not MovedRows or x.place != 2 or x.dim() != 3 or x.shape[0] != 1:
-        raise refuse_moved(function, next(iter(moved_in((x, *bound.values())))))
-    given: dict[str, Any] = {"running_mean": None, "running_var": None, **bound}
-    out = F.batch_norm(x.of.squeeze(1), training=given.pop("use_input_stats"), **given)
+        raise refuse_moved(function, moved_in((x, running_mean, running_var, weight, bias))[0])
+    out = F.batch_norm(x.of.squeeze(1), running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     return MovedRows.make(out.unsqueeze(1), x.place)
-
-
-HANDLERS[F.instance_norm] = _instance_norm_of_moved
 
 
 class DistributedSyncBatchNorm(nn.SyncBatchNorm):

@@ -34,7 +34,7 @@ class _Call(NamedTuple):
 _signature = cache(inspect.signature)
 
 
-def _call(function: Function, args: Args, kwargs: Kwargs) -> _Call:
+def _call(function: Function, *args: object, **kwargs: object) -> _Call:
     bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -90,13 +90,13 @@ def _by_torch(function: Function, args: Args, kwargs: Kwargs, of_classes: bool) 
     "margin_ranking_loss", "cosine_embedding_loss", "triplet_margin_loss", "multilabel_soft_margin_loss",
     "multi_margin_loss", "multilabel_margin_loss", namespaces=(F,),
 )  # fmt: skip
-def elementwise_loss(function: Function, args: Args, kwargs: Kwargs) -> object:
+def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Tensor:
     """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
     by_torch = _by_torch(function, args, kwargs, of_classes=False)
     if by_torch is not None:
         return by_torch
     with local_tensors():
-        call = _call(function, args, kwargs)
+        call = _call(function, *args, **kwargs)
         dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
         per_row = function in (F.multi_margin_loss, F.multilabel_margin_loss)
         if (len(dims) > 1 and not per_row) or (per_row and 2 not in dims):
@@ -133,13 +133,13 @@ def _widen(operands: dict[str, Any]) -> torch.dtype | None:
 
 
 @implements("cross_entropy", "nll_loss", namespaces=(F,))
-def class_loss(function: Function, args: Args, kwargs: Kwargs) -> object:
+def class_loss(function: Function, *args: object, **kwargs: object) -> Tensor:
     """Means are weighted by each row's class weight, and rows with ``ignore_index`` do not count."""
     by_torch = _by_torch(function, args, kwargs, of_classes=True)
     if by_torch is not None:
         return by_torch
     with local_tensors():
-        call = _call(function, args, kwargs)
+        call = _call(function, *args, **kwargs)
         scores, target = call.operands["input"], call.operands["target"]
         if scores.dim() < 2:
             raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got 1 dimension)")

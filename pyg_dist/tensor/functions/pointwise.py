@@ -19,7 +19,6 @@ from pyg_dist.tensor.registry import (
     functions,
     implements,
     public_name,
-    register,
 )
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
@@ -81,7 +80,7 @@ _OF_LARGE: dict[Function, Function] = {
 """Functions whose large outputs lie in memory that is used again."""
 
 
-def pointwise(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
+def pointwise(function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
     with local_tensors():
         rows: RowSharding | None = None
@@ -111,33 +110,32 @@ def pointwise(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
 KEEPS_ROWS.add(pointwise)
 
 
-def pointwise_(function: Function, args: Args, kwargs: Kwargs) -> object:
+def pointwise_(function: Function, *args: Any, **kwargs: Any) -> object:
     """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
         plain = [a.full_tensor() if isinstance(a, RowTensor) else a for a in (*args, *kwargs.values())]
         return function(*plain[: len(args)], **dict(zip(kwargs, plain[len(args) :], strict=True)))
-    return pointwise(function, args, kwargs)
+    return pointwise(function, *args, **kwargs)
 
 
 @implements("to", "type_as")
-def cast(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
+def cast(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Dtype and device; another tensor's, if one is given: what its rows are does not matter."""
     with local_tensors():
-        out = function(*args, **kwargs)
-    return as_row_tensor_(out, args[0]._sharding) if isinstance(args[0], RowTensor) else out
+        out: Tensor = function(x, *args, **kwargs)
+    return as_row_tensor_(out, x._sharding) if isinstance(x, RowTensor) else out
 
 
 @implements("where")
-def where(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def where(function: Function, condition: Tensor, *args: object, **kwargs: object) -> object:
     """``where(condition, a, b)`` is pointwise; ``where(condition)`` lists ids as ``nonzero(as_tuple=True)`` does."""
-    if len(args) + len(kwargs) == 1:
-        (condition,) = (*args, *kwargs.values())
+    if not args and not kwargs:
         return condition.nonzero(as_tuple=True)
-    return pointwise(function, args, kwargs)
+    return pointwise(function, condition, *args, **kwargs)
 
 
 @implements("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
-def new(function: Function, args: Args, kwargs: Kwargs) -> object:
+def new(function: Function, *args: object, **kwargs: object) -> object:
     """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""
     with local_tensors():
         return function(*args, **kwargs)
@@ -166,17 +164,17 @@ OPERATORS = "add sub mul truediv floordiv mod pow and or xor eq ne lt le gt ge l
 
 def _register_all() -> None:
     names = {*UNARY.split(), *BROADCASTING.split()}
-    register(pointwise, *names, "__invert__", "__neg__", "__pos__", "__abs__")
-    register(pointwise, "broadcast_tensors", namespaces=(torch,))
+    implements(*names, "__invert__", "__neg__", "__pos__", "__abs__")(pointwise)
+    implements("broadcast_tensors", namespaces=(torch,))(pointwise)
     ARITHMETIC.update(functions(*names, "dropout"))
     known = {name for namespace in NAMESPACES for name in dir(namespace)}
     in_place = {n + "_" for n in names if n + "_" in known}
     ARITHMETIC.update(functions(*in_place))
-    register(pointwise_, *in_place, "zero_", "copy_", "requires_grad_", "detach_")
+    implements(*in_place, "zero_", "copy_", "requires_grad_", "detach_")(pointwise_)
     for name in OPERATORS.split():
         for form, handler in (("__{}__", pointwise), ("__r{}__", pointwise), ("__i{}__", pointwise_)):
             if hasattr(Tensor, form.format(name)):
-                register(handler, form.format(name))
+                implements(form.format(name))(handler)
                 ARITHMETIC.update(functions(form.format(name)))
 
 

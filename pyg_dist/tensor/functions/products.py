@@ -1,8 +1,14 @@
-"""Matrix and tensor products: row by row, or summed over the rows."""
+"""Matrix and tensor products: row by row, or summed over the rows.
+
+``x.T @ y`` and ``k.transpose(-2, -1) @ v`` sum over rows and give plain matrices; ``x @ y.T`` and what is multiplied by
+it, as attention is written out, have a row for each row of x and gather those of y (collective).
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from string import ascii_letters
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +16,17 @@ from torch import Tensor
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.layers import sparse_rows, with_parameters
+from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, moved_in, on_last, refuse_moved
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
+from pyg_dist.tensor.registry import Function, dims_of, implements, public_name, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, like_rows, local_tensors
 
+_MATMUL = ("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
 
-@implements("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
-def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
+
+@implements(*_MATMUL)
+def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
     """``rows @ plain matrix``, a product of two matrices per row, or ``(x @ y.T) @ z``, which gathers z's (collective).
 
     Whatever else would mix rows.
@@ -27,9 +35,9 @@ def matmul(function: Function, args: Args, kwargs: Kwargs) -> object:
     if function is Tensor.__rmatmul__:
         function, x, other = torch.matmul, other, x
     if x.dim() == other.dim() > 2:
-        return pointwise(function, (x, other), {})
+        return pointwise(function, x, other)
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
-        return with_parameters(function, (x, other), {}, run=partial(_times, function))
+        return with_parameters(function, x, other, run=partial(_times, function))
     if isinstance(x, RowTensor) and isinstance(other, RowTensor) and x.dim() == 2 and x.shape[1] == other.shape[0]:
         return torch.matmul(x, other.full_tensor())  # a row of `x` has a column for each row of `other`
     raise MixedRowsError(
@@ -46,16 +54,15 @@ def _times(function: Function, x: RowTensor, other: Tensor) -> Tensor:
 
 
 @implements("addmm")
-def addmm(function: Function, args: Args, kwargs: Kwargs) -> object:
+def addmm(function: Function, x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta x + alpha rows @ plain matrix``."""
-    bound = {"beta": 1, "alpha": 1, **bind("x mat1 mat2", args, kwargs)}
-    product = bound["mat1"] @ bound["mat2"]
-    product = product if bound["alpha"] == 1 else bound["alpha"] * product
-    return product if bound["beta"] == 0 else bound["beta"] * bound["x"] + product  # as torch, without 0 x
+    product = mat1 @ mat2
+    product = product if alpha == 1 else alpha * product
+    return product if beta == 0 else beta * x + product  # as torch, without 0 x
 
 
 @implements("dot", "vdot", "inner")
-def dot(function: Function, args: Args, kwargs: Kwargs) -> object:
+def dot(function: Function, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """The sum over rows of one-dimensional products (collective)."""
     x, other = (*args, *kwargs.values())
     if x.dim() != 1 or other.dim() != 1:
@@ -66,30 +73,27 @@ def dot(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 @implements("cross")
-def cross(function: Function, args: Args, kwargs: Kwargs) -> object:
+def cross(function: Function, x: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """Of the three columns of each row."""
-    bound = bind("x other dim", args, kwargs)
-    x, other, dim = bound["x"], bound["other"], bound.get("dim")
     if dim is None and function is not torch.linalg.cross:
         raise MixedRowsError(f"{public_name(function)} without 'dim' may take the rows for vectors: pass dim=-1")
     dim = -1 if dim is None else dim
     if 0 in (*dims_of(dim, x.dim()), *dims_of(dim, other.dim())):
         raise refuse(function, f"along {dim} would mix rows")
-    return pointwise(torch.linalg.cross, (x, other), {"dim": dim})
+    return pointwise(torch.linalg.cross, x, other, dim=dim)
 
 
 @implements("dist")
-def dist(function: Function, args: Args, kwargs: Kwargs) -> object:
+def dist(function: Function, x: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """The p-norm of the difference of all elements (collective)."""
-    x, other, *order = (*args, *kwargs.values())
-    return torch.linalg.vector_norm(x - other, *order)
+    distance: Tensor = torch.linalg.vector_norm(x - other, p)
+    return distance
 
 
 @implements("diag", "diagonal", "trace")
-def diagonal(function: Function, args: Args, kwargs: Kwargs) -> object:
+def diagonal(function: Function, x: RowTensor, *options: object, **named: object) -> Tensor:
     """Of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` sums them (collective)."""
-    x = args[0]
-    if len(args) + len(kwargs) > 1 or x.dim() != 2 or x.shape[0] != x.shape[1]:
+    if options or named or x.dim() != 2 or x.shape[0] != x.shape[1]:
         raise refuse(function, f"of shape {list(x.shape)} or with options would mix rows")
     with local_tensors():
         place = on_device(x._sharding.position, x.device).view(-1, 1)
@@ -97,21 +101,24 @@ def diagonal(function: Function, args: Args, kwargs: Kwargs) -> object:
     return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
 
 
+def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str | None, list[Tensor]]:
+    """The letters of each operand, those of the result, ``None`` without an arrow, and the operands of ``einsum``."""
+    given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
+    inputs, arrow, output = str(equation).replace(" ", "").partition("->")
+    return inputs.split(","), output if arrow else None, list(given)
+
+
 @implements("einsum", namespaces=(torch,))
-def einsum(function: Function, args: Args, kwargs: Kwargs) -> object:
+def einsum(function: Function, equation: str, *given: Any) -> Tensor:
     """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
 
     The rows' letter is the first one of each operand with rows. Plain operands may have it too, first.
     """
-    equation, *operands = args
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = list(operands[0])
-    inputs, _, output = str(equation).replace(" ", "").partition("->")
-    terms = inputs.split(",")
+    terms, output, operands = _terms(equation, given)
     pairs = list(zip(terms, operands, strict=True)) if len(terms) == len(operands) else []
     letters = {term[:1] for term, operand in pairs if isinstance(operand, RowTensor)}
     letter = letters.pop() if len(letters) == 1 else "."
-    if not letter.isalpha() or "->" not in equation or any(letter in term[1:] for term in (*terms, output)):
+    if not letter.isalpha() or output is None or any(letter in term[1:] for term in (*terms, output)):
         raise MixedRowsError(
             f"torch.einsum of row tensors expected an equation like 'nf,ng->fg' or 'nf,fg->ng', with the rows' letter "
             f"first wherever it stands (got {equation!r}): use .full_tensor()"
@@ -126,9 +133,92 @@ def einsum(function: Function, args: Args, kwargs: Kwargs) -> object:
                         f"torch.einsum expected operand {k} to have {rows.size} rows (got shape {list(operand.shape)})"
                     )
                 operands[k] = rows.slice(operand) if term[:1] == letter else rows.copy_to_ranks(operand)
-        out = function(equation, *operands)
-        return (
-            as_row_tensor_(out, rows)
-            if output[:1] == letter
-            else rows.reduce_from_ranks(out.to(accumulation_dtype(out.dtype))).to(out.dtype)
-        )
+        out: Tensor = function(equation, *operands)
+        if output[:1] == letter:
+            return as_row_tensor_(out, rows)
+        return rows.reduce_from_ranks(out.to(accumulation_dtype(out.dtype))).to(out.dtype)
+
+
+class _Term(NamedTuple):
+    """An operand of ``einsum`` and its letters."""
+
+    operand: Any  # the tensor
+    letters: str  # of its dimensions
+    rows: str  # the letter of its rows; ``""`` for a plain tensor
+
+    @staticmethod
+    def of(operand: object, letters: str) -> _Term:
+        place = operand.place if type(operand) is MovedRows else 0
+        has_rows = isinstance(operand, (RowTensor, MovedRows))
+        return _Term(operand, letters, letters[place] if has_rows else "")
+
+    def with_first(self, rows: str) -> _Term:
+        """The same with the dimension of this letter first, if it has one."""
+        place = self.letters.find(rows)
+        if place <= 0:
+            return self
+        letters = rows + self.letters.replace(rows, "")
+        is_moved = type(self.operand) is MovedRows and self.rows == rows
+        return _Term(self.operand.of if is_moved else self.operand.movedim(place, 0), letters, self.rows)
+
+    def gathered(self) -> _Term:
+        """The whole tensor (collective)."""
+        return _Term(self.operand.full_tensor(), self.letters, "")
+
+
+def _product(function: Function, terms: list[_Term], output: str) -> object:
+    """The sum of products that an equation stands for, with the rows of the result where ``output`` has their letter.
+
+    Rows stay those of a letter in the result, or else of the first operand with rows; operands with rows of another
+    letter are gathered (collective).
+    """
+    sizes: dict[str, int] = {}
+    for term in terms:
+        for letter, size in zip(term.letters, term.operand.shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                shapes = " and ".join(str(list(t.operand.shape)) for t in terms)
+                raise LayoutMismatchError(f"{public_name(function)} got shapes that do not fit ({shapes}): reshape one")
+    letters = [term.rows for term in terms if term.rows]
+    rows = next((letter for letter in letters if letter in output), letters[0])
+    terms = [term if term.rows in ("", rows) else term.gathered() for term in terms]
+    terms = [term.with_first(rows) for term in terms]
+    place = output.find(rows)
+    result = output if place < 0 else rows + output.replace(rows, "")
+    equation = f"{','.join(term.letters for term in terms)}->{result}"
+    out = torch.einsum(equation, *(term.operand for term in terms))
+    return out if place < 0 else MovedRows.make(out, place)
+
+
+@MOVED.implements(*_MATMUL)
+def _matmul_of_moved(function: Function, *args: Any, **kwargs: Any) -> object:
+    """``x @ other`` of any dimensions, of which one at least has its rows moved."""
+    x, other = (*args, *kwargs.values())
+    if function is Tensor.__rmatmul__:
+        x, other = other, x
+    is_map = type(x) is MovedRows and not isinstance(other, (RowTensor, MovedRows)) and other.dim() == 2
+    if is_map and x.place < x.dim() - 1:
+        return on_last(torch.matmul, x, other)
+    left, right = "ik" if x.dim() > 1 else "k", "kj" if other.dim() > 1 else "k"
+    num_batch = max(x.dim(), other.dim(), 2) - 2
+    shared, own = ascii_letters[26 : 26 + num_batch], iter(ascii_letters[26 + num_batch :])
+    sizes = [[1] * (num_batch - max(t.dim() - 2, 0)) + list(t.shape[:-2]) for t in (x, other)]
+    terms = []
+    for operand, its, others, inner in ((x, *sizes, left), (other, *sizes[::-1], right)):
+        # What is broadcast has a letter of its own, over which the sum has one term.
+        batch = [next(own) if i == 1 < o else b for i, o, b in zip(its, others, shared, strict=True)]
+        terms.append(_Term.of(operand, "".join(batch[num_batch - max(operand.dim() - 2, 0) :]) + inner))
+    return _product(function, terms, shared + left.replace("k", "") + right.replace("k", ""))
+
+
+@MOVED.implements("einsum")
+def _einsum_of_moved(function: Function, equation: str, *given: Any) -> object:
+    """Any equation with an arrow; three dots stand for the dimensions that an operand has beside its letters."""
+    letters, output, operands = _terms(equation, given)
+    if output is None or len(letters) != len(operands):
+        raise refuse_moved(function, moved_in(operands)[0])
+    free = "".join(letter for letter in ascii_letters if letter not in equation)
+    beside = [t.dim() - len(own.replace("...", "")) for t, own in zip(operands, letters, strict=True)]
+    dots = free[: max((n for n, own in zip(beside, letters, strict=True) if "..." in own), default=0)]
+    spelt = [own.replace("...", dots[len(dots) - n :]) for n, own in zip(beside, letters, strict=True)]
+    terms = [_Term.of(operand, own) for operand, own in zip(operands, spelt, strict=True)]
+    return _product(function, terms, output.replace("...", dots))

@@ -19,8 +19,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import is_capturing, on_device
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
-from pyg_dist.tensor.functions.shapes import refuse
-from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, bind, implements, public_name
+from pyg_dist.tensor.registry import TABLE, Function, bind, implements, public_name, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, version_of
 
 
@@ -91,29 +90,29 @@ class _DeviceGenerator:
 
 
 @implements("dropout")
-def dropout(function: Function, args: Args, kwargs: Kwargs) -> object:
+def dropout(
+    function: Function, x: RowTensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
+    train: bool = True,
+) -> Tensor:  # fmt: skip
     """Zero entries with probability p and scale the others by 1 / (1 - p)."""
-    x, p, bound = dropout_arguments(args, kwargs)
-    if p == 0.0:
+    if probability(p, training and train) == 0.0:
         return x
     with local_tensors():
         key = on_device(x._sharding.rng_key, x.device)
         local, form = x.as_subclass(Tensor), x._sparse_form
         out = ops.keyed_dropout(local, key, p, draw_seed(), x._sharding.first_column)
-        if bound["inplace"]:
+        if inplace:
             return x.copy_(out)
         dropped = as_row_tensor_(out, x._sharding)
         dropped._sparse_form = None if form is None else form.of_masked(local, version_of(x), out)
         return dropped
 
 
-def dropout_arguments(args: Args, kwargs: Kwargs) -> tuple[RowTensor, float, dict[str, Any]]:
-    """The rows, the probability (zero outside of training) and all arguments of a dropout."""
-    bound = {"p": 0.5, "training": True, "inplace": False, **bind("x p training inplace", args, kwargs)}
-    p, training = bound["p"], bound.get("train", bound["training"])
+def probability(p: float, training: bool) -> float:
+    """That of a dropout: zero outside of training."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
-    return args[0], p if training else 0.0, bound
+    return p if training else 0.0
 
 
 def draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
@@ -124,9 +123,9 @@ def draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tens
     return drawn.view(x._sharding.num_local, *per_row)
 
 
-def refuse_generator(function: Function, kwargs: dict[str, object]) -> None:
+def refuse_generator(function: Function, generator: object) -> None:
     """Raise where another generator is given than the one whose state the ranks share."""
-    if kwargs.get("generator") is not None:
+    if generator is not None:
         raise UnsupportedError(
             f"{public_name(function)} of row tensors draws from torch's default CPU generator (got another): "
             f"leave 'generator' out"
@@ -134,14 +133,16 @@ def refuse_generator(function: Function, kwargs: dict[str, object]) -> None:
 
 
 @implements("rand_like", "randn_like")
-def random_like(function: Function, args: Args, kwargs: Kwargs) -> object:
+def random_like(
+    function: Function, x: RowTensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None,
+    requires_grad: bool = False, generator: object = None, **_: object,
+) -> Tensor:  # fmt: skip
     """Uniform in [0, 1), or standard normal."""
-    x: RowTensor = args[0]
-    refuse_generator(function, kwargs)
+    refuse_generator(function, generator)
     with local_tensors():
         keyed = ops.keyed_uniform if function is torch.rand_like else ops.keyed_normal
-        out = draw(keyed, x, kwargs.get("dtype") or x.dtype).to(kwargs.get("device") or x.device)
-        return as_row_tensor_(out.requires_grad_(kwargs.get("requires_grad", False)), x._sharding)
+        out = draw(keyed, x, dtype or x.dtype).to(device or x.device)
+        return as_row_tensor_(out.requires_grad_(requires_grad), x._sharding)
 
 
 def _exponentials(x: RowTensor, rate: float) -> Tensor:
@@ -177,22 +178,23 @@ _FILLS: dict[str, tuple[dict[str, float], Callable[..., Tensor]]] = {
 
 
 @implements(*_FILLS)
-def fill(function: Function, args: Args, kwargs: Kwargs) -> object:
+def fill(function: Function, x: RowTensor, *args: float, generator: object = None, **kwargs: float) -> Tensor:
     """Fill with numbers of a distribution: by inverting its distribution function, but for normal ones."""
     defaults, drawn = _FILLS[function.__name__]
-    bound = {**defaults, **bind(f"x {' '.join(defaults)}", args, kwargs)}
-    refuse_generator(function, kwargs)
+    bound = defaults | bind(function, " ".join(defaults), args, kwargs)
+    refuse_generator(function, generator)
     with local_tensors():
-        return args[0].copy_(drawn(args[0], *(bound[name] for name in defaults)))
+        return x.copy_(drawn(x, *bound.values()))
 
 
 @implements("bernoulli", "bernoulli_")
-def bernoulli(function: Function, args: Args, kwargs: Kwargs) -> object:
+def bernoulli(function: Function, x: RowTensor, p: Any = None, *, generator: object = None) -> Tensor:
     """Ones with the probabilities in x (or ``p``)."""
-    x, p = args[0], bind("x p", args, kwargs).get("p")
-    refuse_generator(function, kwargs)
+    refuse_generator(function, generator)
     with local_tensors():
-        p = x if p is None else aligned(function, (x, p), {})[0][1]
+        if p is None:
+            p = 0.5 if function.__name__.endswith("_") else x
+        p = aligned(function, (x, p), {})[0][1]
         uniform = draw(ops.keyed_uniform, x, torch.promote_types(x.dtype, torch.float32))  # bfloat16 has coarse steps
         drawn = (uniform < p).to(x.dtype)
         return x.copy_(drawn) if function.__name__.endswith("_") else as_row_tensor_(drawn, x._sharding)
@@ -206,38 +208,38 @@ def exponential(x: RowTensor) -> Tensor:
 
 
 @implements("gumbel_softmax")
-def gumbel_softmax(function: Function, args: Args, kwargs: Kwargs) -> object:
+def gumbel_softmax(
+    function: Function, logits: RowTensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
     """As torch does it: noise, softmax, and optionally the largest entry, with the gradient of the softmax."""
-    bound = {"tau": 1.0, "hard": False, "dim": -1, **bind("logits tau hard eps dim", args, kwargs)}
-    x, dim = bound["logits"], bound["dim"]
     with local_tensors():
-        noise = as_row_tensor_((-exponential(x).log()).to(x.dtype), x._sharding)
-    soft = ((x + noise) / bound["tau"]).softmax(dim)
-    if not bound["hard"]:
+        noise = as_row_tensor_((-exponential(logits).log()).to(logits.dtype), logits._sharding)
+    soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
         return soft
     largest = soft.argmax(dim, keepdim=True)
-    return torch.zeros_like(x).scatter_(dim, largest, 1.0) - soft.detach() + soft
+    return torch.zeros_like(logits).scatter_(dim, largest, 1.0) - soft.detach() + soft
 
 
 @implements("multinomial")
-def multinomial(function: Function, args: Args, kwargs: Kwargs) -> object:
+def multinomial(
+    function: Function, x: RowTensor, num_samples: int, replacement: bool = False, *, generator: object = None
+) -> Tensor:
     """Columns of each row, drawn with its weights: by inverting the cumulative sums, or by exponential races."""
-    bound = {"replacement": False, **bind("x num_samples replacement", args, kwargs)}
-    x, num_samples = bound["x"], bound["num_samples"]
-    refuse_generator(function, kwargs)
+    refuse_generator(function, generator)
     if x.dim() != 2:
         raise refuse(function, "of one dimension would draw rows")
     if not x.is_floating_point() or num_samples < 1:
         raise DataError(f"Expected floating weights and one sample or more (got {x.dtype}, num_samples={num_samples})")
     with local_tensors():
         weights = x.as_subclass(Tensor).detach()
-        least = 1 if bound["replacement"] else num_samples
+        least = 1 if replacement else num_samples
         is_valid = bool((weights >= 0).all() and weights.isfinite().all() and ((weights > 0).sum(1) >= least).all())
         if not x._sharding.group.all_true(is_valid):
             raise DataError(
                 f"Expected weights of each row that are finite, not negative, {least} or more above zero (got others)"
             )
-        if bound["replacement"]:
+        if replacement:
             dtype = torch.promote_types(x.dtype, torch.float32)
             key = on_device(x._sharding.rng_key, x.device)
             uniform = ops.keyed_uniform(key, num_samples, draw_seed(), 0, dtype)
@@ -264,7 +266,7 @@ _INITIALISERS: dict[Function, Callable[..., Tensor]] = {
 }
 
 
-def initialise(function: Function, args: Args, kwargs: Kwargs) -> object:
+def initialise(function: Function, *args: Any, **kwargs: Any) -> Tensor:
     """``torch.nn.init`` on a parameter with distributed rows."""
     with torch.no_grad():
         return _INITIALISERS[function](*args, **kwargs)
@@ -282,10 +284,12 @@ def uniform_like(x: RowTensor, per_row: Sequence[int]) -> Tensor:
 
 
 @implements("alpha_dropout", "feature_alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
-def dropout_of_kinds(function: Function, args: Args, kwargs: Kwargs) -> object:
+def dropout_of_kinds(
+    function: Function, x: RowTensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
+    train: bool = True,
+) -> Tensor:  # fmt: skip
     """Dropout that keeps mean and variance of SELU's outputs (alpha), or drops whole channels ``[N, C, ...]``."""
-    x, p, bound = dropout_arguments(args, kwargs)
-    name = function.__name__.rstrip("_")
+    p, name = probability(p, training and train), function.__name__.rstrip("_")
     of_channels, is_alpha = name != "alpha_dropout", "alpha" in name
     if of_channels and x.dim() < {"dropout1d": 3, "dropout3d": 5}.get(name, 2):
         raise refuse(function, f"of {x.dim()} dimensions would drop rows, as channels of one sample")
@@ -301,19 +305,20 @@ def dropout_of_kinds(function: Function, args: Args, kwargs: Kwargs) -> object:
             out = torch.where(keep, x.as_subclass(Tensor), low) * scale - low * p * scale
         else:
             out = x.as_subclass(Tensor) * (keep.to(x.dtype) / (1 - p) if p < 1.0 else 0.0)
-        return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
+        return x.copy_(out) if inplace else as_row_tensor_(out, x._sharding)
 
 
 @implements("rrelu", "rrelu_", namespaces=(torch, torch.nn.functional))
-def rrelu(function: Function, args: Args, kwargs: Kwargs) -> object:
+def rrelu(
+    function: Function, x: RowTensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False,
+    inplace: bool = False, generator: object = None,
+) -> Tensor:  # fmt: skip
     """ReLU with slopes of negative values that are drawn in training, and their mean in evaluation."""
-    defaults = {"lower": 1.0 / 8, "upper": 1.0 / 3, "training": False, "inplace": function.__name__.endswith("_")}
-    bound = {**defaults, **bind("x lower upper training inplace", args, kwargs)}
-    x, low, high = args[0], bound["lower"], bound["upper"]
+    refuse_generator(function, generator)
     with local_tensors():
-        slope: object = (low + high) / 2
-        if bound["training"]:
-            slope = low + (high - low) * uniform_like(x, x.shape[1:])
+        slope: float | Tensor = (lower + upper) / 2
+        if training:
+            slope = lower + (upper - lower) * uniform_like(x, x.shape[1:])
         local = x.as_subclass(Tensor)
         out = torch.where(local <= 0, local * slope, local)
-        return x.copy_(out) if bound["inplace"] else as_row_tensor_(out, x._sharding)
+        return x.copy_(out) if inplace or function.__name__.endswith("_") else as_row_tensor_(out, x._sharding)

@@ -18,31 +18,28 @@ from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.tensor.functions.pointwise import pointwise
-from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors, on_rows
+from pyg_dist.tensor.functions.along import along
+from pyg_dist.tensor.registry import Function, bind, dims_of, implements, public_name, refuse
+from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
 from pyg_dist.tensor.sharding import RowSharding
 
 Dims = tuple[int, ...]
-Reduce = Callable[[Tensor, Dims, bool, RowSharding, dict[str, object]], Tensor]
+Reduce = Callable[..., Tensor]
 
 
-def reduction(name: str, parameters: str = "dim keepdim") -> Callable[[Reduce], Reduce]:
-    """Register ``reduce(local, dims, keepdim, rows, bound)`` for calls of torch's ``name`` that reduce rows."""
+def reduction(*names: str, parameters: str = "dim keepdim") -> Callable[[Reduce], Reduce]:
+    """Register ``reduce(local, dims, keepdim, rows, ...)`` for calls of torch's ``names`` that reduce rows."""
 
     def decorate(reduce: Reduce) -> Reduce:
-        @implements(name)
-        def handler(function: Function, args: Args, kwargs: Kwargs) -> Any:
-            x, bound = args[0], bind(f"x {parameters}", args, kwargs)
+        @along(*names, parameters=parameters)
+        def over_rows(function: Function, x: RowTensor, *args: object, **kwargs: object) -> object:
             rows = x._sharding
             with local_tensors():
-                dims = dims_of(bound.get("dim"), x.dim())
-                if 0 not in dims:
-                    return as_row_tensor_(function(*args, **kwargs), rows)
-                if rows.group.size == 1:
-                    return function(*args, **kwargs)
-                return reduce(x, dims, bool(bound.get("keepdim", False)), rows, bound)
+                if rows.is_on_one_rank:
+                    return function(x, *args, **kwargs)
+                bound = bind(function, parameters, args, kwargs)
+                dims, keepdim = dims_of(bound.pop("dim", None), x.dim()), bool(bound.pop("keepdim", False))
+                return reduce(x, dims, keepdim, rows, **bound)
 
         return reduce
 
@@ -67,65 +64,68 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-@reduction("sum", "dim keepdim dtype")
-def _sum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    dtype = bound.get("dtype") or (x.dtype if x.is_floating_point() else torch.int64)
+@reduction("sum", parameters="dim keepdim dtype")
+def _sum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
     return rows.reduce_from_ranks(x.sum(dims, keepdim, dtype=accumulation_dtype(dtype))).to(dtype)
 
 
-@reduction("nansum", "dim keepdim dtype")
-def _nansum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
-    return _sum(x.masked_fill(x.isnan(), 0), dims, keepdim, rows, bound)
+@reduction("nansum", parameters="dim keepdim dtype")
+def _nansum(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, dtype: torch.dtype | None = None) -> Tensor:
+    return _sum(x.masked_fill(x.isnan(), 0), dims, keepdim, rows, dtype)
 
 
-@reduction("mean", "dim keepdim dtype")
-def _mean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    dtype = bound.get("dtype") or x.dtype
+@reduction("mean", parameters="dim keepdim dtype")
+def _mean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, dtype: torch.dtype | None = None) -> Tensor:
+    dtype = dtype or x.dtype
     if not dtype.is_floating_point:
         raise RuntimeError(f"mean(): expected a floating point dtype (got {dtype}): cast first, x.float().mean()")
-    return (rows.reduce_from_ranks(x.sum(dims, keepdim, dtype=accumulation_dtype(dtype))) / count(x, dims, rows)).to(
-        dtype
-    )
+    total = rows.reduce_from_ranks(x.sum(dims, keepdim, dtype=accumulation_dtype(dtype)))
+    return (total / count(x, dims, rows)).to(dtype)
 
 
-@reduction("nanmean", "dim keepdim dtype")
-def _nanmean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
-    return _nansum(x, dims, keepdim, rows, bound) / _sum(~x.isnan(), dims, keepdim, rows, {})
+@reduction("nanmean", parameters="dim keepdim dtype")
+def _nanmean(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, dtype: torch.dtype | None = None) -> Tensor:
+    return _nansum(x, dims, keepdim, rows, dtype) / _sum(~x.isnan(), dims, keepdim, rows)
 
 
-@reduction("count_nonzero", "dim")
-def _count_nonzero(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
+@reduction("count_nonzero", parameters="dim")
+def _count_nonzero(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding) -> Tensor:
     return rows.reduce_from_ranks((x != 0).sum(dims))
 
 
-reduction("any")(lambda x, dims, keepdim, rows, _: rows.group.all_reduce_(torch.any(x, dims, keepdim), "max"))
-reduction("all")(lambda x, dims, keepdim, rows, _: rows.group.all_reduce_(torch.all(x, dims, keepdim), "min"))
+reduction("any")(lambda x, dims, keepdim, rows: rows.group.all_reduce_(torch.any(x, dims, keepdim), "max"))
+reduction("all")(lambda x, dims, keepdim, rows: rows.group.all_reduce_(torch.all(x, dims, keepdim), "min"))
+reduction("amax")(lambda x, dims, keepdim, rows: extreme(x, dims, keepdim, rows, "max", nan_ties=False))
+reduction("amin")(lambda x, dims, keepdim, rows: extreme(x, dims, keepdim, rows, "min", nan_ties=False))
 
 
 @implements("_is_all_true", "_is_any_true")
-def is_true(function: Function, args: Args, kwargs: Kwargs) -> Tensor:
+def is_true(function: Function, x: Tensor) -> Tensor:
     """``all`` and ``any`` as ``torch.distributions`` calls them (collective)."""
-    return (Tensor.all if "all" in function.__name__ else Tensor.any)(args[0])
+    return (Tensor.all if "all" in function.__name__ else Tensor.any)(x)
 
 
-@reduction("prod", "dim keepdim dtype")
-def _prod(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    dtype = bound.get("dtype")
-    local = x.prod(dtype=dtype) if bound.get("dim") is None else x.prod(0, keepdim, dtype=dtype)
+@reduction("prod", parameters="dim keepdim dtype")
+def _prod(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, dtype: torch.dtype | None = None) -> Tensor:
+    local = x.prod(0, keepdim, dtype=dtype) if dims == (0,) else x.prod(dtype=dtype)  # of one dimension, or of all
     return by_rank(local, rows).prod(0)
 
 
-@implements("softmax", "log_softmax")
-def softmax(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Within rows, or over the rows of each column (collective)."""
-    names = "x dim _stacklevel dtype" if getattr(function, "__module__", "") == "torch.nn.functional" else "x dim dtype"
-    x, bound = args[0], bind(names, args, kwargs)
-    dim, dtype = bound.get("dim"), bound.get("dtype")
+@along("softmax", "log_softmax")
+def softmax(
+    function: Function,
+    x: RowTensor,
+    dim: int | None = None,
+    *rest: object,
+    dtype: torch.dtype | None = None,
+    _stacklevel: int = 3,
+) -> Tensor:
+    """Over the rows of each column (collective)."""
+    dtype = next((value for value in rest if isinstance(value, torch.dtype)), dtype)
     if dim is None:
         raise UnsupportedError(f"{public_name(function)} expects dim for a {type(x).__name__} (got None): pass dim=-1")
-    if 0 not in dims_of(dim, x.dim()):
-        return on_rows(function, *args, **kwargs)
-    x = x if dtype is None else x.to(dtype)
+    x = x if dtype is None else x.to(dtype)  # type: ignore[assignment]
     if x.shape[0] == 0:
         return on_rows(function, x, dim)
     # Differences from the largest: a logarithm of the sum itself would be rounded where the values of x are.
@@ -137,15 +137,14 @@ def softmax(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 @implements("allclose")
-def allclose(function: Function, args: Args, kwargs: Kwargs) -> bool:
+def allclose(function: Function, *args: Any, **kwargs: Any) -> bool:
     """Whether two tensors are close everywhere, on every rank (collective)."""
     return bool(torch.isclose(*args, **kwargs).all())
 
 
 @implements("equal")
-def equal(function: Function, args: Args, kwargs: Kwargs) -> bool:
+def equal(function: Function, x: Tensor, other: Tensor) -> bool:
     """Whether two tensors are equal everywhere, on every rank (collective)."""
-    x, other = (*args, *kwargs.values())
     return x.shape == other.shape and bool((x == other).all())
 
 
@@ -200,45 +199,31 @@ def over_ranks(local: Tensor, rows: RowSharding, op: str) -> Tensor:
     return both[0].masked_fill(both[1] != 0, math.nan)
 
 
-reduction("amax")(lambda x, dims, keepdim, rows, _: extreme(x, dims, keepdim, rows, "max", nan_ties=False))
-reduction("amin")(lambda x, dims, keepdim, rows, _: extreme(x, dims, keepdim, rows, "min", nan_ties=False))
-
-
-@implements("max", "min")
-def max_min(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """``max(x)``, ``max(x, dim)`` with positions, or the pointwise ``max(x, y)``."""
-    op, bound = function.__name__, bind("x dim keepdim", args, kwargs)
-    if isinstance(bound.get("dim", bound.get("other")), Tensor):
-        return pointwise(function, args, kwargs)
-    x = args[0]
-    if "dim" not in bound:
-        with local_tensors():
-            return extreme(x, dims_of(None, x.dim()), False, x._sharding, op)
-    if 0 not in dims_of(bound["dim"], x.dim()):
-        return on_rows(function, *args, **kwargs)
-    result = torch.return_types.max if op == "max" else torch.return_types.min
+@along("max", "min", parameters="dim keepdim")
+def max_min(function: Function, x: RowTensor, dim: int | None = None, keepdim: bool = False) -> object:
+    """``max(x)``, or ``max(x, dim)`` with positions, over rows (collective)."""
+    op, rows = function.__name__, x._sharding
     with local_tensors():
-        return result(_with_position(x, bound.get("keepdim", False), x._sharding, op))
+        if dim is None:
+            return extreme(x, dims_of(None, x.dim()), False, rows, op)
+        result = torch.return_types.max if op == "max" else torch.return_types.min
+        return result(_with_position(x, keepdim, rows, op))
 
 
-@implements("argmax", "argmin")
-def arg_max_min(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Within rows; or global positions."""
-    x, bound = args[0], bind("x dim keepdim", args, kwargs)
-    dim, keepdim = bound.get("dim"), bound.get("keepdim", False)
-    if dim is not None and 0 not in dims_of(dim, x.dim()):
-        return on_rows(function, *args, **kwargs)
-    op = function.__name__.removeprefix("arg")
+@along("argmax", "argmin", parameters="dim keepdim")
+def arg_max_min(function: Function, x: RowTensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Global positions (collective)."""
+    op, rows = function.__name__.removeprefix("arg"), x._sharding
     with local_tensors():
-        x, rows = x.detach(), args[0]._sharding
+        local = x.detach()
         if dim is not None:
-            return _with_position(x, keepdim, rows, op)[1]
-        per_row = math.prod(x.shape[1:])
-        values, position = _with_position(x.reshape(x.shape[0], per_row), False, rows, op)
+            return _with_position(local, keepdim, rows, op)[1]
+        per_row = math.prod(local.shape[1:])
+        values, position = _with_position(local.reshape(local.shape[0], per_row), False, rows, op)
         best = values.max() if op == "max" else values.min()
-        flat = position * per_row + torch.arange(per_row, device=x.device)
+        flat = position * per_row + torch.arange(per_row, device=local.device)
         first = flat[(values == best) | (values.isnan() & best.isnan())].min()
-        return first.view([1] * x.dim()) if keepdim else first
+        return first.view([1] * local.dim()) if keepdim else first
 
 
 def _with_position(x: Tensor, keepdim: bool, rows: RowSharding, op: str) -> tuple[Tensor, Tensor]:
@@ -255,7 +240,7 @@ def _with_position(x: Tensor, keepdim: bool, rows: RowSharding, op: str) -> tupl
 
 
 @reduction("logsumexp")
-def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, object]) -> Tensor:
+def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding) -> Tensor:
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     if count(x, dims, rows) == 0:
         return rows.reduce_from_ranks(x.exp().sum(dims, keepdim)).log()
@@ -265,59 +250,58 @@ def _logsumexp(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: d
     return total + (shift if keepdim else shift.squeeze(dims))
 
 
-@reduction("vector_norm", "ord dim keepdim")
-def _vector_norm(x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, bound: dict[str, Any]) -> Tensor:
-    order = bound.get("ord", 2)
-    x = x.to(bound.get("dtype") or x.dtype)
-    if order in (math.inf, -math.inf):
-        return extreme(x.abs(), dims, keepdim, rows, "max" if order > 0 else "min")
-    if order == 0:  # a count
+@reduction("vector_norm", parameters="ord dim keepdim")
+def _vector_norm(
+    x: Tensor, dims: Dims, keepdim: bool, rows: RowSharding, ord: float = 2, dtype: torch.dtype | None = None
+) -> Tensor:
+    x = x.to(dtype or x.dtype)
+    if ord in (math.inf, -math.inf):
+        return extreme(x.abs(), dims, keepdim, rows, "max" if ord > 0 else "min")
+    if ord == 0:  # a count
         return rows.reduce_from_ranks((x != 0).sum(dims, keepdim).to(x.dtype))
-    if order < 0 and x.shape[0] == 0:  # torch has no neutral element for it; the sum keeps the graph alike on all ranks
+    if ord < 0 and x.shape[0] == 0:  # torch has no neutral element for it; the sum keeps the graph alike on all ranks
         local = x.abs().sum(dims, keepdim) + math.inf
     else:
-        local = torch.linalg.vector_norm(x, order, dims, keepdim)
+        local = torch.linalg.vector_norm(x, ord, dims, keepdim)
     # A norm of norms, and not a power of a sum of powers, whose derivative at zero is infinite.
-    total: Tensor = torch.linalg.vector_norm(by_rank(local, rows), order, 0)
+    total: Tensor = torch.linalg.vector_norm(by_rank(local, rows), ord, 0)
     return total
 
 
-@implements("norm")
-def norm(function: Function, args: Args, kwargs: Kwargs) -> Any:
+@along("norm", parameters="p dim keepdim")
+def norm(
+    function: Function, x: Tensor, p: Any = None, dim: Any = None, keepdim: bool = False, *rest: object,
+    ord: Any = None, dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """``torch.norm`` of vectors; ``torch.linalg.norm``, a matrix norm where there are two dimensions and an order."""
-    name, rest = ("ord", "") if function is torch.linalg.norm else ("p", "_ dtype")
-    x, bound = args[0], bind(f"x {name} dim keepdim {rest}", args, kwargs)
-    order, dim = bound.get(name), bound.get("dim")
+    dtype = next((value for value in rest if isinstance(value, torch.dtype)), dtype)
+    name, order = ("ord", p if ord is None else ord) if function is torch.linalg.norm else ("p", p)
     if order == "nuc" or (name == "ord" and order is not None and len(dims_of(dim, x.dim())) > 1):
         raise refuse(function, f"with {name}={order!r} is a matrix norm")
     order = 2 if order in ("fro", None) else order
-    return torch.linalg.vector_norm(x, order, dim, bound.get("keepdim", False), dtype=bound.get("dtype"))
+    return torch.linalg.vector_norm(x, order, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
 
 
-@implements("std", "var", "std_mean", "var_mean")
-def std_var(function: Function, args: Args, kwargs: Kwargs) -> object:
+@along("std", "var", "std_mean", "var_mean", parameters="dim unbiased keepdim")
+def std_var(
+    function: Function, x: RowTensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *,
+    correction: float | None = None,
+) -> object:  # fmt: skip
     """Two passes: the global mean, then the deviations from it."""
-    x = args[0]
-    has_no_dim = len(args) > 1 and isinstance(args[1], bool)
-    bound = bind("x unbiased" if has_no_dim else "x dim unbiased keepdim", args, kwargs)
-    correction, keepdim = bound.get("correction"), bound.get("keepdim", False)
-    if correction is None:
-        correction = int(bound.get("unbiased", True))
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    correction = int(unbiased) if correction is None else correction
+    rows = x._sharding
     with local_tensors():
-        rows, dims = x._sharding, dims_of(bound.get("dim"), x.dim())
-    if 0 not in dims:
-        return on_rows(function, *args, **kwargs)
-    with local_tensors():
-        if rows.group.size == 1:
-            return function(*args, **kwargs)
+        if rows.is_on_one_rank:
+            return function(x, dim, correction=correction, keepdim=keepdim)
+        dims = dims_of(dim, x.dim())
         number = count(x, dims, rows)
-        mean = (rows.reduce_from_ranks(x.sum(dims, keepdim=True, dtype=accumulation_dtype(x.dtype))) / number).to(
-            x.dtype
-        )
+        mean = _mean(x, dims, True, rows)
         deviation = x - copy_to_ranks(mean, rows.group)
         freedom = max(number - correction, 0)
         if "std" in function.__name__:  # a norm is differentiable where it is zero, as torch's std is
-            spread = _vector_norm(deviation, dims, keepdim, rows, {}) / math.sqrt(freedom)
+            spread = _vector_norm(deviation, dims, keepdim, rows) / math.sqrt(freedom)
         else:
             square = deviation.square()
             spread = (

@@ -16,11 +16,10 @@ from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.errors import DataError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
-from pyg_dist.tensor.functions.moved_rows import HANDLERS, MovedRows, moved_in, named, refuse_moved, rows_first
+from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, moved_in, refuse_moved, rows_first
 from pyg_dist.tensor.functions.pointwise import aligned, as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype, neutral, over_ranks
-from pyg_dist.tensor.functions.shapes import dims_of, refuse
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
+from pyg_dist.tensor.registry import Function, bind, dims_of, implements, public_name, refuse
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
@@ -35,20 +34,20 @@ _NAMES = (
 
 
 @implements(*_NAMES)
-def scatter(function: Function, args: Args, kwargs: Kwargs) -> object:
+def scatter(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> object:
     """Into a plain tensor, or along the rows of a row tensor (collective); or within rows."""
     name = function.__name__.removesuffix("_")
     source = "source" if name.startswith("index") else "src"
-    bound = bind(f"x dim index {source} reduce", args, kwargs)
-    x, index, src = bound["x"], bound["index"], bound.get(source)
+    bound = bind(function, f"dim index {source} reduce", args, kwargs)
+    index, src = bound["index"], bound.get(source)
     reduce = "sum" if name.endswith("_add") else bound.get("reduce")
     if dims_of(bound["dim"], x.dim()) != (0,):
-        return _in_columns(function, args, kwargs, bound)
+        return _in_columns(function, x, *args, **kwargs)
     is_exact = reduce != "mean" or x.is_floating_point()
     if reduce not in _REDUCED_BY_RANKS or not isinstance(src, Tensor) or not is_exact:
         if isinstance(x, RowTensor):
             raise refuse(function, "along dimension 0 would mix rows, but for sums, means and extremes")
-        return on_full_tensor(function, args, kwargs)
+        return on_full_tensor(function, x, *args, **kwargs)
     if src.dtype != x.dtype or (source == "source" and src.shape[1:] != x.shape[1:]):
         raise DataError(
             f"{public_name(function)} expected a {source} of rows {list(x.shape[1:])} in {x.dtype}, as it writes into "
@@ -57,21 +56,23 @@ def scatter(function: Function, args: Args, kwargs: Kwargs) -> object:
     is_sum = reduce in ("sum", "add") and bound.get("include_self", True)
     if not isinstance(x, RowTensor):
         src = src if bound.get("alpha", 1) == 1 else src * bound["alpha"]
-        out: object = _into_plain(function, x, index, src, reduce, bound.get("include_self", True))
+        out: Tensor = _into_plain(function, x, index, src, reduce, bound.get("include_self", True))
     elif is_sum and isinstance(index, RowIndex) and isinstance(x, NodeTensor) and isinstance(src, EdgeTensor):
         out = torch.add(x, index.add_up(src), alpha=bound.get("alpha", 1))
     else:
         base = torch.zeros(x.shape, dtype=x.dtype, device=x.device) if is_sum else x.full_tensor()
-        whole = getattr(Tensor, name)(base, *args[1:], **kwargs)
+        whole: Tensor = getattr(Tensor, name)(base, *args, **kwargs)
         out = x + whole if is_sum else RowTensor.from_local(x._sharding.slice(whole), x._sharding)
     return x.copy_(out) if function.__name__.endswith("_") else out
 
 
-def _of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
+@MOVED.implements(*_NAMES)
+def _of_moved(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> object:
     """Of rows in another dimension, along it, into a plain tensor (collective)."""
-    first = moved_in((args, tuple(kwargs.values())))[0]
-    bound = bind(f"x dim index {'source' if function.__name__.startswith('index') else 'src'} reduce", args, kwargs)
-    x, dim, index = (bound.pop(name) for name in ("x", "dim", "index"))
+    first = moved_in((x, *args, *kwargs.values()))[0]
+    source = "source" if function.__name__.startswith("index") else "src"
+    bound = bind(function, f"dim index {source} reduce", args, kwargs)
+    dim, index = bound.pop("dim"), bound.pop("index")
     if type(x) is MovedRows or dims_of(dim, x.dim()) != (first.place,):
         raise refuse_moved(function, first)
     rest = {name: rows_first(value, first, function) for name, value in bound.items()}
@@ -81,15 +82,15 @@ def _of_moved(function: Function, args: Args, kwargs: Kwargs) -> object:
     return x.copy_(out) if function.__name__.endswith("_") else out
 
 
-def _in_columns(function: Function, args: Args, kwargs: Kwargs, bound: dict[str, Any]) -> object:
+def _in_columns(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> object:
     """Within rows; of a plain tensor, with all rows (collective)."""
-    x = bound.pop("x")
     if not isinstance(x, RowTensor):
-        return on_full_tensor(function, args, kwargs)
+        return on_full_tensor(function, x, *args, **kwargs)
     with local_tensors():
-        if "source" not in bound:
-            args, kwargs, rows = aligned(function, args, kwargs, broadcasts=False)
+        if function.__name__.startswith("scatter"):
+            args, kwargs, rows = aligned(function, (x, *args), kwargs, broadcasts=False)
             return as_row_tensor_(function(*args, **kwargs), rows)
+        bound = bind(function, "dim index source reduce", args, kwargs)
         if isinstance(bound["index"], RowTensor):
             raise refuse(function, "of columns by a distributed index would mix rows")
         (x, source), _, rows = aligned(function, (x, bound.pop("source")), {}, broadcasts=False)
@@ -158,6 +159,3 @@ class _Extremes(LocalFunction[Tensor]):
         of_each = grad / number
         of_rows = copy_to_ranks(of_each, ctx.group).gather(0, index) * is_best
         return of_each * is_own, None, of_rows, None, None, None
-
-
-HANDLERS.update(dict.fromkeys(named(*_NAMES), _of_moved))

@@ -1,10 +1,13 @@
 """Global shapes and other metadata, with no communication, and changes of shape that keep rows whole or split them.
 
-A row of k times F elements may become k rows, which stay on its rank, and these may become one row again.
+A row of k times F elements may become k rows, which stay on its rank, and these may become one row again. Rows may be
+in any dimension (:mod:`~.moved_rows`), and other dimensions are changed before and behind theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -12,60 +15,43 @@ import torch
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
-from pyg_dist.tensor.registry import Args, Function, Kwargs, bind, implements, public_name
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, on_rows
-from pyg_dist.tensor.selection import elements_of
+from pyg_dist.tensor.functions.moved_rows import (
+    MOVED,
+    MovedRows,
+    dim_of_rows_first,
+    implements_anywhere,
+    refuse_moved,
+    rows_and_place,
+)
+from pyg_dist.tensor.registry import Function, dims_of, implements, refuse
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, global_shape, local_tensors, on_rows
+from pyg_dist.tensor.selection import ConcatenatedRows, elements_of
 from pyg_dist.tensor.sharding import RowSharding
 
 
-def global_shape(x: RowTensor) -> torch.Size:
-    """The shape of the whole tensor."""
-    with local_tensors():
-        return x._sharding.global_shape(x.shape)
-
-
-def dims_of(dim: object, num_dims: int) -> tuple[int, ...]:
-    """``dim`` as non-negative dimensions; ``None`` and ``()`` stand for all, as in torch."""
-    if dim is None or dim == () or dim == []:
-        return tuple(range(num_dims))
-    dims = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)
-    for d in dims:
-        if not -num_dims <= d < num_dims:
-            raise IndexError(f"Dimension out of range (expected to be in [{-num_dims}, {num_dims - 1}], but got {d})")
-    return tuple(d % num_dims for d in dims)
-
-
-def refuse(function: Function, what: str) -> MixedRowsError:
-    """The error for a call that would take rows out of dimension 0."""
-    return MixedRowsError(
-        f"{public_name(function)} {what}: rows are distributed and stay in dimension 0; use .full_tensor() first"
-    )
-
-
 @implements("shape.__get__", "size")
-def shape(function: Function, args: Args, kwargs: Kwargs) -> object:
+def shape(function: Function, x: RowTensor, dim: int | None = None) -> object:
     """Global shape, or one dimension of it."""
-    dim = args[1] if len(args) > 1 else kwargs.get("dim")
-    whole = global_shape(args[0])
+    whole = global_shape(x)
     return whole if dim is None else whole[dim]
 
 
 @implements("numel")
-def numel(function: Function, args: Args, kwargs: Kwargs) -> int:
+def numel(function: Function, x: RowTensor) -> int:
     """Global number of elements."""
-    return prod(global_shape(args[0]))
+    return prod(global_shape(x))
 
 
 @implements("nbytes.__get__")
-def num_bytes(function: Function, args: Args, kwargs: Kwargs) -> object:
+def num_bytes(function: Function, x: RowTensor) -> int:
     """Global size in bytes."""
-    return numel(function, args, kwargs) * args[0].element_size()
+    return x.numel() * x.element_size()
 
 
 @implements("__len__")
-def length(function: Function, args: Args, kwargs: Kwargs) -> object:
+def length(function: Function, x: RowTensor) -> int:
     """Global number of rows."""
-    return args[0]._sharding.size
+    return x._sharding.size
 
 
 @implements(
@@ -78,23 +64,37 @@ def length(function: Function, args: Args, kwargs: Kwargs) -> object:
     "is_xpu.__get__", "_has_compatible_shallow_copy_type", "element_size", "get_device", "is_pinned", "is_shared",
     "is_set_to", "__hash__", "__dir__", "stride", "data_ptr",
 )  # fmt: skip
-def metadata(function: Function, args: Args, kwargs: Kwargs) -> Any:
+def metadata(function: Function, *args: object, **kwargs: object) -> Any:
     """What the local tensor and the global one have in common."""
     with local_tensors():
         return function(*args, **kwargs)
 
 
-def flat_sizes(args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
+def flat_sizes(sizes: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """The sizes or dimensions of ``f(x, 2, 3)``, ``f(x, (2, 3))`` and ``f(x, size=(2, 3))``."""
-    sizes = (*args[1:], *kwargs.values())
+    sizes = (*sizes, *named.values())
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
 
 
-def view(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Reshape each row, or split each into several, or put those together that were one."""
-    x, sizes = args[0], flat_sizes(args, kwargs)
+def _refuse(function: Function, x: Tensor, what: str) -> MixedRowsError:
+    return refuse_moved(function, x) if isinstance(x, MovedRows) else refuse(function, what)
+
+
+@implements("view", "reshape")
+def view(function: Function, x: RowTensor, *sizes: Any, **named: Any) -> Tensor:
+    """Reshape each row, or split each into several, or put those together that were one.
+
+    Dimensions of size one may also come before the rows.
+    """
+    sizes = flat_sizes(sizes, named)
     if sizes and isinstance(sizes[0], torch.dtype):
         raise refuse(function, "as another dtype is not distributed")
+    batch = _as_batch(x, sizes) if isinstance(x._sharding, ConcatenatedRows) else None
+    if batch is not None:
+        return batch
+    place = next((k for k, size in enumerate(sizes) if size != 1), 0)
+    if place > 0 and sizes[place] in (-1, x.shape[0]):
+        return MovedRows.make(x.reshape(sizes[place], *[1] * place, *sizes[place + 1 :]), place)
     rows, per_row = _reshaped(function, x, sizes)
     with local_tensors():
         return as_row_tensor_(function(x, (rows.num_local, *per_row)), rows)
@@ -119,10 +119,43 @@ def _reshaped(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple
     raise refuse(function, f"of shape {list(whole)} to {list(sizes)} would not keep rows whole")
 
 
+def _as_batch(x: RowTensor, sizes: tuple[Any, ...]) -> Tensor | None:
+    """``[B, N, F]`` of the ``[B N, F]`` that :func:`_view_moved` has made of it; ``None``: it is something else."""
+    parts: tuple[RowSharding, ...] = x._sharding.parts  # type: ignore[attr-defined]
+    rows, whole = parts[0], _sizes(x, sizes)
+    place = next((k for k in range(1, len(whole)) if (prod(whole[:k]), whole[k]) == (len(parts), rows.size)), None)
+    if place is None or any(part is not rows for part in parts):
+        return None
+    with local_tensors():
+        of = x.reshape(len(parts), rows.num_local, *x.shape[1:]).movedim(0, 1)
+        of = as_row_tensor_(of.reshape(rows.num_local, *whole[:place], *whole[place + 1 :]), rows)
+        return MovedRows.make(of, place)
+
+
+def _sizes(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The sizes that a shape of ``x`` stands for, one of which may be -1."""
+    known = prod(size for size in sizes if size != -1)
+    return tuple(x.numel() // max(known, 1) if size == -1 else size for size in sizes)
+
+
+@MOVED.implements("view", "reshape")
+def _view_moved(function: Function, x: MovedRows, *sizes: Any, **named: Any) -> Tensor:
+    """Dimensions before the rows', and those behind it, are reshaped apart; ``[B, N, F]`` may become ``[B N, F]``."""
+    sizes = _sizes(x, flat_sizes(sizes, named))
+    before, behind = prod(x.shape[: x.place]), prod(x.shape[x.place + 1 :])
+    for place, size in enumerate(sizes):
+        if (prod(sizes[:place]), size, prod(sizes[place + 1 :])) == (before, x.shape[x.place], behind):
+            return MovedRows.make(x.of.reshape(size, *sizes[:place], *sizes[place + 1 :]), place)
+    if (sizes[0], prod(sizes[1:])) == (before * x.shape[x.place], behind):
+        of = x.of.reshape(x.of.shape[0], before, *sizes[1:])
+        return torch.cat([of[:, k] for k in range(before)])
+    raise refuse_moved(function, x)
+
+
 @implements("new")
-def new_of_shape(function: Function, args: Args, kwargs: Kwargs) -> object:
+def new_of_shape(function: Function, x: RowTensor, *sizes: Any, **named: Any) -> Tensor:
     """Uninitialised rows beside x's, which ``torch.distributions`` fills; of another number of rows a plain tensor."""
-    x, sizes = args[0], flat_sizes(args, kwargs)
+    sizes = flat_sizes(sizes, named)
     if not sizes or not all(isinstance(size, int) for size in sizes):
         raise refuse(function, "of values makes no rows")
     with local_tensors():
@@ -131,57 +164,86 @@ def new_of_shape(function: Function, args: Args, kwargs: Kwargs) -> object:
         return as_row_tensor_(x.new_empty((x._sharding.num_local, *sizes[1:])), x._sharding)
 
 
-@implements("view_as", "reshape_as", "expand_as")
-def as_other(function: Function, args: Args, kwargs: Kwargs) -> object:
+@implements_anywhere("view_as", "reshape_as", "expand_as")
+def as_other(function: Function, x: Tensor, other: Tensor) -> object:
     """Reshape or expand each row to the shape of another tensor's."""
-    x, other = (*args, *kwargs.values())
     return getattr(x, function.__name__.removesuffix("_as"))(tuple(other.shape))
 
 
-@implements("expand", "broadcast_to")
-def expand(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Expand within rows."""
-    x, sizes = args[0], flat_sizes(args, kwargs)
-    if len(sizes) != x.dim() or sizes[0] not in (-1, x._sharding.size):
-        raise refuse(function, f"of shape {list(x.shape)} to {list(sizes)} would move rows")
-    return on_rows(Tensor.expand, x, -1, *sizes[1:])
+@implements_anywhere("expand", "broadcast_to", "repeat")
+def expand(function: Function, x: Tensor, *sizes: Any, **named: Any) -> Tensor:
+    """Expand or repeat other dimensions than that of the rows; of rows that have been moved, new ones come before."""
+    (of, place), sizes, repeats = rows_and_place(x), flat_sizes(sizes, named), function.__name__ == "repeat"
+    new, keeps = len(sizes) - x.dim(), (1,) if repeats else (-1, of._sharding.size)
+    place += new
+    if new < 0 or (new > 0 and of is x) or sizes[place] not in keeps:
+        what = f"by {list(sizes)} would repeat or move rows" if repeats else f"to {list(sizes)} would move rows"
+        raise _refuse(function, x, what if repeats else f"of shape {list(x.shape)} {what}")
+    rows = of.reshape(of.shape[0], *[1] * new, *of.shape[1:]) if new else of
+    sizes = (keeps[0], *sizes[:place], *sizes[place + 1 :])
+    return MovedRows.make(on_rows(Tensor.repeat if repeats else Tensor.expand, rows, *sizes), place)
 
 
-@implements("repeat")
-def repeat(function: Function, args: Args, kwargs: Kwargs) -> object:
-    """Repeat within rows."""
-    sizes = flat_sizes(args, kwargs)
-    if len(sizes) != args[0].dim() or sizes[0] != 1:
-        raise refuse(function, f"by {list(sizes)} would repeat or move rows")
-    return on_rows(function, args[0], *sizes)
-
-
-@implements("squeeze")
-def squeeze(function: Function, args: Args, kwargs: Kwargs) -> object:
+@implements_anywhere("squeeze")
+def squeeze(function: Function, x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
     """Drop dimensions of size one. Rows stay a dimension, also where there is but one and no dimension is named."""
-    x, dim = args[0], bind("x dim", args, kwargs).get("dim")
-    dims = dims_of(dim, x.dim())
-    if dim is not None and 0 in dims and x._sharding.size == 1:
-        raise refuse(function, "would drop the dimension of the rows")
-    return on_rows(torch.squeeze, x, tuple(d for d in dims if d))
+    (of, place), shape = rows_and_place(x), x.shape
+    dims = dims_of(dim, len(shape))
+    if dim is not None and place in dims and of._sharding.size == 1:
+        raise _refuse(function, x, "would drop the dimension of the rows")
+    dropped = [d for d in dims if d != place and shape[d] == 1]
+    out = on_rows(torch.squeeze, of, tuple(dim_of_rows_first(d, place) for d in dropped))
+    return MovedRows.make(out, place - sum(d < place for d in dropped))
 
 
-@implements("flatten", "ravel")
-def flatten(function: Function, args: Args, kwargs: Kwargs) -> object:
+@implements_anywhere("unsqueeze")
+def unsqueeze(function: Function, x: Tensor, dim: int) -> Tensor:
+    """Add a dimension within rows, or before them."""
+    (of, place), (dim,) = rows_and_place(x), dims_of(dim, x.dim() + 1)
+    return MovedRows.make(on_rows(torch.unsqueeze, of, dim if dim > place else dim + 1), place + (dim <= place))
+
+
+@implements_anywhere("flatten")
+@implements("ravel")
+def flatten(function: Function, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Flatten dimensions, those of the rows among them."""
-    x, bound = args[0], bind("x start_dim end_dim", args, kwargs)
-    start, end = dims_of((bound.get("start_dim", 0), bound.get("end_dim", -1)), x.dim())
-    if start > 0:
-        return on_rows(torch.flatten, x, start, end)
-    whole = global_shape(x)
-    return x.reshape(prod(whole[: end + 1]), *whole[end + 1 :])
+    (of, place), (start, end) = rows_and_place(x), dims_of((start_dim, end_dim), x.dim())
+    if start > place:
+        return MovedRows.make(on_rows(torch.flatten, of, start, end), place)
+    whole = x.shape
+    return x.reshape(*whole[:start], prod(whole[start : end + 1]), *whole[end + 1 :])
 
 
 @implements("unflatten")
-def unflatten(function: Function, args: Args, kwargs: Kwargs) -> object:
+def unflatten(function: Function, x: RowTensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Unflatten a dimension; of rows, those that were split before."""
-    bound = bind("x dim sizes", args, kwargs)
-    x, dim, sizes = args[0], bound["dim"], bound["sizes"]
     if 0 in dims_of(dim, x.dim()):
-        return x.reshape(*sizes, *global_shape(x)[1:])
+        return x.reshape(*sizes, *x.shape[1:])
     return on_rows(function, x, dim, sizes)
+
+
+def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
+    """``x.permute(order)``."""
+    of, place = rows_and_place(x)
+    dims = [dim_of_rows_first(d, place) for d in order]
+    rest = [d for d in dims if d]
+    return MovedRows.make(of if rest == sorted(rest) else on_rows(torch.permute, of, [0, *rest]), dims.index(0))
+
+
+@lru_cache(maxsize=256)
+def _order(function: Function, num_dims: int, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]) -> Any:
+    """The order in which a function puts so many dimensions: it is told them apart by their sizes."""
+    with local_tensors():
+        seen = function(torch.empty(*range(1, num_dims + 1), device="meta"), *args, **dict(kwargs))
+    return [size - 1 for size in seen.shape]
+
+
+@implements_anywhere(
+    "permute", "movedim", "moveaxis", "transpose", "swapaxes", "swapdims", "mT.__get__", "T.__get__", "t", "H.__get__",
+    "mH.__get__",
+)  # fmt: skip
+def permute(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """Dimensions in another order; rows may be any of them."""
+    given = tuple(tuple(a) if isinstance(a, list) else a for a in args)
+    named = tuple((name, tuple(a) if isinstance(a, list) else a) for name, a in kwargs.items())
+    return permuted(x, _order(function, x.dim(), given, named))

@@ -106,6 +106,16 @@ EXPRESSIONS: dict[str, Expression] = {
     "unbound": lambda t: [*hops(t), *hops(t).unbind(), *hops(t).unbind(-1)[0].t().split(2, 1)],
     "reduced": lambda t: [hops(t).mean(0), hops(t).sum(dim=0), hops(t).max(0), hops(t).min(dim=0)[0], hops(t).std(0)],
     "more": lambda t: [hops(t).logsumexp(0), hops(t).norm(dim=0), hops(t).argmax(0), hops(t).median(0).values],
+    "places": lambda t: [hops(t).argmax(), hops(t).argmin(keepdim=True), hops(t).argmax(1), hops(t).argmin(0, True)[0]],
+    "by position": lambda t: [
+        hops(t).std(False), hops(t).var(True), hops(t).var(0, False), hops(t).sort(0, True)[0].sum(0),
+        hops(t).topk(1, 0, False).values.sum(0), hops(t).argsort(0, True).sum(0),
+        hops(t).amax(axis=0, keepdims=True)[0],
+    ],
+    "taken apart": lambda t: [*hops(t).unbind(), *hops(t).unbind(-1)[0].t().unbind(1), *hops(t)],
+    "more along": lambda t: [
+        hops(t).prod(0), hops(t).quantile(0.5, 0), hops(t).cummax(0).values[0], hops(t).repeat_interleave(2, 0).sum(0),
+    ],
     "several": lambda t: [hops(t).sum((0, 2)), hops(t).sum((0, -1), keepdim=True)[0], hops(t).sum(), hops(t).mean()],
     "over rows": lambda t: [hops(t).mean(1), hops(t).sum((0, 1)), hops(t).amax(1, keepdim=True), hops(t).sum(1, True)],
     "kept": lambda t: (hops(t) - hops(t).mean(0, keepdim=True)).square().sum(0),

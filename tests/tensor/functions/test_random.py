@@ -58,6 +58,7 @@ def drawn() -> dict[str, torch.Tensor]:
     rare = zeros.bfloat16().bernoulli_(0.001)
     assert rare.float().mean() < 0.001 + 5 * (0.001 / rare.numel()) ** 0.5
     assert zeros.half().bernoulli_(0.5).float().mean() > 0.4
+    assert 0.4 < zeros.clone().bernoulli_().mean() < 0.6  # p is 0.5 where it is not given
     narrow = torch.nn.functional.gumbel_softmax(zeros.bfloat16(), hard=True)
     assert not narrow.isnan().any()
     return {name: tensor.full_tensor() for name, tensor in tensors.items()}
