@@ -32,7 +32,7 @@ from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.plan.parts import PartsOptions
-from pyg_dist.store.hetero_input import read_hetero
+from pyg_dist.store.graph_input import read_hetero
 from pyg_dist.store.source import Reading
 from pyg_dist.store.sources.rmat import RMat
 

@@ -31,7 +31,7 @@ from pyg_dist import DistributedData, distribute, is_main, world_size
 from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.plan.parts import PartsOptions
-from pyg_dist.store.hetero_input import read_hetero
+from pyg_dist.store.graph_input import read_hetero
 
 UP, WITHIN, DOWN = ("grid", "up", "mesh"), ("mesh", "within", "mesh"), ("mesh", "down", "grid")
 COARSER, FEATURES, HIDDEN, STEPS = 4, 8, 32, 2

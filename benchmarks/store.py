@@ -167,7 +167,7 @@ def digests(folder: Path, edges: int, model: str) -> dict[str, Any]:
     watch, manifest = Stopwatch(), Manifest.load(folder / model)
     for shard in manifest.shards.values():
         check_shard(folder / model, shard)
-    size = sum(shard.num_bytes for shard in manifest.shards.values())
+    size = sum(shard.bytes for shard in manifest.shards.values())
     return watch.read() | {"bytes": size}
 
 

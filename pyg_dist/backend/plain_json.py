@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 
+T = TypeVar("T")
 _SCALARS = (bool, int, float, str)
 
 
@@ -61,6 +63,39 @@ def decode(content: object, foreign: Callable[[str, Any], object]) -> Any:
         items = {decode(key, foreign): decode(item, foreign) for key, item in value}
         return Counter(items) if kind == "$counter" else items
     return foreign(kind, value)
+
+
+def typed(kind: type[T], content: object, name: str = "it") -> T:
+    """What plain JSON, called ``name``, says: a dataclass, dict, list, tuple, literal or number. Not collective.
+
+    Raises:
+        ValueError: It has another form: other fields, or what is not of a field's type.
+    """
+    return cast(T, _typed(kind, content, name))
+
+
+def _typed(kind: Any, content: Any, name: str) -> object:
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        hints, known = get_type_hints(kind), {field.name for field in fields(kind)}
+        needed = {field.name for field in fields(kind) if field.default is field.default_factory is MISSING}
+        if isinstance(content, dict) and needed <= content.keys() <= known:
+            return cast(Any, kind)(**{n: _typed(hints[n], value, f"{name}.{n}") for n, value in content.items()})
+    elif origin is dict and isinstance(content, dict):
+        return {key: _typed(inner[1], value, f"{name}.{key}") for key, value in content.items()}
+    elif origin is list and isinstance(content, list):
+        if all(type(value) is inner[0] for value in content):  # most are long lists of numbers
+            return content
+        return [_typed(inner[0], value, f"{name}.*") for value in content]
+    elif origin is tuple and isinstance(content, list):
+        kinds = inner[:1] * len(content) if inner[-1] is ... else inner
+        if len(kinds) == len(content):
+            return tuple(_typed(one, value, f"{name}.*") for one, value in zip(kinds, content, strict=True))
+    elif kind is float and type(content) is int:
+        return float(content)
+    elif kind is object or type(content) in (kind, *inner) or (origin is Literal and content in inner):
+        return content
+    raise ValueError(f"{str(content)[:60]!r} as {name}")
 
 
 def to_bytes(value: object) -> bytes:

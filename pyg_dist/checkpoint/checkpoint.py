@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ def load(
     scheduler: object = None,
     loader: object = None,
     **state: object,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Load the newest checkpoint of a folder into what was saved, and return what is left (collective).
 
     With as many ranks as saved it the losses go on bit for bit; with others, or another layout, parameters and
@@ -105,7 +105,7 @@ def load(
     return load_into(checkpoint, named(state, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader))
 
 
-def load_into(checkpoint: Checkpoint, things: Mapping[str, Any]) -> dict[str, Any]:
+def load_into(checkpoint: Checkpoint, things: Mapping[str, object]) -> dict[str, object]:
     """See :func:`load` (collective)."""
     with raised_on_all_ranks():
         require_loadable(things, "leave it out, load returns it")
@@ -113,10 +113,10 @@ def load_into(checkpoint: Checkpoint, things: Mapping[str, Any]) -> dict[str, An
     with raised_on_all_ranks((Exception,)):  # whatever the script's own things raise
         for name in sorted(things, key=lambda name: name != "loader"):  # it may refuse its position: nothing is loaded
             thing, value = things[name], states.pop(name)
-            if isinstance(thing, Tensor):
+            if isinstance(thing, Tensor) and isinstance(value, Tensor):
                 with torch.no_grad():
                     thing.copy_(value)
-            elif not isinstance(thing, DistributedData):
+            elif hasattr(thing, "load_state_dict"):
                 thing.load_state_dict(value)
         generators.set_generator_states(drawn)
     return states
@@ -165,7 +165,7 @@ def parts(path: str | Path, otherwise: T) -> Tensor | T:
     return found.to(torch.int64)
 
 
-def named(state: Mapping[str, Any], **given: object) -> dict[str, Any]:
+def named(state: Mapping[str, object], **given: object) -> dict[str, object]:
     """All that is saved, by name."""
     return {name: thing for name, thing in given.items() if thing is not None} | dict(state)
 
@@ -177,7 +177,7 @@ def positive(name: str, value: int) -> int:
     return value
 
 
-def require_loadable(things: Mapping[str, Any], remedy: str) -> None:
+def require_loadable(things: Mapping[str, object], remedy: str) -> None:
     """Refuse things into which nothing can be loaded."""
     for name, thing in things.items():
         if not isinstance(thing, (Tensor, DistributedData)) and not hasattr(thing, "load_state_dict"):

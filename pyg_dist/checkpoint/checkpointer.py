@@ -109,7 +109,7 @@ class Checkpointer:
             found = self._memory.newest(self._num_steps) or found
         if found is None:
             return
-        left = load_into(found, self._things)
+        left: dict[str, Any] = load_into(found, self._things)
         if self._memory is not None:
             self._memory.forget_restored()
         self._next, self._num_steps = left.get(_NEXT), left.get(_STEPS, 0)

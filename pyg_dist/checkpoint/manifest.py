@@ -13,11 +13,10 @@ import secrets
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, ClassVar
 
 from pyg_dist.store.format import sync
-from pyg_dist.store.manifest import Shard, shards_of
-from pyg_dist.store.signed_json import FILE, Kind, Signed
+from pyg_dist.store.manifest import FILE, Kind, Shard, Signed
 
 _NAME = re.compile(r"checkpoint-(\d{8})")
 
@@ -65,29 +64,11 @@ class Manifest(Signed):
     )
 
     num_ranks: int  # ranks that saved it
-    state: dict[str, Any]  # JSON of the states by name, see plain_json; a tensor is ``{"$tensor": name}``
-    generators: dict[str, Any]  # likewise of the generators' states
+    state: dict[str, object]  # JSON of the states by name, see plain_json; a tensor is ``{"$tensor": name}``
+    generators: dict[str, object]  # likewise of the generators' states
     rows: dict[str, Rows]  # the tensors that are spread over shards, by name
     shards: dict[str, Shard]  # files by key
     digest: str = ""  # of all of the above
-
-    def content(self) -> dict[str, object]:
-        rows = {name: vars(rows) for name, rows in self.rows.items()}
-        shards = {key: shard.to_dict() for key, shard in sorted(self.shards.items())}
-        return super().content() | {"rows": rows, "shards": shards}
-
-    @classmethod
-    def of(cls, content: dict[str, Any], digest: str) -> Manifest:
-        if not all(isinstance(content[name], dict) for name in ("state", "generators")):
-            raise ValueError("no states by name")
-        rows = {name: Rows(**said | {"shape": tuple(said["shape"])}) for name, said in content["rows"].items()}
-        shards = shards_of(content["shards"])
-        for key, shard in shards.items():
-            if shard.blocks or not (key == STATE or re.fullmatch(r"(state|rows)-\d{5,}", key)):
-                raise ValueError(f"a foreign file {key!r}")
-        if STATE not in shards:
-            raise ValueError(f"no file {STATE!r}")
-        return cls(content["num_ranks"], content["state"], content["generators"], rows, shards, digest)
 
 
 def numbers(path: Path, are_complete: bool = True) -> list[int]:

@@ -40,7 +40,7 @@ from pyg_dist.checkpoint.writer import write_shard
 from pyg_dist.errors import StoreError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.folder import explained_disk_errors, replace_text
-from pyg_dist.store.signed_json import FILE
+from pyg_dist.store.manifest import FILE
 
 logger = logging.getLogger("pyg_dist")
 
@@ -122,7 +122,7 @@ class MachineMemory:
         if self._is_first:
             shutil.rmtree(self._restored, ignore_errors=True)
 
-    def keep(self, number: int, things: Mapping[str, Any]) -> None:
+    def keep(self, number: int, things: Mapping[str, object]) -> None:
         """Write the state of ``things`` after so many steps.
 
         Returns when it is there; nothing is left to do for a thread. Where there is no room, this rank says so once and

@@ -45,7 +45,7 @@ class Checkpoint:
         shards = self.manifest.shards.items()
         self._shard_of = {name: key for key, shard in shards if key.startswith(STATE) for name in shard.tensors}
 
-    def read(self, things: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, things: Mapping[str, object]) -> dict[str, object]:
         """The states, by name, checked, with rows spread as those of ``things`` are.
 
         Raises:
@@ -74,7 +74,7 @@ class Checkpoint:
         with self._explained("states"):
             return {name: plain_json.decode(state, tensor_of) for name, state in self.manifest.state.items()}
 
-    def generators(self) -> list[Any]:
+    def generators(self) -> list[object]:
         """The states of the generators.
 
         Raises:
@@ -112,7 +112,7 @@ class Checkpoint:
         finally:
             self._reader.close()
 
-    def _targets(self, things: Mapping[str, Any]) -> Callable[[str], Tensor | None]:
+    def _targets(self, things: Mapping[str, object]) -> Callable[[str], Tensor | None]:
         """What a tensor of some name is loaded into; an optimizer's state is spread as its parameter is."""
         found, parameters = dict[str, Tensor](), dict[str, Tensor]()
 
@@ -145,7 +145,8 @@ class Checkpoint:
     def _require_groups(self, name: str, wanted: list[int]) -> None:
         """Refuse the state of an optimizer with other parameters."""
         with self._explained("states"):
-            found = [len(group["params"]) for group in self.manifest.state[name]["param_groups"]]
+            state: Any = self.manifest.state[name]
+            found = [len(group["params"]) for group in state["param_groups"]]
         if found != wanted:
             raise DataError(
                 f"Expected {wanted} parameters by group as '{name}' in the checkpoint {self.path} (got {found}): make "

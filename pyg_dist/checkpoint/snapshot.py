@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -34,9 +33,9 @@ LARGE_BYTES = 1 << 28
 class Snapshot:
     """A state, as this rank holds it. The tensors are the script's own until :meth:`copy`."""
 
-    state: dict[str, Any] = field(default_factory=dict)  # JSON of the states by name
+    state: dict[str, object] = field(default_factory=dict)  # JSON of the states by name
     texts: list[str] = field(default_factory=list)  # the entries of ``state`` as they are written
-    generators: dict[str, Any] = field(default_factory=dict)  # JSON of the generators' states
+    generators: dict[str, object] = field(default_factory=dict)  # JSON of the generators' states
     # those that are the same on all ranks, which this rank writes
     tensors: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Rows] = field(default_factory=dict)  # the tensors whose rows are spread over ranks
@@ -63,14 +62,14 @@ class Snapshot:
 class Description:
     """What is said of a state: it holds while the state has the same tensors, numbers and strings."""
 
-    content: Any  # JSON
+    content: object  # JSON
     text: str  # as it is written, with the name
     replicas: dict[str, Tensor]  # the tensors that are the same on all ranks, by name
     spread: dict[str, RowTensor]  # those whose rows are spread over ranks
-    _state: Any  # its dicts and lists are copies
+    _state: object  # its dicts and lists are copies
 
     @staticmethod
-    def of(name: str, state: Any, taken: Set[str]) -> Description:
+    def of(name: str, state: object, taken: Set[str]) -> Description:
         """Describe a state; none of its tensors gets a name that is ``taken``.
 
         Raises:
@@ -144,7 +143,7 @@ def encode(name: str, thing: object, take: Callable[[str, Tensor], str]) -> obje
 
 
 def take(
-    things: Mapping[str, Any],
+    things: Mapping[str, object],
     is_writer: bool,
     failure: Exception | None = None,
     known: dict[str, Description] | None = None,

@@ -9,12 +9,13 @@ import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line, raise_together, raised_on_all_ranks
 from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint.manifest import LOCK, Manifest, folder_of, name_run, numbers, remove, rows_of, state_of
@@ -22,8 +23,7 @@ from pyg_dist.checkpoint.snapshot import Snapshot, take
 from pyg_dist.errors import StoreError
 from pyg_dist.store.folder import explained_disk_errors, finished, lock, replace_text
 from pyg_dist.store.format import ShardWriter, as_storage, spec_of, sync
-from pyg_dist.store.manifest import Shard
-from pyg_dist.store.signed_json import FILE
+from pyg_dist.store.manifest import FILE, Shard, to_json
 
 logger = logging.getLogger("pyg_dist")
 
@@ -71,7 +71,7 @@ class Writer:
                 number = max(numbers(self.path, are_complete=False), default=0)
         self._number = world_group().gather_counts(number)[0]
 
-    def begin(self, things: Mapping[str, Any]) -> None:
+    def begin(self, things: Mapping[str, object]) -> None:
         """Copy the state of ``things`` and begin to write it; what was being written is waited for (collective).
 
         Raises:
@@ -136,7 +136,9 @@ class Writer:
             for shard in written.values():
                 if not (folder / shard.file).exists():
                     raise StoreError(f"Expected one {self.path} for all ranks (got several): take a shared folder")
-            manifest = Manifest(self._world_size, snapshot.state, snapshot.generators, snapshot.rows, written)
+            manifest = Manifest(
+                self._world_size, snapshot.state, snapshot.generators, snapshot.rows, dict(sorted(written.items()))
+            )
             with explained_disk_errors(folder, _REMEDY):
                 try:
                     replace_text(folder / FILE, manifest.to_json())
@@ -157,8 +159,7 @@ class Writer:
         if self._store is None:
             return shards
         if self._rank:
-            content = None if shards is None else {key: shard.to_dict() for key, shard in shards.items()}
-            self._store.set(f"checkpoint/{serial}/{self._rank}", json.dumps(content))
+            self._store.set(f"checkpoint/{serial}/{self._rank}", to_json(shards))
             return None
         found: dict[str, Shard] | None = shards
         for rank in range(1, self._world_size):
@@ -169,7 +170,7 @@ class Writer:
             if content is None or found is None:
                 found = None
             else:
-                found |= {key: Shard.from_dict(entry) for key, entry in content.items()}
+                found |= typed(dict[str, Shard], content)
         return found
 
 
@@ -177,5 +178,5 @@ def write_shard(folder: Path, key: str, tensors: Mapping[str, Tensor]) -> Shard:
     """Write tensors on the CPU into a file of a checkpoint."""
     writer = ShardWriter(folder / f"{key}.partial", {name: spec_of(tensor) for name, tensor in tensors.items()})
     for name, tensor in tensors.items():
-        writer.write_whole(name, as_storage(tensor))
+        writer.append({name: as_storage(tensor)})
     return finished(folder, key, writer)

@@ -30,21 +30,22 @@ from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.attributes import NanCount
-from pyg_dist.store.folder import StoreFolder, explained_disk_errors, replace_text, require_space
+from pyg_dist.store.folder import StoreFolder, clear, explained_disk_errors, lock, replace_text, require_space
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
+from pyg_dist.store.graph_input import WHOLE, HeteroInput, edges_key, nodes_key
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
-from pyg_dist.store.hetero_input import WHOLE, HeteroInput, edges_key, nodes_key
 from pyg_dist.store.manifest import Manifest, Shard
-from pyg_dist.store.source import Attribute, rows_of
+from pyg_dist.store.source import Attribute
 from pyg_dist.store.sources import Source
 from pyg_dist.store.sources.saved_graph import GraphInMemory
-from pyg_dist.store.spool import Spool, load_spool, save_spool, spool
+from pyg_dist.store.spool import Spool, SpoolFacts, load_spool, save_spool, spool
 from pyg_dist.store.typed_store import FILE, TypesManifest, joined
 
 Progress = Callable[[str, int], None]
 """Called with the step and the number of further edges that are done in it."""
 
+_MOST_TILES = 1 << 14
 _WORK_BYTES_PER_EDGE = 16 + 20 + 17
 """On disk: the spool, the buckets and the edges of the store."""
 
@@ -113,6 +114,9 @@ def write_grid_store(
     Node orders are balanced for ``mesh``; None: the cheapest of ``options.parts`` ranks for a model of ``layers``.
     """
     require(min(tiles) >= 1, f"--tiles of one or more (got {tiles[0]} {tiles[1]})")
+    require(
+        tiles[0] * tiles[1] <= _MOST_TILES, f"at most {_MOST_TILES:,} tiles, a file each (got {tiles[0] * tiles[1]:,})"
+    )
     require(options.parts >= 1, f"one rank or more (got {options.parts})")
     wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
 
@@ -130,9 +134,8 @@ def write_grid_store(
             lambda n: work.progress("sorting", n),
         )  # fmt: skip
         work.note_nan()
-        stored = {k: v for k, v in asdict(plan).items() if k not in ("layout", "tries")}
-        stored["tries"] = [asdict(balance) for balance in plan.tries]
-        return shards, stored | {"tiles": list(tiles), "edge_digest": edge_digest, "seed": options.seed}
+        stored = {name: value for name, value in asdict(plan).items() if name != "layout"}
+        return shards, stored | {"tiles": tiles, "edge_digest": edge_digest, "seed": options.seed}
 
     return _write("grid", source, out, options, write, progress, repr(("grid", tiles, mesh, layers)))
 
@@ -148,7 +151,25 @@ def write_types_store(
     found_by = PartsOptions("metis", options.epsilon, options.seed, options.solver, options.preset, options.memory)
     parts = parts_of_types(hetero, options.parts, options.method, found_by)
     new = out.with_name(out.name + ".new")
-    shutil.rmtree(new, ignore_errors=True)
+    with lock(new / "lock"):
+        _write_pieces(path, hetero, parts, new, options, progress)
+        if out.exists():
+            shutil.rmtree(out)
+        (new / "lock").unlink()
+        os.replace(new, out)
+    return TypesManifest.load(out)
+
+
+def _write_pieces(
+    path: Path,
+    hetero: HeteroInput,
+    parts: dict[str, Tensor],
+    out: Path,
+    options: StoreOptions,
+    progress: Progress | None,
+) -> None:
+    """Write the stores of all types and relations, and their manifest, in place of what an interrupted writer left."""
+    clear(out)
     owners = {WHOLE: torch.empty(0, dtype=torch.int32)}
     owners |= {nodes_key(k): owner for k, owner in enumerate(parts.values())}
     pieces = hetero.pieces()
@@ -158,18 +179,14 @@ def write_types_store(
         pieces[edges_key(k)] = joined(pieces[edges_key(k)], relation, hetero.num_nodes)
     stores = {}
     for key, piece in pieces.items():
-        write_halo_store(GraphInMemory(path, piece), new / key, options, progress, owners[key])
-        stores[key] = Manifest.load(new / key).digest
+        write_halo_store(GraphInMemory(path, piece), out / key, options, progress, owners[key])
+        stores[key] = Manifest.load(out / key).digest
     manifest = TypesManifest(
         options.parts, "given" if options.method.endswith(".npy") else options.method, hetero.num_nodes,
         list(hetero.relations), [digest(graph.edge_index) for graph in hetero.relations.values()],
         {kind: digest(owner.to(torch.int32)) for kind, owner in parts.items()}, stores,
     )  # fmt: skip
-    replace_text(new / FILE, manifest.to_json())
-    if out.exists():
-        shutil.rmtree(out)
-    os.replace(new, out)
-    return TypesManifest.load(out)
+    replace_text(out / FILE, manifest.to_json())
 
 
 def _write(
@@ -184,11 +201,11 @@ def _write(
         work = _Conversion(folder, source, options, progress or (lambda step, count: None), must_train)
         others, edges = work.write_others(), work.edges
         shards, plan = write(work)
-        nan = {name: found for name, found in work.nan.items() if found[0]}
-        nan |= {name: astuple(found) for name, found in edges.nan.items()}
+        nan = {name: astuple(found) for name, found in (work.nan | edges.nan).items() if found.rows}
+        of_nodes, of_edges = ({a.name: TensorSpec(a.dtype, a.shape) for a in of} for of in (source.nodes, source.edges))
         manifest = Manifest(
-            layout, edges.num_nodes, edges.num_edges, options.parts, dict(source.graph),
-            rows_of(source.nodes), rows_of(source.edges), dict(source.other), plan | {"nan": nan}, others | shards,
+            layout, edges.num_nodes, edges.num_edges, options.parts, source.graph, of_nodes, of_edges,
+            dict(source.other), plan | {"nan": nan}, dict(sorted((others | shards).items())),
         )  # fmt: skip
         folder.commit(manifest)
     return manifest
@@ -208,16 +225,15 @@ class _Conversion:
     ) -> None:
         self.folder, self.source, self.options, self.progress = folder, source, options, progress
         self.must_train = must_train
-        known, path = folder.known("spool"), folder.work / "spool"
-        edges = None if known is None else load_spool(path, known, source.edges)
+        path = folder.work / "spool"
+        edges = load_spool(path, folder.known("spool", tuple[SpoolFacts, dict[str, int]]), source.edges)
         if edges is None:
             edges = spool(source, path, options.undirected, options.memory, lambda n: progress("reading", n))
             folder.note("spool", save_spool(edges))
         self.edges = edges
         say_what_was_read(source, edges)
-        counted = folder.known("nan")
-        self.knows_nan = counted is not None
-        self.nan: dict[str, tuple[int, ...]] = {} if counted is None else counted["counts"]
+        counted = folder.known("nan", dict[str, NanCount])
+        self.knows_nan, self.nan = counted is not None, counted or {}
 
     def attributes(self) -> tuple[Attribute, ...]:
         """Of nodes; their NaN entries are counted on the way."""
@@ -233,23 +249,25 @@ class _Conversion:
                 found += NanCount.of(as_torch(np.require(piece, requirements=["C", "W"]), attribute.dtype), row)
             row += len(piece)
             yield piece
-        self.nan[attribute.name] = astuple(found)
+        self.nan[attribute.name] = found
         if self.must_train and attribute.name == "train_mask" and attribute.dtype == "BOOL" and not has_training:
             raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 
     def note_nan(self) -> None:
         """All rows of nodes were written."""
-        self.folder.note("nan", {"counts": self.nan})
+        self.folder.note("nan", self.nan)
 
     def parts(self) -> Array:
         """The part of each node, int32 ``[N]``, of an interrupted run where they are whole."""
-        path, known = self.folder.work / "parts", self.folder.known("parts")
-        if known is not None and path.exists() and digest(np.fromfile(path, np.int32)) == known["digest"]:
-            return np.fromfile(path, np.int32)
+        path, known = self.folder.work / "parts", self.folder.known("parts", str)
+        if known is not None and path.exists():
+            kept = np.fromfile(path, np.int32)
+            if digest(kept) == known:
+                return kept
         parts: Array = _node_parts(self.edges, self.source, self.options).numpy()
-        parts.tofile(path)
+        path.write_bytes(parts.data)
         sync(path)
-        self.folder.note("parts", {"digest": digest(parts)})
+        self.folder.note("parts", digest(parts))
         return parts
 
     def write_others(self) -> dict[str, Shard]:
@@ -260,7 +278,7 @@ class _Conversion:
             return kept
         writer = ShardWriter(self.folder.work / "other", {name: spec for name, (spec, _) in others.items()})
         for name, (_, read) in others.items():
-            writer.write_whole(name, read())
+            writer.append({name: read()})
         return {"other": self.folder.keep("other", writer)}
 
 

@@ -183,7 +183,7 @@ def add_command(commands: Commands) -> None:
 def _run(args: argparse.Namespace) -> None:
     if args.store is not None:
         digest, shards = check_store(args.store)
-        size = sum(shard.num_bytes for shard in shards)
+        size = sum(shard.bytes for shard in shards)
         found = {"store": str(args.store), "files": len(shards), "bytes": size, "digest": digest}
         whole = f"{args.store}: {len(shards)} files, {size / 2**20:,.1f} MiB, all as the manifest says"
         print(json.dumps(found) if args.json else whole)

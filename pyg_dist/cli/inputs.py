@@ -135,6 +135,13 @@ def require(holds: bool, expected: str) -> None:
         raise OptionError(f"Expected {expected}")
 
 
+def require_only(args: argparse.Namespace, what: str, *taken: str) -> None:
+    """Refuse every option that is given but ``taken``; ``what`` does not use the others."""
+    for name, value in vars(args).items():
+        is_given = name not in ("command", "run", "default") and value != args.default(name)
+        require(name in taken or not is_given, f"no --{name.replace('_', '-')} with {what} (got one): leave it out")
+
+
 def require_seed(seed: int) -> None:
     """Refuse a seed that no generator takes."""
     require(-(2**63) <= seed < 2**63, f"--seed to be an integer of 64 bits (got {seed})")

@@ -33,15 +33,14 @@ from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.pricing.plot import new_figure
 from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.sources import KINDS, open_source
-from pyg_dist.store.sources.typed import open_types
+from pyg_dist.store.sources import KINDS, open_source, open_types
 from pyg_dist.store.typed_store import TypesManifest
 
 
 def add_command(commands: Commands) -> None:
     """Add ``partition`` to the command line."""
     parser = commands.add_parser("partition", help="compare partitions, write one, or write a store")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, default=parser.get_default)
     parser.add_argument("graph", help=KINDS)
     parser.add_argument("out", nargs="?", help="OUT.npy: the part of each node; else the folder of a store, which each "
                         "rank reads its own part of; nothing: compare")  # fmt: skip
@@ -140,11 +139,12 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
     if is_store:
         require(args.time_budget is None, "--time-budget without a store: write OUT.npy, then --model OUT.npy")
         require(not (args.resume and args.force), "--resume or --force (got both): one goes on, the other starts anew")
-    else:
-        for method in methods:
-            require(
-                method in METHODS, f"--model of {', '.join(METHODS)} (got {method!r}): a .npy file goes with a store"
-            )
+    for method in methods:
+        require(
+            method in METHODS or (is_store and method.endswith(".npy")),
+            f"--model of {', '.join(METHODS)} (got {method!r}): a .npy file goes with a store",
+        )
+    if not is_store:
         require(not (args.resume or args.force), "--resume and --force with the folder of a store (got none)")
         require(not is_grid, "--layout grid with the folder of a store (got none): a grid has no parts")
     if args.solver != "mt-kahypar" and "cover" in methods and not args.compare:
@@ -184,6 +184,8 @@ def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Bat
         types = open_types(args.graph)
         if types is not None:
             require(args.layout == "halo", "--layout halo with several types (got grid): tiles are of square matrices")
+            of_parts = ("parts", "model", "solver", "preset", "epsilon", "seed", "memory")
+            inputs.require_only(args, "several types", "graph", "out", "force", "json", "machine", "device", *of_parts)
             found: Manifest | TypesManifest = write_types_store(Path(args.graph), types, out, options, progress)
         elif args.layout == "grid":
             mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
@@ -206,7 +208,7 @@ def _print_store(
         numbers, text, nodes, edges = of_types.to_dict(), of_types.describe(), sum(of_types.nodes), sum(of_types.edges)
     else:
         plan = plan_of_store(out, written.num_parts, "hybrid")
-        numbers, text = plan.to_dict(), plan.describe((), Machine.load())
+        numbers, text = plan.to_dict(), plan.describe((), inputs.machine_of(args))
         nodes, edges = written.num_nodes, written.num_edges
         if args.plot:
             plan.plot(args.plot)

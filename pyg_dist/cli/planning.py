@@ -43,7 +43,7 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         "plan", help="what training on some number of ranks would send, multiply, hold and cost"
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, default=parser.get_default)
     parser.add_argument("graph", help=f"{KINDS}; a store of the command partition")
     inputs.add_graph_options(parser)
     parser.add_argument("--ranks", type=int, nargs="+", required=True, metavar="P",
@@ -202,10 +202,12 @@ _LAYOUTS_OF = {
 
 def _check(args: argparse.Namespace) -> None:
     """What can be known before the work begins; a store has the layout that it was written for."""
-    if args.layout is not None and is_store(args.graph):
+    if is_store(args.graph):
+        of_machine = ("exchange", "hierarchy", "machine", "device", "ranks_per_node")
+        inputs.require_only(args, "a store", "graph", "ranks", "layout", "widths", "json", "plot", "html", *of_machine)
         layout = Manifest.load(Path(args.graph)).layout
         require(
-            args.layout == layout,
+            args.layout in (None, layout),
             f"--layout {layout}, for which the store {args.graph} was written (got {args.layout}): leave it out, or "
             f"write another store",
         )
@@ -225,7 +227,6 @@ def _check(args: argparse.Namespace) -> None:
             f"{option} with one number of ranks (got {len(args.ranks)}): name one",
         )
     has_batches, groups = args.batch_size is not None, args.data_groups
-    require(not (has_batches and given["a store"]), "--batch-size with a graph (got a store): leave it out")
     require(groups == 1 or has_batches, f"--data-groups with --batch-size (got {groups}): groups draw batches")
     require(
         groups >= 1 and args.ranks[0] % groups == 0,

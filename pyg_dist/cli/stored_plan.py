@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pyg_dist.cli.inputs import read_parts, require, require_parts
+from pyg_dist.cli.inputs import read_parts, require, require_only, require_parts
 from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_rows_across, stored_share
 from pyg_dist.data.stored_types import stored_types_plan
@@ -26,13 +26,12 @@ from pyg_dist.partition import check_given
 from pyg_dist.plan.parts import PartsOptions
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
+from pyg_dist.store.graph_input import HeteroInput
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.hetero_input import HeteroInput
-from pyg_dist.store.manifest import Manifest, Shard
+from pyg_dist.store.manifest import FILE, Manifest, Shard
 from pyg_dist.store.reader import check_shard
-from pyg_dist.store.signed_json import FILE
-from pyg_dist.store.sources.typed import open_types
+from pyg_dist.store.sources import open_types
 from pyg_dist.store.typed_store import TypesManifest, is_typed_store
 
 
@@ -89,7 +88,7 @@ def _counted_plan(
         sizes.append(ShareSizes.of(share))
         rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
     return Plan(
-        "halo", store.manifest.plan["partition"], exchange, tuple(sizes), pairs_of(rows),
+        "halo", store.manifest.planned("partition", str), exchange, tuple(sizes), pairs_of(rows),
         merged_hash(store, of_part, exchange), ranks_per_node=ranks_per_node, two_levels=two_levels,
     )  # fmt: skip
 
@@ -120,11 +119,10 @@ def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
     hetero = None if is_stored else open_types(args.graph)
     if hetero is None and not is_stored:
         return None
-    for option in ("save", "plot", "html", "batch_size", "model", "undirected"):
-        name = option.replace("_", "-")
-        require(not getattr(args, option), f"no --{name} with several types (got one): leave it out")
-    is_plain = args.layout in (None, "halo") and args.bits == [32]
-    require(is_plain, "--layout halo and --bits 32 with several types (got others): leave them out")
+    of_parts = () if is_stored else ("partition", "epsilon", "seed")
+    require_only(args, "several types", "graph", "ranks", "layout", "exchange", "widths", "json", *of_parts)
+    require(args.layout in (None, "halo"), f"--layout halo with several types (got {args.layout}): leave it out")
+    require(min(args.widths, default=1) >= 1, f"--widths of one column or more (got {min(args.widths, default=1)})")
     require(min(args.ranks) >= 1, f"--ranks of one rank or more (got {min(args.ranks)})")
     if hetero is None:
         return [stored_types_plan(Path(args.graph), ranks, args.exchange) for ranks in args.ranks]

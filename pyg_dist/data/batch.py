@@ -51,7 +51,7 @@ def induced(data: Data, sample: Subset) -> Data:
     return batch
 
 
-def _make_ahead(graph: SampledGraph, attributes: Iterable[Any]) -> None:
+def _make_ahead(graph: SampledGraph, attributes: Iterable[object]) -> None:
     """What a step would wait for the device for: operators, edges, selections by masks, keys of random numbers."""
     values = [*attributes]
     for handle in values:
@@ -81,7 +81,7 @@ def drawn_rows(sample: Subset, nodes: PickedNodes) -> dict[str, NodeTensor]:
 
 
 def cut(
-    attributes: Mapping[str, Any],
+    attributes: Mapping[str, object],
     graph: SampledGraph | None,
     nodes: PickedNodes | None,
     edges: PickedEdges | None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class OnDevice:
         """Take note of a move, before the attributes follow."""
         raise NotImplementedError  # by each kind of data
 
-    def to(self: D, device: Any, *args: str, non_blocking: bool = False) -> D:
+    def to(self: D, device: torch.device | str | int, *args: str, non_blocking: bool = False) -> D:
         """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective).
 
         Raises:
@@ -61,7 +61,7 @@ class OnDevice:
         return True
 
 
-def usable_device(device: Any, here: torch.device, names: tuple[str, ...] = ()) -> torch.device:
+def usable_device(device: torch.device | str | int, here: torch.device, names: tuple[str, ...] = ()) -> torch.device:
     """The device, with its number, that all attributes move to.
 
     Raises:

@@ -18,13 +18,13 @@ from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.ops.memory import release_free_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import raised_on_all_ranks
+from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import DistributedStorage, LocalGraph, local_rows
+from pyg_dist.data.storage import DistributedStorage, LocalGraph
 from pyg_dist.errors import (
     DataError,
     MixedRowsError,
@@ -162,9 +162,9 @@ class DistributedData(OfThisRun, OnDevice, Data):
                 graph, plan = lay_out(graph_input, options, identity)
             else:
                 nodes, plan = nodes_of.graph.node_sharding, nodes_of.plan
-                graph = graph_over(graph_input.edge_index, nodes, nodes, graph_input.loop_rule)
+                graph = graph_over(graph_input.edge_index, nodes, nodes, graph_input.form.loop_rule)
             release_free_memory()
-            self._adopt(graph_input, graph.to(graph_input.device), plan)
+            self._fill(LocalGraph.of(graph_input, graph.to(graph_input.device), plan))
         logger.debug(
             "rank %d: %s of %s nodes, %s of %s edges", session.rank(), f"{graph.node_sharding.num_local:,}",
             f"{self.num_nodes:,}", f"{graph.edge_sharding.num_local:,}", f"{self.num_edges:,}",
@@ -172,17 +172,6 @@ class DistributedData(OfThisRun, OnDevice, Data):
 
     # What help() and editors show: they would look at __new__ first.
     __signature__ = Signature([*signature(__init__).parameters.values()][1:])
-
-    def _adopt(self, given: GraphInput, graph: DistributedGraph, plan: object) -> None:
-        """Fill this object with the local rows of every attribute."""
-        edges, device = graph.edge_sharding, given.device
-        weight = None if given.adj_values is None else local_rows(given.adj_values, edges, device)
-        rows = {
-            name: local_rows(value, graph.attribute_sharding(name, value), device)
-            for name, value in given.node_attributes.items()
-        }
-        rows |= {name: local_rows(value, edges, device) for name, value in given.edge_attributes.items()}
-        self._fill(LocalGraph(graph, plan, given.graph_key, weight, rows | given.other_attributes))
 
     def _fill(self, local: LocalGraph) -> None:
         super().__init__()
@@ -192,7 +181,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
         for name, value in local.attributes.items():
             self[name] = value
 
-    def _adopt_rows(self, graph: DistributedGraph, plan: object, attributes: dict[str, Any]) -> None:
+    def _adopt_rows(self, graph: DistributedGraph, plan: object, attributes: dict[str, object]) -> None:
         """Fill this object with attributes that lie as the graph does. Sums of these are not remembered."""
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
@@ -298,11 +287,13 @@ class DistributedData(OfThisRun, OnDevice, Data):
         from pyg_dist.data.stored_graph import open_store  # only who has a store loads what reads one
         from pyg_dist.store.typed_store import is_typed_store
 
-        if is_typed_store(path):
+        session.init()
+        is_typed = is_typed_store(path)
+        require_equal({"several types in the store": str(is_typed)}, "give every rank the same store and options")
+        if is_typed:
             from pyg_dist.data.hetero import DistributedHeteroData
 
             return DistributedHeteroData.open(path, exchange, bits, mesh, comm_dtype, allow_nan, hierarchy)
-        session.init()
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
             stored = open_store(path, exchange, bits, mesh, comm_dtype, allow_nan, hierarchy)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any, get_args
+from dataclasses import fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks
 from pyg_dist.backend.session.settings import GRID_BLOCKS
 from pyg_dist.data.options import Options, common_machine
@@ -31,12 +32,12 @@ from pyg_dist.grid.plan.mesh_shape import (
 from pyg_dist.grid.plan.node_order import Balance, NodeOrder, in_one_piece
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.grid.sharding import Grid, Tile
+from pyg_dist.partition.inputs import Array
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.pricing.model import Conv, Input, Model, Price
-from pyg_dist.store.format import as_torch, storage_dtype
+from pyg_dist.pricing.model import Model, Price
+from pyg_dist.store.format import torch_dtype
 from pyg_dist.store.graph_input import GraphInput
 from pyg_dist.store.grid_store import GridStore
-from pyg_dist.store.reader import Column
 from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -53,7 +54,7 @@ def on_grid(
         in_one_piece(graph_input.edge_index), model, shape, best.sums, best.price, machine, options.seed, identity
     )
     grid = Grid(Mesh(shape), orders, best.sums, GRID_BLOCKS.value(), options.comm_dtype)
-    return GridGraph.of(grid, graph_input.edge_index, graph_input.loop_rule), plan
+    return GridGraph.of(grid, graph_input.edge_index, graph_input.form.loop_rule), plan
 
 
 def candidates(model: Model, num_ranks: int, options: Options, machine: Machine) -> list[Candidate]:
@@ -67,7 +68,7 @@ def candidates(model: Model, num_ranks: int, options: Options, machine: Machine)
 class StoredOrder(NodeOrder):
     """A node order that stays in its file: a rank copies the ids of its own ranges alone."""
 
-    def __init__(self, node_id: Column, position: Column) -> None:
+    def __init__(self, node_id: Array, position: Array) -> None:
         self._node_id, self._position = node_id, position
 
     @property
@@ -76,46 +77,19 @@ class StoredOrder(NodeOrder):
 
     def nodes(self, low: int, high: int) -> Tensor:
         """See :class:`~pyg_dist.grid.plan.node_order.NodeOrder`; a copy."""
-        return self._node_id.range(low, high)
+        return torch.from_numpy(self._node_id[low:high].astype(np.int64))
 
     def positions(self, node_id: Tensor) -> Tensor:
-        return self._position.take(node_id)
+        return torch.from_numpy(self._position.take(node_id.numpy()).astype(np.int64, copy=False))
 
 
 def stored_grid_plan(store: GridStore) -> GridPlan:
     """The plan for the mesh that the store was written for (not collective)."""
-    manifest = store.manifest
-    made: dict[str, Any] = manifest.plan
+    made = {field.name: store.manifest.plan.get(field.name) for field in fields(GridPlan) if field.name != "layout"}
     try:
-        shape = MeshShape.of(made["shape"], manifest.num_parts)
-        model = Model(**(made["model"] | {"widths": tuple(made["model"]["widths"])}))
-        machine = Machine.of_dict(made["machine"])
-        tries, price = tuple(Balance(**balance) for balance in made["tries"]), Price(**made["predicted"])
-        plan = GridPlan(
-            shape, made["sums"], made["num_nodes"], tuple(made["edges"]), tries, model, price, machine, made["hash"]
-        )
-        named = {name: value for name, value in asdict(machine).items() if name not in ("source", "device", "spmm")}
-        numbers = [*plan.edges, *model.widths, *machine.spmm, *named.values(), *asdict(price).values()]
-        numbers += [model.num_entries, model.element_size, model.message_size, *(one.imbalance for one in tries)]
-        if not all(type(number) in (int, float) and number >= 0 for number in numbers):
-            raise ValueError("what is no number")
-        if asdict(shape) != made["shape"]:
-            raise ValueError(f"mesh {made['shape']}")
-        if {plan.num_nodes, model.num_nodes} != {manifest.num_nodes}:
-            raise ValueError(f"a plan of {plan.num_nodes} and {model.num_nodes} nodes")
-        if len(plan.edges) != plan.ranks or sum(plan.edges) != manifest.num_edges * shape.y * shape.data:
-            raise ValueError(f"{sum(plan.edges)} edges of {len(plan.edges)} ranks")
-        is_known = plan.sums in get_args(Sums) and model.conv in get_args(Conv) and model.input in get_args(Input)
-        if not (is_known and tries and isinstance(plan.hash, str)):
-            raise ValueError(f"sums {plan.sums!r}, {model.conv!r} of {model.input!r}, {len(tries)} orders tried")
-        if not isinstance(machine.source, str) or machine.device not in ("cpu", "cuda"):
-            raise ValueError(f"a machine {machine.source!r} of {machine.device!r}")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StoreError(
-            f"Expected the plan of a grid in the manifest of {store.path} (got {type(error).__name__}: {error}): write "
-            f"the store again"
-        ) from error
-    return plan
+        return typed(GridPlan, made, "plan")
+    except ValueError as error:
+        raise StoreError(f"Expected the plan of a grid in {store.path} (got {error}): write it again") from error
 
 
 def on_mesh(
@@ -184,14 +158,13 @@ def _graph(store: GridStore, grid: Grid) -> GridGraph:
         store.close()
         return found
 
-    return GridGraph(grid, torch.stack(ends), edge_rows, manifest.graph["loop_rule"], read_tile)
+    return GridGraph(grid, torch.stack(ends), edge_rows, manifest.graph.loop_rule, read_tile)
 
 
 def _attributes(store: GridStore, graph: GridGraph) -> dict[str, RowTensor]:
     manifest, grid, found = store.manifest, graph.grid, dict[str, RowTensor]()
-    for name, (dtype, shape) in manifest.node_attributes.items():
-        size = (manifest.num_nodes, *shape)
-        like = torch.empty(size, device="meta", dtype=_torch_dtype(dtype))
+    for name, row in manifest.node_attributes.items():
+        like = torch.empty((manifest.num_nodes, *row.shape), device="meta", dtype=torch_dtype(row.dtype))
         sharding = graph.attribute_sharding(name, like)
         layout = sharding.layout if isinstance(sharding, Tile) else WHOLE_ROWS
         held = row_range(manifest.num_nodes, layout, grid.mesh.grid_shape, grid.mesh.coordinates)
@@ -206,7 +179,3 @@ def _attributes(store: GridStore, graph: GridGraph) -> dict[str, RowTensor]:
         found[name] = RowTensor.from_local(local, graph.edge_sharding)
     store.close()
     return found
-
-
-def _torch_dtype(dtype: str) -> torch.dtype:
-    return as_torch(torch.empty(0).numpy().astype(storage_dtype(dtype)), dtype).dtype

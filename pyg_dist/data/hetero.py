@@ -28,7 +28,7 @@ from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
-from pyg_dist.store.hetero_input import read_hetero
+from pyg_dist.store.graph_input import read_hetero
 
 
 class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
@@ -71,7 +71,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         self,
         data: HeteroData,
         layout: str = "halo",
-        partition: str | Tensor | np.ndarray[Any, Any] | Mapping[str, Any] = "metis",
+        partition: str | Tensor | np.ndarray[Any, Any] | Mapping[str, object] = "metis",
         epsilon: float = 0.03,
         exchange: ExchangeKind = "hybrid",
         bits: int | tuple[int, int] = 32,

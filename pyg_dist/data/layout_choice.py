@@ -122,7 +122,7 @@ def on_halo(
     identity = plan_hash(graph_input.edge_index, parts, group.size, options.exchange)
     kept = parts.to(torch.int32) if group.rank == 0 else None
     plan = gathered_plan(share, group, options, options.partition_name, kept, identity, levels.across)
-    return halo_graph(share, groups, options, graph_input.loop_rule, plan), plan
+    return halo_graph(share, groups, options, graph_input.form.loop_rule, plan), plan
 
 
 def halo_graph(share: HaloShare, groups: DataGroups, options: Options, loop_rule: LoopRule, plan: Plan) -> HaloGraph:

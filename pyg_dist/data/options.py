@@ -21,8 +21,7 @@ from pyg_dist.partition.inputs import as_parts
 from pyg_dist.plan.parts import METHODS, require_hybrid
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
-from pyg_dist.store.graph_input import GraphInput
-from pyg_dist.store.hetero_input import HeteroInput
+from pyg_dist.store.graph_input import GraphInput, HeteroInput
 
 _LAYOUTS = ("halo", "grid", "auto")
 

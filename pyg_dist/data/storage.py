@@ -13,6 +13,7 @@ from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
+from pyg_dist.store.graph_input import GraphInput
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding
 from pyg_dist.tensor.sparse_form import SparseForm
@@ -23,10 +24,22 @@ class LocalGraph:
     """This rank's part of a graph with one type of nodes, or of a relation."""
 
     graph: DistributedGraph  # the runtime form
-    plan: Any  # what was decided
+    plan: object  # what was decided
     graph_key: str  # ``"edge_index"`` or ``"adj_t"``
     weight: EdgeTensor | None  # values of ``adj_t``
-    attributes: dict[str, Any]  # all others by name, rows as row tensors
+    attributes: dict[str, object]  # all others by name, rows as row tensors
+
+    @staticmethod
+    def of(given: GraphInput, graph: DistributedGraph, plan: object) -> LocalGraph:
+        """This rank's rows of every attribute of the input, where that lay (not collective)."""
+        edges, device = graph.edge_sharding, given.device
+        rows = {
+            name: local_rows(value, graph.attribute_sharding(name, value), device)
+            for name, value in given.node_attributes.items()
+        }
+        rows |= {name: local_rows(value, edges, device) for name, value in given.edge_attributes.items()}
+        weight = None if given.adj_values is None else local_rows(given.adj_values, edges, device)
+        return LocalGraph(graph, plan, given.form.key, weight, rows | given.other_attributes)
 
     @property
     def handle(self) -> DistributedEdgeIndex:
@@ -118,6 +131,18 @@ class TypedNodes(RowStorage, NodeStorage):
 
 class TypedEdges(RowStorage, EdgeStorage):
     """That of one relation."""
+
+    @staticmethod
+    def of(given: GraphInput, graph: DistributedGraph, plan: object) -> LocalGraph:
+        """This rank's rows of every attribute of the input, where that lay (not collective)."""
+        edges, device = graph.edge_sharding, given.device
+        rows = {
+            name: local_rows(value, graph.attribute_sharding(name, value), device)
+            for name, value in given.node_attributes.items()
+        }
+        rows |= {name: local_rows(value, edges, device) for name, value in given.edge_attributes.items()}
+        weight = None if given.adj_values is None else local_rows(given.adj_values, edges, device)
+        return LocalGraph(graph, plan, given.form.key, weight, rows | given.other_attributes)
 
     @property
     def handle(self) -> DistributedEdgeIndex:

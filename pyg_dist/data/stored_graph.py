@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,10 +28,9 @@ from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, share_of
 from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes
-from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.manifest import ADJ_VALUES, LoopRule, Manifest
+from pyg_dist.store.manifest import ADJ_VALUES, Manifest
 from pyg_dist.tensor import RowTensor
 
 
@@ -55,7 +54,6 @@ def open_store(
     with raised_on_all_ranks():
         path = _path_of(folder)
         manifest = Manifest.load(path)
-        require_known(path, manifest.graph)
         options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
     require_equal(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
@@ -69,15 +67,9 @@ def open_store(
 
 def warn_of_stored_nan(manifest: Manifest) -> None:
     """Warn of attributes that had NaN when the store was written."""
-    for name, counts in manifest.plan.get("nan", {}).items():
+    for name, found in manifest.nan.items():
         kind, size = ("node", manifest.num_nodes) if name in manifest.node_attributes else ("edge", manifest.num_edges)
-        warnings.warn(NanCount(*counts).warning(name, kind, size), stacklevel=4)
-
-
-def require_known(path: Path, graph: dict[str, object]) -> None:
-    """Raise unless this version knows how a script sees the edges."""
-    if graph.get("key") not in ("edge_index", "adj_t") or graph.get("loop_rule") not in get_args(LoopRule):
-        raise StoreError(f"Expected edge_index or adj_t in {path} (got {graph}): write the store again")
+        warnings.warn(found.warning(name, kind, size), stacklevel=4)
 
 
 def _open_grid(store: GridStore, options: Options) -> LocalGraph:
@@ -85,7 +77,7 @@ def _open_grid(store: GridStore, options: Options) -> LocalGraph:
     with raised_on_all_ranks():
         others = stored_others(store)
     weight: Any = rows.pop(ADJ_VALUES, None)
-    return LocalGraph(graph, plan, store.manifest.graph["key"], weight, rows | others)
+    return LocalGraph(graph, plan, store.manifest.graph.key, weight, rows | others)
 
 
 def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
@@ -99,11 +91,11 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
         plan = stored_plan(store, options.exchange, options.bits_by_direction, known_ranks_per_node(group))
     else:
         identity = merged_hash(store, ranks, options.exchange)
-        plan = gathered_plan(share, group, options, manifest.plan["partition"], None, identity)
+        plan = gathered_plan(share, group, options, manifest.planned("partition", str), None, identity)
     share, plan = in_levels(
         share, plan, options, group, lambda on_each: stored_share(store, group.rank, ranks, options.exchange, on_each)
     )
-    graph = halo_graph(share, groups, options, manifest.graph["loop_rule"], plan)
+    graph = halo_graph(share, groups, options, manifest.graph.loop_rule, plan)
     with raised_on_all_ranks():
         local = stored_rows(store, parts, graph, plan, share)
     store.close()
@@ -133,13 +125,13 @@ def stored_rows(
     store: HaloStore, parts: list[int], graph: DistributedGraph, plan: Plan, share: HaloShare
 ) -> LocalGraph:
     """A graph, or a relation's, with this rank's rows of all attributes. Not collective."""
-    manifest, rows = store.manifest, dict[str, Any]()
+    manifest, rows = store.manifest, dict[str, object]()
     for name in manifest.node_attributes:
         rows[name] = RowTensor.from_local(rows_of(store, "node", name, parts, share.node_id), graph.node_sharding)
     for name in manifest.edge_attributes:
         rows[name] = RowTensor.from_local(rows_of(store, "edge", name, parts, share.edge_id), graph.edge_sharding)
-    weight = rows.pop(ADJ_VALUES, None)
-    return LocalGraph(graph, plan, manifest.graph["key"], weight, rows | stored_others(store))
+    weight: Any = rows.pop(ADJ_VALUES, None)
+    return LocalGraph(graph, plan, manifest.graph.key, weight, rows | stored_others(store))
 
 
 def stored_others(store: HaloStore | GridStore) -> dict[str, object]:
@@ -161,11 +153,9 @@ def block_numbers(store: HaloStore, nodes_of: Sequence[int] | None = None) -> Bl
 def stored_plan(store: HaloStore, exchange: ExchangeKind, bits: tuple[int, int], ranks_per_node: int | None) -> Plan:
     """The plan for as many ranks as parts, from the manifest alone (not collective)."""
     sizes, rows = block_numbers(store).sizes(exchange)
-    made = store.manifest.plan
-    identity = hash_of_digests(made["edges"], made["parts"], store.num_parts, exchange)
-    return Plan(
-        "halo", made["partition"], exchange, sizes, pairs_of(rows), identity, None, bits, ranks_per_node
-    )  # fmt: skip
+    partition, edges, parts = (store.manifest.planned(name, str) for name in ("partition", "edges", "parts"))
+    identity = hash_of_digests(edges, parts, store.num_parts, exchange)
+    return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, None, bits, ranks_per_node)
 
 
 def rank_of_part(path: Path, stores: Sequence[HaloStore], num_ranks: int) -> Tensor:

@@ -19,7 +19,6 @@ from pyg_dist.data.stored_graph import (
     block_numbers,
     in_levels,
     rank_of_part,
-    require_known,
     rows_of,
     stored_others,
     stored_rows,
@@ -43,8 +42,6 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
     with raised_on_all_ranks():
         manifest = TypesManifest.load(path)
         stores = manifest.halo_stores(path)
-        for store in stores.edges.values():
-            require_known(path, store.manifest.graph)
     require_equal(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
     )
@@ -65,7 +62,7 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
             identity = _hash(manifest, relation, ranks, options.exchange)
             plan = gathered_plan(share, group, options, manifest.partition, None, identity)
             share, plan = in_levels(share, plan, options, group, read)
-            yield relation, share, store.manifest.graph["loop_rule"], plan
+            yield relation, share, store.manifest.graph.loop_rule, plan
 
     graph = TypedGraph.of(rows, manifest.types, options, group, shares())
     with raised_on_all_ranks():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +27,11 @@ from pyg_dist.partition.balance import balanced_by_kind
 from pyg_dist.partition.inputs import as_parts, check_given
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.model import Model
-from pyg_dist.store.hetero_input import HeteroInput
+from pyg_dist.store.graph_input import HeteroInput
 from pyg_dist.store.manifest import LoopRule
 
 
-def owners_of_all(hetero: HeteroInput, partition: Mapping[str, Any]) -> Tensor:
+def owners_of_all(hetero: HeteroInput, partition: Mapping[str, object]) -> Tensor:
     """Owners of the nodes of all types, given by type."""
     missing = [kind for kind in hetero.num_nodes if kind not in partition]
     if missing:
@@ -121,22 +120,18 @@ class LocalTypes:
 
     graph: TypedGraph
     device: torch.device
-    others: dict[str, Any]  # attributes of the whole
-    nodes: dict[str, dict[str, Any]]  # attributes by type
+    others: dict[str, object]  # attributes of the whole
+    nodes: dict[str, dict[str, object]]  # attributes by type
     edges: dict[Relation, LocalGraph]
 
     @staticmethod
     def of(hetero: HeteroInput, graph: TypedGraph) -> LocalTypes:
         """What this rank has of the input (not collective)."""
-        device, edges = hetero.device, {}
-        for relation, given in hetero.relations.items():
-            own = graph.edges[relation].to(device)
-            rows = own.edge_sharding
-            weight = None if given.adj_values is None else local_rows(given.adj_values, rows, device)
-            attributes = {name: local_rows(value, rows, device) for name, value in given.edge_attributes.items()}
-            edges[relation] = LocalGraph(
-                own, graph.plan.relations[relation], given.graph_key, weight, attributes | given.other_attributes
-            )
+        device = hetero.device
+        edges = {
+            relation: LocalGraph.of(given, graph.edges[relation].to(device), graph.plan.relations[relation])
+            for relation, given in hetero.relations.items()
+        }
         nodes = {
             kind: {name: local_rows(value, graph.nodes[kind], device) for name, value in found.nodes.items()}
             | found.others
@@ -162,7 +157,7 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
             share = halo_share(edges, owners, *given_to, ids, shared_by, IdLists(group).send)
             identity = relation_hash(edges, parts[source], parts[target], group.size, options.exchange)
             plan = gathered_plan(share, group, options, options.partition_name, None, identity)
-            yield (source, name, target), share, given.loop_rule, plan
+            yield (source, name, target), share, given.form.loop_rule, plan
 
     whole = torch.cat(list(parts.values())).to(torch.int32) if group.rank == 0 and parts else None
     return TypedGraph.of(rows, hetero.num_nodes, options, group, shares(), whole)

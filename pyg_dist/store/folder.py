@@ -1,8 +1,8 @@
 """A store's folder while it is written: shards first, the manifest last, so that the old store or the new one opens.
 
-Work in progress is in ``OUT/.partial``: intermediate files, and a journal of what is complete. A shard is synced and
-gets its final name, which ends in its digest, before the journal names it; nothing that the old manifest names is ever
-written to. Replacing the manifest is the commit; what only the old one named is removed after that.
+Work in progress is in ``OUT/.partial``: intermediate files, and a JSON file for each step that is complete. A shard is
+synced and gets its final name, which ends in its digest, before its step is; nothing that the old manifest names is
+ever written to. Replacing the manifest is the commit; what only the old one named is removed after that.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TypeVar
 
-from pyg_dist.errors import DataError, StoreError
+from pyg_dist.backend.plain_json import typed
+from pyg_dist.errors import DataError, OptionError, StoreError
 from pyg_dist.partition.solver import shortage
 from pyg_dist.store.format import ShardWriter, sync
-from pyg_dist.store.manifest import Manifest, Shard
+from pyg_dist.store.manifest import FILE, NO_BLOCKS, Blocks, Manifest, Shard, StoredTensor, to_json
 from pyg_dist.store.reader import check_shard, name_digest
-from pyg_dist.store.signed_json import FILE
 
+T = TypeVar("T")
 PARTIAL = ".partial"
-_JOURNAL = "journal.jsonl"
 _PATTERN = "*-????????????????.safetensors"
 
 
@@ -44,18 +43,15 @@ class StoreFolder:
         self.work = path / PARTIAL
         self._check(resume, force)
         self._lock = lock(self.work / "lock")
-        self._journal: dict[str, dict[str, object]] = {}
-        known = self._read_journal() if resume else {}
-        if resume and known and known["identity"]["is"] != identity:
+        known = self.known("identity", str) if resume else None
+        if known is None:
+            clear(self.work)
+            self.note("identity", identity)
+        elif known != identity:
             raise StoreError(
                 f"Expected the interrupted work in {path} to be of this input and these options (it is of others): "
                 f"--force starts anew"
             )
-        if known:
-            self._journal = known
-        else:
-            self._clear()
-            self.note("identity", {"is": identity})
 
     def _check(self, resume: bool, force: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -83,41 +79,37 @@ class StoreFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.close()
-        if isinstance(error, DataError) and not isinstance(
-            error, StoreError
-        ):  # the input has to change: there is nothing to go on with
+        is_wrong = isinstance(error, (DataError, OptionError)) and not isinstance(error, StoreError)
+        if is_wrong and self.known("parts", str) is None:  # the input or the options have to change
             shutil.rmtree(self.work)
             if not any(self.path.iterdir()):
                 self.path.rmdir()
 
-    def known(self, key: str) -> dict[str, Any] | None:
-        """What the journal says of a finished step."""
-        return self._journal.get(key)
+    def known(self, step: str, kind: type[T]) -> T | None:
+        """What was noted of a finished step."""
+        try:
+            return typed(kind, json.loads((self.work / f"{step}.json").read_text()))
+        except (OSError, ValueError):
+            return None
 
-    def note(self, key: str, content: Mapping[str, object]) -> None:
-        """Write to the journal that a step is finished; its files are on the disk."""
-        self._journal[key] = dict(content)
-        with (self.work / _JOURNAL).open("a") as file:
-            file.write(json.dumps({"key": key} | dict(content)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync(self.work)
+    def note(self, step: str, content: object) -> None:
+        """Note that a step is finished; its files are on the disk."""
+        replace_text(self.work / f"{step}.json", to_json(content))
 
     def kept(self, *keys: str) -> dict[str, Shard]:
         """Those shards that an interrupted writer has finished: their files are there, and their digests hold."""
         found = {}
         for key in keys:
-            if known := self.known(f"shard {key}"):
+            if (shard := self.known(f"shard {key}", Shard)) is not None:
                 with suppress(StoreError):
-                    shard = Shard.from_dict(known["shard"])
                     check_shard(self.path, shard)
                     found[key] = shard
         return found
 
-    def keep(self, key: str, writer: ShardWriter, blocks: Mapping[str, list[object]] | None = None) -> Shard:
+    def keep(self, key: str, writer: ShardWriter, blocks: Blocks = NO_BLOCKS) -> Shard:
         """Give a finished file its name, and note it."""
         shard = finished(self.path, key, writer, blocks)
-        self.note(f"shard {key}", {"shard": shard.to_dict()})
+        self.note(f"shard {key}", shard)
         return shard
 
     def commit(self, manifest: Manifest) -> None:
@@ -130,24 +122,14 @@ class StoreFolder:
         self._lock.close()
         shutil.rmtree(self.work)
 
-    def _read_journal(self) -> dict[str, dict[str, object]]:
-        entries: dict[str, dict[str, object]] = {}
-        try:
-            lines = (self.work / _JOURNAL).read_text().splitlines()
-        except FileNotFoundError:
-            return {}
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                entries[entry.pop("key")] = entry
-            except (ValueError, KeyError, AttributeError):
-                break  # the line that was being written
-        return entries if "identity" in entries else {}
 
-    def _clear(self) -> None:
-        for path in self.work.iterdir():
-            if path.name != "lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+def clear(folder: Path) -> None:
+    """Remove all that is in a folder but its lock."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
 
 
 def lock(file: Path, seconds: float = 0.0) -> IO[str]:
@@ -178,13 +160,14 @@ def lock(file: Path, seconds: float = 0.0) -> IO[str]:
             return stream
 
 
-def finished(path: Path, key: str, writer: ShardWriter, blocks: Mapping[str, list[object]] | None = None) -> Shard:
+def finished(path: Path, key: str, writer: ShardWriter, blocks: Blocks = NO_BLOCKS) -> Shard:
     """Give a written file its name in the folder ``path``, which ends in its digest."""
     digests, layout = writer.close(), writer.layout
     name = f"{key}-{name_digest(layout.header, digests)}.safetensors"
     os.replace(writer.path, path / name)
     sync(path)
-    return Shard(name, layout.num_bytes, layout.tensors, digests, dict(blocks or {}))
+    tensors = {name: StoredTensor(spec.dtype, spec.shape, digests[name]) for name, spec in layout.tensors.items()}
+    return Shard(name, layout.num_bytes, tensors, blocks)
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -204,11 +187,9 @@ def explained_disk_errors(path: Path, remedy: str = "free space and go on with -
     try:
         yield
     except OSError as error:
-        cut = re.match(r"(\d+) requested and (\d+) written", str(error))  # of NumPy's tofile, without a number
-        if cut is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        reason = f"{cut[2]} of {cut[1]} values written" if cut else error.strerror
-        raise StoreError(f"Expected room to write in {path} (got: {reason}): {remedy}") from error
+        raise StoreError(f"Expected room to write in {path} (got: {error.strerror}): {remedy}") from error
 
 
 def require_space(path: Path, num_bytes: int) -> None:

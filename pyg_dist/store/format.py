@@ -58,9 +58,9 @@ def dtype_name(dtype: np.dtype[np.generic] | torch.dtype) -> str:
     raise DataError(f"Expected one of the types {', '.join(_DTYPES)} (got {dtype}): convert the tensor")
 
 
-def torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
-    """The type of torch for one of NumPy."""
-    return _DTYPES[dtype_name(dtype)][0]
+def torch_dtype(dtype: str) -> torch.dtype:
+    """The type of torch for one of safetensors."""
+    return _DTYPES[dtype][0]
 
 
 @cache
@@ -72,8 +72,7 @@ def is_storable(dtype: torch.dtype) -> bool:
 def as_torch(array: Array, dtype: str) -> Tensor:
     """A tensor over the memory of ``array``, in the type that it stands for."""
     tensor = torch.from_numpy(array)
-    wanted = _DTYPES[dtype][0]
-    return tensor if tensor.dtype == wanted else tensor.view(wanted)
+    return tensor if tensor.dtype == torch_dtype(dtype) else tensor.view(torch_dtype(dtype))
 
 
 def as_storage(tensor: Tensor) -> Array:
@@ -151,17 +150,6 @@ class FileLayout:
         """The first byte after a tensor."""
         return self.start[name] + self.tensors[name].num_bytes
 
-    def first_other(self, header: bytes) -> str:
-        """The tensor in whose entry another header begins to differ from this one; "" if before the first."""
-        same = next((k for k, (a, b) in enumerate(zip(self.header, header, strict=False)) if a != b), len(header))
-        found, begin = "", 0
-        for name in self.tensors:
-            begin = self.header.find(f"{json.dumps(name)}:{{".encode(), begin)
-            if begin > same:
-                break
-            found = name
-        return found
-
 
 class ShardWriter:
     """A safetensors file whose shapes are known and whose rows arrive in pieces, each tensor's in order.
@@ -183,8 +171,9 @@ class ShardWriter:
             file.write(self.layout.header)
             file.truncate(self.layout.num_bytes)
 
-    def append(self, **pieces: Array) -> None:
-        """Write the next rows of some tensors."""
+    def append(self, pieces: Mapping[str, Array]) -> None:
+        """Write the next rows of some tensors; a scalar is one row."""
+        pieces = {name: np.atleast_1d(rows) for name, rows in pieces.items()}
         for name, rows in pieces.items():
             spec, done = self.layout.tensors[name], self._written[name]
             if rows.dtype != storage_dtype(spec.dtype) or rows.shape[1:] != spec.shape[1:]:
@@ -196,19 +185,6 @@ class ShardWriter:
                 raise DataError(
                     f"Expected {spec.num_rows} rows of '{name}' (got {done + len(rows)}): the input has changed"
                 )
-        self._write(pieces)
-
-    def write_whole(self, name: str, content: Array) -> None:
-        """Write all of a tensor of any shape, a scalar too."""
-        spec = self.layout.tensors[name]
-        if content.dtype != storage_dtype(spec.dtype) or content.shape != spec.shape:
-            raise DataError(
-                f"Expected {spec.dtype} {list(spec.shape)} as '{name}' (got {content.dtype} {list(content.shape)}): "
-                f"cast or reshape it"
-            )
-        self._write({name: content.reshape(spec.num_rows, *spec.shape[1:])})
-
-    def _write(self, pieces: Mapping[str, Array]) -> None:
         descriptor = os.open(self.path, os.O_WRONLY)
         try:
             for name, rows in pieces.items():

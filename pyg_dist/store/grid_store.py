@@ -17,17 +17,23 @@ from torch import Tensor
 
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.folder import StoreFolder
-from pyg_dist.store.format import ShardWriter, as_torch, storage_dtype
-from pyg_dist.store.manifest import Manifest, Shard, bounds, order_specs, range_specs, row_specs, tile_specs
-from pyg_dist.store.reader import Column, ShardReader, TensorFile
+from pyg_dist.store.format import ShardWriter, as_torch, of_rows, storage_dtype
+from pyg_dist.store.manifest import Manifest, Shard
+from pyg_dist.store.reader import ShardReader
 from pyg_dist.store.records import Buckets, read_records, stable_order
-from pyg_dist.store.source import Attribute, rows_of
+from pyg_dist.store.source import Attribute, row_specs
 from pyg_dist.store.spool import Spool, Tick
 
 Span = tuple[int, int]
 """The first of some positions, and the last, exclusive."""
 
+_ENDS = ("source", "target")
 _TILE = np.dtype([("edge_id", np.int64), ("row", np.int32), ("column", np.int32)])
+
+
+def bounds(size: int, count: int) -> Array:
+    """The bounds of ``count`` near-equal ranges, int64 ``[count + 1]``."""
+    return np.array([size * k // count for k in range(count + 1)], np.int64)
 
 
 def write_grid(
@@ -41,8 +47,9 @@ def write_grid(
 ) -> dict[str, Shard]:
     """Write all shards of a grid store in bounded memory."""
     num_nodes, shards = edges.num_nodes, dict[str, Shard]()
-    specs = order_specs(num_nodes, len(orders))
-    dtype, positions = storage_dtype(specs["order0"].dtype), []
+    kind = "I32" if num_nodes <= np.iinfo(np.int32).max else "I64"
+    specs = {f"{what}{k}": of_rows(kind, num_nodes) for what in ("order", "position") for k in range(len(orders))}
+    dtype, positions = storage_dtype(kind), []
     for node in orders:
         position = np.empty(num_nodes, dtype)
         position[node] = np.arange(num_nodes, dtype=dtype)
@@ -51,7 +58,7 @@ def write_grid(
     if not shards:
         writer = ShardWriter(folder.work / "orders", specs)
         for k, (node, position) in enumerate(zip(orders, positions, strict=True)):
-            writer.append(**{f"order{k}": node.astype(dtype, copy=False), f"position{k}": position})
+            writer.append({f"order{k}": node.astype(dtype, copy=False), f"position{k}": position})
         shards["orders"] = folder.keep("orders", writer)
     chunk = max(1 << 12, min(1 << 20, memory // 1024))
     shards |= _write_rows(folder, attributes, positions[0], tiles[0], memory)
@@ -72,8 +79,7 @@ def _write_rows(
     ends = bounds(len(position), count)
     sizes = np.diff(ends).tolist()
     writers = [
-        ShardWriter(folder.work / key, row_specs(rows_of(attributes), size))
-        for key, size in zip(keys, sizes, strict=True)
+        ShardWriter(folder.work / key, row_specs(attributes, size)) for key, size in zip(keys, sizes, strict=True)
     ]
     for attribute in attributes:
         row = np.dtype([("position", np.int64), ("row", storage_dtype(attribute.dtype), attribute.shape)])
@@ -87,7 +93,7 @@ def _write_rows(
             if size:
                 records = np.fromfile(buckets.path(number), row)
                 order = stable_order(records["position"] - ends[number], size)
-                writer.append(**{attribute.name: records["row"][order]})
+                writer.append({attribute.name: records["row"][order]})
             buckets.remove(number)
         buckets.folder.rmdir()
     return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
@@ -101,15 +107,15 @@ def _write_ranges(folder: StoreFolder, edges: Spool, count: int, chunk: int) -> 
     if len(kept) == count:
         return kept
     writers = [
-        ShardWriter(folder.work / key, range_specs(size, rows_of(edges.attributes)))
+        ShardWriter(folder.work / key, {end: of_rows("I64", size) for end in _ENDS} | row_specs(edges.attributes, size))
         for key, size in zip(keys, np.diff(ends).tolist(), strict=True)
     ]
     for low, source, target, values in edges.chunks(chunk):
-        columns, high = {"source": source, "target": target} | values, low + len(source)
+        columns, high = dict(zip(_ENDS, (source, target), strict=True)) | values, low + len(source)
         for number in range(count):
             first, last = max(low, int(ends[number])), min(high, int(ends[number + 1]))
             if first < last:
-                writers[number].append(**{name: c[first - low : last - low] for name, c in columns.items()})
+                writers[number].append({name: c[first - low : last - low] for name, c in columns.items()})
     return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
 
 
@@ -141,10 +147,11 @@ def _write_tiles(
         tick(len(source))
     for bucket, key in enumerate(keys):
         if key not in shards:
-            specs = tile_specs(int(buckets.counts[bucket]))
+            count = int(buckets.counts[bucket])
+            specs = {"edge_id": of_rows("I64", count), "row": of_rows("I32", count), "column": of_rows("I32", count)}
             writer = ShardWriter(folder.work / key, specs)
             for records in read_records(buckets.path(bucket), _TILE, chunk):
-                writer.append(**{name: records[name] for name in specs})
+                writer.append({name: records[name] for name in specs})
             shards[key] = folder.keep(key, writer)
         buckets.remove(bucket)
     buckets.folder.rmdir()
@@ -157,7 +164,7 @@ class GridStore(ShardReader):
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path, manifest.shards)
         self.manifest = manifest
-        self.tiles: tuple[int, int] = tuple(manifest.plan["tiles"])
+        self.tiles = manifest.planned("tiles", tuple[int, int])
         self._row_ends = bounds(manifest.num_nodes, self.tiles[0])
         self._column_ends = bounds(manifest.num_nodes, self.tiles[1])
 
@@ -166,9 +173,16 @@ class GridStore(ShardReader):
         """Node orders, one or two."""
         return len(self.shards["orders"].tensors) // 2
 
-    def order(self, number: int) -> tuple[Column, Column]:
-        """Global ids by position, and positions by global id, of a node order: both stay in the file."""
-        return self.column("orders", f"order{number}"), self.column("orders", f"position{number}")
+    def order(self, number: int) -> tuple[Array, Array]:
+        """Global ids by position, and positions by global id, of a node order: both stay in the file.
+
+        They may be used after :meth:`close`. Pages that were read are the file's: the system may take them back, and
+        the processes of a machine share them.
+        """
+        for name in (f"order{number}", f"position{number}"):
+            self.check("orders", name)
+        file = self.file("orders")
+        return file.rows(f"order{number}"), file.rows(f"position{number}")
 
     def range_rows(self, kind: str, name: str, size: int, low: int, high: int) -> Tensor:
         """Rows ``low`` to ``high`` of a tensor that is stored in near-equal ranges."""
@@ -182,9 +196,8 @@ class GridStore(ShardReader):
             if first >= last:
                 continue
             self.check(key, name)
-            file: TensorFile = self.file(key)
             begin = int(ends[number])
-            for piece in file.pieces(name, first - begin, last - begin):
+            for piece in self.file(key).pieces(name, first - begin, last - begin):
                 out[done : done + len(piece)] = piece
                 done += len(piece)
         assert out is not None

@@ -60,12 +60,12 @@ class HaloStore(ShardReader):
 
     def between(self, name: str) -> Tensor:
         """A number of each block: sender by receiver, int64 ``[P, P]``."""
-        columns = [self.shards[f"edges-{q:05d}"].blocks[name] for q in range(self.num_parts)]
+        columns = [getattr(self.shards[f"edges-{q:05d}"].blocks, name) for q in range(self.num_parts)]
         return torch.tensor(columns, dtype=torch.int64).T.contiguous()
 
     def boundary(self) -> list[int]:
         """Nodes with a source in another part, by part."""
-        return [self.shards[f"edges-{q:05d}"].blocks["boundary"][0] for q in range(self.num_parts)]
+        return [self.shards[f"edges-{q:05d}"].blocks.boundary[0] for q in range(self.num_parts)]
 
     def rows(self, kind: str, name: str, parts: Sequence[int], place: Sequence[Tensor]) -> Tensor:
         """Attribute rows of several parts in one tensor.
@@ -91,7 +91,7 @@ class HaloStore(ShardReader):
             name: self.file(f"{kind}-{receiver:05d}").rows(name, low, high) for name, (kind, low, high) in spans.items()
         }
         digests = (xxhash.xxh3_128(views[name].view(np.uint8).data).digest() for name in BLOCK_COLUMNS)
-        expected = self.shards[f"edges-{receiver:05d}"].blocks["digest"][sender]
+        expected = self.shards[f"edges-{receiver:05d}"].blocks.digest[sender]
         path = self.file(f"edges-{receiver:05d}").path
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
@@ -113,12 +113,12 @@ class HaloStore(ShardReader):
             if sender != receiver:
                 is_post = block["is_post"]
                 on_boundary[block["target"]] = True
-                require("post_edges", blocks["post_edges"][sender], int(is_post.sum()))
-                require("post_rows", blocks["post_rows"][sender], len(np.unique(block["source"][is_post])))
-                require("pre_sums", blocks["pre_sums"][sender], len(np.unique(block["target"][~is_post])))
+                require("post_edges", blocks.post_edges[sender], int(is_post.sum()))
+                require("post_rows", blocks.post_rows[sender], len(np.unique(block["source"][is_post])))
+                require("pre_sums", blocks.pre_sums[sender], len(np.unique(block["target"][~is_post])))
             del block
             self.release(receiver)
-        require("boundary", blocks["boundary"][0], int(on_boundary.sum()))
+        require("boundary", blocks.boundary[0], int(on_boundary.sum()))
 
     def release(self, receiver: int) -> None:
         """Let go of the pages of the edges into a part."""
@@ -192,30 +192,28 @@ class HaloStore(ShardReader):
         parts = [self.parts_of(other, rank_of_part) for other in range(num_ranks)]
         pairs = [(rank, other) if leaves else (other, rank) for other in range(num_ranks)]
 
-        def total(numbers: Tensor, sender: int, receiver: int) -> int:
-            return 0 if sender == receiver else int(numbers[parts[sender]][:, parts[receiver]].sum())
-
-        counts = [total(self.edges_between, *pair) for pair in pairs]
+        counts = [0 if p == q else int(self.edges_between[parts[p]][:, parts[q]].sum()) for p, q in pairs]
         edge_id = None if leaves else np.empty(sum(counts), np.int64)
         ends = np.empty((2, sum(counts)), np.int32)
-        kinds = [_EndsSoFar(sum(total(most, *pair) for pair in pairs)) for most in (self._rows, self._sums)]
+        kinds: tuple[list[_Found], list[_Found]] = ([], [])
         low = 0
         for (sender, receiver), count in zip(pairs, counts, strict=True):
             here = slice(low, low + count)
             found = self._between(parts[sender], parts[receiver], edge_id, ends, here) if count else (_NONE, _NONE)
-            for kind, numbers, (node, is_sent) in zip(kinds, ends, found, strict=True):
-                numbers[here] += kind.size
-                kind.add(node, is_sent)
+            for kind, numbers, one in zip(kinds, ends, found, strict=True):
+                numbers[here] += sum(len(node) for node, _ in kind)
+                kind.append(one)
             low += count
             del found
             release_after(count)
-        is_merged = num_ranks < self.num_parts
-        return CrossEdges(
-            None if edge_id is None else torch.from_numpy(edge_id),
-            torch.from_numpy(ends[0]),
-            torch.from_numpy(ends[1]),
-            *(kind.whole(is_merged) for kind in kinds),
-        )
+
+        def joined(kind: list[_Found]) -> Ends:
+            node, is_sent = (torch.from_numpy(np.concatenate(of_all)) for of_all in zip(*kind, strict=True))
+            return Ends(node, tuple(len(one[0]) for one in kind), is_sent if num_ranks == self.num_parts else None)
+
+        edge = None if edge_id is None else torch.from_numpy(edge_id)
+        row, total = torch.from_numpy(ends[0]), torch.from_numpy(ends[1])
+        return CrossEdges(edge, row, total, *map(joined, kinds))
 
     def part_of(self, node: Tensor, rank: int, rank_of_part: Tensor, kind: str, leaves: int) -> Tensor:
         """The part of each of the nodes that :meth:`cross` has for ``kind``, ``"rows"`` or ``"sums"``: int64."""
@@ -322,26 +320,6 @@ class HaloStore(ShardReader):
 _Found = tuple[Array, Array]
 """Distinct ids, ascending, and whether the stored exchange sends something for each."""
 _NONE: _Found = (np.empty(0, np.int64), np.empty(0, np.bool_))
-
-
-class _EndsSoFar:
-    """Ends of one rank's edges after another's, at most ``most``."""
-
-    def __init__(self, most: int) -> None:
-        self.node, self.is_sent, self.counts = np.empty(most, np.int64), np.empty(most, np.bool_), list[int]()
-
-    @property
-    def size(self) -> int:
-        return sum(self.counts)
-
-    def add(self, node: Array, is_sent: Array) -> None:
-        here = slice(self.size, self.size + len(node))
-        self.node[here], self.is_sent[here] = node, is_sent
-        self.counts.append(len(node))
-
-    def whole(self, is_merged: bool) -> Ends:
-        node, is_sent = torch.from_numpy(self.node[: self.size]), torch.from_numpy(self.is_sent[: self.size])
-        return Ends(node, tuple(self.counts), None if is_merged else is_sent)
 
 
 def _index(local: Array) -> Array:

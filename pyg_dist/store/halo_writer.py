@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -18,10 +17,10 @@ from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.solver import shortage
 from pyg_dist.store.folder import StoreFolder
-from pyg_dist.store.format import ShardWriter, storage_dtype
-from pyg_dist.store.manifest import Shard, edge_specs, halo_specs, node_specs
+from pyg_dist.store.format import ShardWriter, of_rows, storage_dtype
+from pyg_dist.store.manifest import Blocks, Shard
 from pyg_dist.store.records import Buckets, read_records, records_limit, sorted_records, stable_order
-from pyg_dist.store.source import Attribute, rows_of
+from pyg_dist.store.source import Attribute, row_specs
 from pyg_dist.store.spool import Spool, Tick
 
 BLOCK_COLUMNS = ("edge_id", "source", "target", "is_post", "row_id", "sum_id")
@@ -90,9 +89,9 @@ def write_nodes(
     if len(kept) == len(keys) and not again:
         return kept
     for part, key in enumerate(keys):
-        count = nodes.size(part)
-        writers.append(ShardWriter(folder.work / key, node_specs(count, rows_of(attributes))))
-        writers[-1].append(node_id=nodes.node[nodes.start[part] : nodes.start[part + 1]])
+        columns = {"node_id": of_rows("I64", nodes.size(part))} | row_specs(attributes, nodes.size(part))
+        writers.append(ShardWriter(folder.work / key, columns))
+        writers[-1].append({"node_id": nodes.node[nodes.start[part] : nodes.start[part + 1]]})
     for attribute in attributes:
         low: int = 0
         for rows in attribute.rows(max(memory // 16, 1 << 16)):
@@ -104,7 +103,7 @@ def write_nodes(
             ends = np.cumsum(np.bincount(owner, minlength=nodes.num_parts))
             begins = np.concatenate([[0], ends[:-1]])
             for number in (ends > begins).nonzero()[0].tolist():
-                writers[number].append(**{attribute.name: rows[order[begins[number] : ends[number]]]})
+                writers[number].append({attribute.name: rows[order[begins[number] : ends[number]]]})
         if low != len(nodes.part):
             raise DataError(f"Expected {len(nodes.part)} rows of '{attribute.name}' (got {low}): one for each node")
     return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
@@ -178,7 +177,9 @@ class _PartWriter:
                 f"Expected --memory of {needed} or more for {most:,} edges from a part to another (got {there}): give "
                 f"more, or more parts"
             )
-        columns = edge_specs(int(counts.sum()), crossing, rows_of(edges.attributes))
+        count = int(counts.sum())
+        columns = {"source": of_rows("I32", count), "target": of_rows("I32", count), "edge_id": of_rows("I64", count)}
+        columns |= {"is_post": of_rows("BOOL", crossing)} | row_specs(edges.attributes, count)
         self.key = f"edges-{part:05d}"
         self.writer = ShardWriter(folder.work / self.key, columns)
         self.names = [name for name in columns if name != "is_post"]
@@ -187,14 +188,14 @@ class _PartWriter:
             path.write_bytes(b"")
         self.on_boundary = np.zeros(nodes.size(part), bool)
         num_parts = nodes.num_parts
-        names = ("rows", "sums", "post_edges", "post_rows", "pre_sums")
-        self.blocks: dict[str, list[Any]] = {name: [0] * num_parts for name in names}
-        self.blocks["digest"] = [_hexdigest(_hashers())] * num_parts  # of a block without edges
+        rows, sums, post_edges, post_rows, pre_sums = ([0] * num_parts for _ in range(5))
+        none = [_hexdigest(_hashers())] * num_parts  # of blocks without edges
+        self.blocks = Blocks(counts.tolist(), rows, sums, post_edges, post_rows, pre_sums, none)
         self.sender, self.held, self.digest = 0, list[Array](), _hashers()
 
     def add(self, records: Array) -> None:
         """The next records in order."""
-        self.writer.append(**{name: records[name] for name in self.names})
+        self.writer.append({name: records[name] for name in self.names})
         bounds = np.searchsorted(records["sender"], np.arange(self.sender, self.nodes.num_parts + 1))
         first = self.sender
         for sender in range(first, self.nodes.num_parts):
@@ -216,7 +217,7 @@ class _PartWriter:
 
     def _finish(self) -> None:
         """A block is complete."""
-        sender, nodes = self.sender, self.nodes
+        sender, nodes, blocks = self.sender, self.nodes, self.blocks
         if self.held:
             source, target = np.concatenate(self.held, axis=1) if len(self.held) > 1 else self.held[0]
             self.held = []
@@ -228,32 +229,35 @@ class _PartWriter:
                 "row_id": nodes.node[nodes.start[sender] + row_local],
                 "sum_id": nodes.node[nodes.start[self.part] + sum_local],
             }
-            self.writer.append(is_post=is_post)
+            self.writer.append({"is_post": is_post})
             self.digest["is_post"].update(is_post.view(np.uint8).data)
             for name, values in ids.items():
                 self.digest[name].update(values.view(np.uint8).data)
                 with self.lists[name].open("ab") as file:
-                    values.tofile(file)
+                    file.write(values.data)
             row_is_sent, sum_is_sent = np.zeros(len(row_local), bool), np.zeros(len(sum_local), bool)
             row_is_sent[row[is_post]] = True
             sum_is_sent[total[~is_post]] = True
-            numbers = (len(row_local), len(sum_local), is_post.sum(), row_is_sent.sum(), sum_is_sent.sum())
-            for name, number in zip(self.blocks, numbers, strict=False):
-                self.blocks[name][sender] = int(number)
-        self.blocks["digest"][sender], self.digest = _hexdigest(self.digest), _hashers()
+            blocks.rows[sender], blocks.sums[sender] = len(row_local), len(sum_local)
+            blocks.post_edges[sender] = int(is_post.sum())
+            blocks.post_rows[sender], blocks.pre_sums[sender] = int(row_is_sent.sum()), int(sum_is_sent.sum())
+        blocks.digest[sender], self.digest = _hexdigest(self.digest), _hashers()
 
     def close(self) -> dict[str, Shard]:
         """Both shards."""
         self._finish()
         halo_key = f"halo-{self.part:05d}"
-        specs = halo_specs(sum(self.blocks["rows"]), sum(self.blocks["sums"]))
+        specs = {"row_id": of_rows("I64", sum(self.blocks.rows)), "sum_id": of_rows("I64", sum(self.blocks.sums))}
         halo = ShardWriter(self.folder.work / halo_key, specs)
         for name, path in self.lists.items():
             for values in read_records(path, np.dtype(np.int64), 1 << 18):
-                halo.append(**{name: values})
+                halo.append({name: values})
             path.unlink()
-        blocks = {"edges": self.counts.tolist(), **self.blocks, "boundary": [int(self.on_boundary.sum())]}
-        return {self.key: self.folder.keep(self.key, self.writer, blocks), halo_key: self.folder.keep(halo_key, halo)}
+        self.blocks.boundary.append(int(self.on_boundary.sum()))
+        return {
+            self.key: self.folder.keep(self.key, self.writer, self.blocks),
+            halo_key: self.folder.keep(halo_key, halo),
+        }
 
 
 def _hashers() -> dict[str, xxhash.xxh3_128]:

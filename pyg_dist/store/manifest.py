@@ -1,32 +1,142 @@
-"""The manifest of a store: what is in which file, with digests; checked. A store is what its manifest names.
-
-Legend: *part* p or q, one file each; *block* (p, q), the edges from part p into part q. Digests guard the content of a
-file. What :func:`_require_consistent` checks are the numbers by which slices of files are read: those that a writer of
-this graph would have left.
-"""
+"""Manifests: JSON that says what is in which file of a folder, with digests. A store is what its manifest names."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
 
-import numpy as np
+import xxhash
 
-from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import FileLayout, TensorSpec, of_rows, storage_dtype
-from pyg_dist.store.signed_json import Kind, Signed
+from pyg_dist.backend.plain_json import typed
+from pyg_dist.errors import StoreError
+from pyg_dist.store.attributes import NanCount
+from pyg_dist.store.format import TensorSpec
 
 LoopRule = Literal["remaining", "add", "replace"]
 """What adding self loops means for loops that exist: kept in place of the new one (PyG on ``edge_index``), kept
 beside it (PyG on sparse tensors), or replaced by it (``SparseTensor``)."""
 
-Rows = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Attributes by name: the type and the shape of a row."""
-
 ADJ_VALUES = "adj_t values"
 """The edge attribute that holds the values of a sparse ``adj_t``."""
+
+FILE = "manifest.json"
+M = TypeVar("M", bound="Signed")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a manifest is of."""
+
+    what: str  # in words, such as "store"
+    version: int  # of its format
+    origin: str  # what makes one, for who has none
+    remedy: str  # what to do about a damaged one
+    most_bytes: int  # more than any has
+    file: str = FILE  # its name
+
+
+def to_json(content: object, indent: int | None = None) -> str:
+    """The JSON of plain values and dataclasses, which :func:`~pyg_dist.backend.plain_json.typed` reads."""
+    return json.dumps(content, default=_fields, indent=indent)
+
+
+def _fields(thing: object) -> dict[str, object]:
+    """Those of a dataclass; empty lists are left out."""
+    return {name: value for name, value in vars(thing).items() if value != []}
+
+
+def digest_of(content: Mapping[str, object]) -> str:
+    """Of a manifest's JSON, but for its last entry, which this is."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_fields)
+    return str(xxhash.xxh3_128_hexdigest(text.encode()))
+
+
+class Signed:
+    """What such a file says: the fields of a dataclass, the last of which, ``digest``, is that of all others.
+
+    Attributes:
+        kind: of file.
+    """
+
+    kind: ClassVar[Kind]
+
+    def to_json(self) -> str:
+        """The file; the last entry is the digest of all others."""
+        content = {name: value for name, value in vars(self).items() if name != "digest"}
+        whole = {"format": f"pyg_dist {self.kind.what}", "version": self.kind.version, **content}
+        return to_json(whole | {"digest": digest_of(whole)}, indent=1)
+
+    @classmethod
+    def load(cls: type[M], path: Path) -> M:
+        """Read the one in the folder ``path``, with which what is made of it must agree to the letter.
+
+        Raises:
+            StoreError: There is none, it is of another version, or it was altered.
+        """
+        file, kind = path / cls.kind.file, cls.kind
+        try:
+            if file.stat().st_size > kind.most_bytes:
+                raise ValueError(f"{file.stat().st_size} bytes")
+            text = file.read_text()
+            content = json.loads(text)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise StoreError(f"Expected a {kind.what} in {file.parent} (got no {file.name}): {kind.origin}") from error
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"Expected JSON in {file} (got: {error}): restore it, or {kind.remedy}") from error
+        try:
+            if content.pop("format") != f"pyg_dist {kind.what}":
+                raise ValueError(f"no manifest of a {kind.what}")
+            version = content.pop("version")
+            if version != kind.version:
+                raise StoreError(
+                    f"Expected a {kind.what} of version {kind.version} in {file.parent} (got {version!r}): write it "
+                    f"again"
+                )
+            made = typed(cls, content)
+            if made.to_json() != text:
+                raise ValueError("it is not as it was written: it was altered")
+            for key, shard in vars(made).get("shards", {}).items():
+                if "/" in key or shard.file.rpartition("-")[0] != key:  # no file but those of the folder is read
+                    raise ValueError(f"{key!r} in the file {shard.file!r}")
+            return made
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(
+                f"Expected the manifest of a {kind.what} in {file} (got {type(error).__name__}: {error}): restore it, "
+                f"or {kind.remedy}"
+            ) from error
+
+
+@dataclass(frozen=True)
+class StoredTensor(TensorSpec):
+    """A tensor in a file."""
+
+    digest: str  # XXH3-128 of its bytes
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Numbers of a halo store's edges into a part, by source part: see :class:`~pyg_dist.halo.plan.sizes.BlockNumbers`.
+
+    Those of other files have none.
+    """
+
+    edges: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    post_edges: list[int] = field(default_factory=list)
+    post_rows: list[int] = field(default_factory=list)
+    pre_sums: list[int] = field(default_factory=list)
+    digest: list[str] = field(default_factory=list)
+    boundary: list[int] = field(default_factory=list)  # one number, of all blocks together
+
+
+NO_BLOCKS = Blocks()
 
 
 @dataclass(frozen=True)
@@ -34,48 +144,25 @@ class Shard:
     """One file of a store."""
 
     file: str  # its name, which ends in its digest
-    num_bytes: int  # its size
-    tensors: dict[str, TensorSpec]  # type and shape by name
-    digests: dict[str, str]  # XXH3-128 of each tensor's bytes, by name
-    # numbers and digests by block, for shards that are read in slices
-    blocks: dict[str, list[Any]] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        tensors = {
-            name: {"dtype": spec.dtype, "shape": list(spec.shape), "digest": self.digests[name]}
-            for name, spec in self.tensors.items()
-        }
-        return {"file": self.file, "bytes": self.num_bytes, "tensors": tensors, "blocks": self.blocks}
-
-    @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> Shard:
-        """The reverse of :meth:`to_dict`."""
-        tensors = content["tensors"]
-        return Shard(
-            str(content["file"]),
-            int(content["bytes"]),
-            {name: TensorSpec(entry["dtype"], tuple(entry["shape"])) for name, entry in tensors.items()},
-            {name: str(entry["digest"]) for name, entry in tensors.items()},
-            dict(content["blocks"]),
-        )
+    bytes: int  # its size
+    tensors: dict[str, StoredTensor]  # by name
+    blocks: Blocks = NO_BLOCKS
 
 
-def shards_of(content: Mapping[str, Any]) -> dict[str, Shard]:
-    """The shards of a manifest's JSON, by key; each in a file of its folder, as large as its tensors."""
-    shards = {key: Shard.from_dict(entry) for key, entry in content.items()}
-    for key, shard in shards.items():
-        for name, spec in shard.tensors.items():
-            _require_spec(f"{name!r} in {key!r}", spec)
-        _require(shard.file.rpartition("-")[0] == key and "/" not in key, f"{key!r} in the file {shard.file!r}")
-        size = FileLayout.of(shard.tensors).num_bytes
-        _require(shard.num_bytes == size, f"{shard.num_bytes} bytes of {key!r}, whose tensors take {size}")
-    return shards
+@dataclass(frozen=True)
+class GraphForm:
+    """How a script sees the edges."""
+
+    key: Literal["edge_index", "adj_t"]
+    loop_rule: LoopRule
 
 
 @dataclass(frozen=True)
 class Manifest(Signed):
-    """See the module."""
+    """That of a graph with one type of nodes.
+
+    Legend: *part* p or q, one file each; *block* (p, q), the edges from part p into part q.
+    """
 
     kind: ClassVar[Kind] = Kind(
         "store", 2, "write one with python -m pyg_dist partition", "write the store again", 1 << 26
@@ -85,194 +172,23 @@ class Manifest(Signed):
     num_nodes: int  # N
     num_edges: int  # E
     num_parts: int  # parts of a halo store; ranks that a grid store was written for
-    graph: dict[str, Any]  # how a script sees the edges: ``key``, ``loop_rule`` and whether they have ``values``
-    node_attributes: Rows  # type and shape of a row, by name: ``(dtype, row shape)``
-    edge_attributes: Rows  # the same for rows of edges
+    graph: GraphForm
+    node_attributes: dict[str, TensorSpec]  # type and shape of a row, by name
+    edge_attributes: dict[str, TensorSpec]  # the same for rows of edges
     other: dict[str, object]  # attributes that are neither, as JSON; tensors among them are in the shard ``other``
-    plan: dict[str, Any]  # what was decided when the store was written, as plain values
+    plan: dict[str, object]  # what was decided when the store was written, as plain values
     shards: dict[str, Shard]  # files by key, such as ``edges-00003``
     digest: str = ""  # of all of the above
 
-    def content(self) -> dict[str, object]:
-        content = super().content()
-        for kind in _ATTRIBUTES:
-            rows: Rows = getattr(self, kind)
-            content[kind] = {name: {"dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in rows.items()}
-        content["shards"] = {key: shard.to_dict() for key, shard in sorted(self.shards.items())}
-        return content
+    def planned(self, name: str, kind: type[T], default: object = None) -> T:
+        """What :attr:`plan` says; ``default``: where it says nothing."""
+        try:
+            return typed(kind, self.plan.get(name, default), name)
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"Expected the plan of a store (got {error}): write the store again") from error
 
-    @classmethod
-    def of(cls, content: dict[str, Any], digest: str) -> Manifest:
-        for kind in _ATTRIBUTES:
-            content[kind] = {name: (row["dtype"], tuple(row["shape"])) for name, row in content[kind].items()}
-        manifest = cls(**content | {"shards": shards_of(content["shards"])}, digest=digest)
-        _require_consistent(manifest)
-        return manifest
-
-
-_ATTRIBUTES = ("node_attributes", "edge_attributes")
-_MOST = 1 << 48
-"""More nodes or edges than any store has; products with them fit into 64 bits."""
-_NUMBERS = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
-"""Of each block of a halo store, see :class:`~pyg_dist.halo.plan.sizes.BlockNumbers`."""
-
-
-def _require_consistent(manifest: Manifest) -> None:
-    """Check everything that a reader takes from a manifest without looking at a shard. O(shards + P^2) time."""
-    for name in ("num_nodes", "num_edges", "num_parts"):
-        _require(_is_count(getattr(manifest, name)), f"{name} {getattr(manifest, name)!r}")
-    _require(manifest.num_parts >= 1, f"{manifest.num_parts} parts")
-    for name in ("graph", "other", "plan"):
-        _require(isinstance(getattr(manifest, name), dict), f"{name!r} is no object")
-    nan = manifest.plan.get("nan", {})
-    _require(isinstance(nan, dict) and all(map(_are_three_counts, nan.values())), f"NaN counts {nan!r}")
-    for name, spec in row_specs({**manifest.node_attributes, **manifest.edge_attributes}, 0).items():
-        _require_spec(f"attribute {name!r}", spec)
-    for key, shard in manifest.shards.items():
-        has_blocks = manifest.layout == "halo" and key.startswith("edges-")
-        _require(has_blocks or not shard.blocks, f"blocks of {key!r}")
-    layouts = {"halo": _require_halo, "grid": _require_grid}
-    _require(manifest.layout in layouts, f"layout {manifest.layout!r}")
-    layouts[manifest.layout](manifest)
-
-
-def _require_halo(manifest: Manifest) -> None:
-    num_parts, shards = manifest.num_parts, manifest.shards
-    _require(num_parts <= len(shards), f"{num_parts} parts in {len(shards)} files")
-    for name in ("partition", "edges", "parts"):
-        _require(isinstance(manifest.plan.get(name), str), f"no {name!r} in the plan")
-    columns = [_columns(manifest, q) for q in range(num_parts)]
-    edges, rows, sums, post_edges, post_rows, pre_sums = (np.stack(c, 1) for c in zip(*columns, strict=True))
-    node_id = [shards[f"nodes-{q:05d}"].tensors.get("node_id", TensorSpec("I64", ())) for q in range(num_parts)]
-    nodes = np.array([spec.num_rows for spec in node_id])
-    _require(nodes.sum() == manifest.num_nodes, f"{nodes.sum()} nodes of all parts, not {manifest.num_nodes}")
-    _require(edges.sum() == manifest.num_edges, f"{edges.sum()} edges of all blocks, not {manifest.num_edges}")
-    crossing = edges * (1 - np.eye(num_parts, dtype=np.int64))
-    for name, number, least, most in (
-        ("rows", rows, crossing > 0, np.minimum(crossing, nodes[:, None])),
-        ("sums", sums, crossing > 0, np.minimum(crossing, nodes)),
-        ("post_edges", post_edges, crossing < 0, crossing),
-        ("post_rows", post_rows, post_edges > 0, np.minimum(rows, post_edges)),
-        ("pre_sums", pre_sums, crossing > post_edges, np.minimum(sums, crossing - post_edges)),
-    ):
-        wrong = (number < least) | (number > most)
-        if wrong.any():
-            p, q = (int(ends[0]) for ends in wrong.nonzero())
-            raise ValueError(f"{number[p, q]} {name!r} from part {p} to {q}, not {int(least[p, q])} to {most[p, q]}")
-    expected = {}
-    for q in range(num_parts):
-        count, across = int(edges[:, q].sum()), int(crossing[:, q].sum())
-        expected[f"edges-{q:05d}"] = edge_specs(count, across, manifest.edge_attributes)
-        expected[f"nodes-{q:05d}"] = node_specs(int(nodes[q]), manifest.node_attributes)
-        expected[f"halo-{q:05d}"] = halo_specs(int(rows[:, q].sum()), int(sums[:, q].sum()))
-        (boundary,) = shards[f"edges-{q:05d}"].blocks["boundary"]
-        low, high = int(sums[:, q].max()), min(int(sums[:, q].sum()), int(nodes[q]))
-        _require(low <= boundary <= high, f"{boundary} boundary nodes of part {q}, not {low} to {high}")
-    _require_files(shards, expected)
-
-
-def _columns(manifest: Manifest, part: int) -> list[Array]:
-    """The numbers of the blocks into a part, int64 ``[P]`` each."""
-    blocks, num_parts = manifest.shards[f"edges-{part:05d}"].blocks, manifest.num_parts
-    lengths = dict.fromkeys(_NUMBERS, num_parts) | {"digest": num_parts, "boundary": 1}
-    _require(blocks.keys() == lengths.keys(), f"blocks of part {part} with {', '.join(blocks)}")
-    for name, length in lengths.items():
-        values = blocks[name]
-        _require(isinstance(values, list) and len(values) == length, f"{name!r} of part {part} of other parts")
-        is_one = (lambda value: isinstance(value, str)) if name == "digest" else _is_count
-        _require(all(map(is_one, values)), f"{name!r} of part {part} is no list of {name}")
-    return [np.array(blocks[name], np.int64) for name in _NUMBERS]
-
-
-def _require_grid(manifest: Manifest) -> None:
-    shards, num_nodes = manifest.shards, manifest.num_nodes
-    tiles: Any = manifest.plan.get("tiles")
-    is_pair = isinstance(tiles, list) and len(tiles) == 2 and all(map(_is_count, tiles)) and min(tiles) > 0
-    if not is_pair or tiles[0] * tiles[1] > len(shards):
-        raise ValueError(f"tiles {tiles!r} in {len(shards)} files")
-    num_orders = min(max(len(shards["orders"].tensors) // 2, 1), 2)
-    expected, counts = {"orders": order_specs(num_nodes, num_orders)}, dict.fromkeys(range(num_orders), 0)
-    sizes = (np.diff(bounds(size, tiles[0])).tolist() for size in (num_nodes, manifest.num_edges))
-    for r, (nodes, edges) in enumerate(zip(*sizes, strict=True)):
-        expected[f"edges-{r:05d}"] = range_specs(edges, manifest.edge_attributes)
-        if manifest.node_attributes:
-            expected[f"rows-{r:05d}"] = row_specs(manifest.node_attributes, nodes)
-    for number, r, c in product(range(num_orders), range(tiles[0]), range(tiles[1])):
-        key = f"tile-{number}-{r:05d}-{c:05d}"
-        count = shards[key].tensors["edge_id"].num_rows
-        counts[number] += count
-        expected[key] = tile_specs(count)
-    _require_files(shards, expected)
-    for number, count in counts.items():
-        _require(count == manifest.num_edges, f"{count} edges in the tiles of order {number}, not {manifest.num_edges}")
-
-
-def row_specs(attributes: Rows, count: int) -> dict[str, TensorSpec]:
-    """The tensors of ``count`` rows of each attribute."""
-    return {name: of_rows(dtype, count, shape) for name, (dtype, shape) in attributes.items()}
-
-
-def node_specs(count: int, attributes: Rows) -> dict[str, TensorSpec]:
-    """The content of a halo store's ``nodes``: a part's global ids, and attributes."""
-    return {"node_id": of_rows("I64", count)} | row_specs(attributes, count)
-
-
-def edge_specs(count: int, crossing: int, attributes: Rows) -> dict[str, TensorSpec]:
-    """The content of a halo store's ``edges``: those into a part, of which ``crossing`` come from others."""
-    ends = {"source": of_rows("I32", count), "target": of_rows("I32", count), "edge_id": of_rows("I64", count)}
-    return ends | {"is_post": of_rows("BOOL", crossing)} | row_specs(attributes, count)
-
-
-def halo_specs(rows: int, sums: int) -> dict[str, TensorSpec]:
-    """The content of a halo store's ``halo``: by sender, the distinct sources and targets of edges into a part."""
-    return {"row_id": of_rows("I64", rows), "sum_id": of_rows("I64", sums)}
-
-
-def range_specs(count: int, attributes: Rows) -> dict[str, TensorSpec]:
-    """The content of a grid store's ``edges``: some in input order, with attributes."""
-    return {"source": of_rows("I64", count), "target": of_rows("I64", count)} | row_specs(attributes, count)
-
-
-def tile_specs(count: int) -> dict[str, TensorSpec]:
-    """The content of a grid store's ``tile``."""
-    return {"edge_id": of_rows("I64", count), "row": of_rows("I32", count), "column": of_rows("I32", count)}
-
-
-def order_specs(num_nodes: int, num_orders: int) -> dict[str, TensorSpec]:
-    """The content of the shard of the node orders: global ids by position, positions by global id."""
-    dtype = "I32" if num_nodes <= np.iinfo(np.int32).max else "I64"
-    names = [f"{kind}{number}" for kind in ("order", "position") for number in range(num_orders)]
-    return {name: of_rows(dtype, num_nodes) for name in names}
-
-
-def bounds(size: int, count: int) -> Array:
-    """The bounds of ``count`` near-equal ranges, int64 ``[count + 1]``."""
-    return np.array([size * k // count for k in range(count + 1)], np.int64)
-
-
-def _require_files(shards: Mapping[str, Shard], expected: Mapping[str, Mapping[str, TensorSpec]]) -> None:
-    """Raise unless there is a shard with these tensors for each key, and no other but for what has no rows."""
-    for key in sorted(expected.keys() ^ (shards.keys() - {"other"})):
-        raise ValueError(f"{'no' if key in expected else 'a foreign'} file {key!r}")
-    for key, specs in expected.items():
-        for name, spec in {**shards[key].tensors, **specs}.items():
-            found, wanted = shards[key].tensors.get(name), specs.get(name)
-            _require(found == wanted, f"{key!r} with {found} as {name!r}, not {wanted} ({spec.dtype})")
-
-
-def _require_spec(what: str, spec: TensorSpec) -> None:
-    _require(all(map(_is_count, spec.shape)), f"{what} of shape {list(spec.shape)}")
-    storage_dtype(spec.dtype)  # raises
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST  # not bool
-
-
-def _are_three_counts(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(map(_is_count, value))
-
-
-def _require(holds: bool | np.bool_, what: str) -> None:
-    if not holds:
-        raise ValueError(what)
+    @property
+    def nan(self) -> dict[str, NanCount]:
+        """What is NaN in attributes, by name."""
+        found = self.planned("nan", dict[str, tuple[int, int, int]], {})
+        return {name: NanCount(*counts) for name, counts in found.items()}

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 import xxhash
 from torch import Tensor
 
@@ -34,7 +33,7 @@ class TensorFile:
             with path.open("rb") as file:
                 header, size = file.read(len(layout.header)), path.stat().st_size
                 if header != layout.header:
-                    raise ValueError(f"other tensors than the manifest says, from '{layout.first_other(header)}' on")
+                    raise ValueError("other tensors than the manifest says")
                 if size != layout.num_bytes:
                     cut = next((name for name in layout.tensors if layout.end(name) > size), "")
                     missing = f", without the end of {cut!r}" if cut else ""
@@ -107,7 +106,8 @@ def name_digest(header: bytes, digests: Mapping[str, str]) -> str:
 def open_shard(path: Path, shard: Shard) -> TensorFile:
     """Map a shard whose header is that of the manifest."""
     layout = FileLayout.of(shard.tensors)
-    if not shard.file.endswith(f"-{name_digest(layout.header, shard.digests)}.safetensors"):
+    digest = name_digest(layout.header, {name: stored.digest for name, stored in shard.tensors.items()})
+    if not shard.file.endswith(f"-{digest}.safetensors"):
         raise StoreError(
             f"Expected the tensors of the manifest in {path / shard.file} (its name is that of others): restore it, or "
             f"write it again"
@@ -118,8 +118,8 @@ def open_shard(path: Path, shard: Shard) -> TensorFile:
 def check_shard(path: Path, shard: Shard) -> None:
     """Check a whole shard by its digests."""
     file = open_shard(path, shard)
-    for name, expected in shard.digests.items():
-        require_digest(file.path, name, file.digest(name), expected)
+    for name, stored in shard.tensors.items():
+        require_digest(file.path, name, file.digest(name), stored.digest)
 
 
 def require_digest(path: Path, what: str, found: str, expected: str) -> None:
@@ -129,27 +129,6 @@ def require_digest(path: Path, what: str, found: str, expected: str) -> None:
             f"Expected '{what}' in {path} with digest {expected} (got {found}): it is damaged, restore it or write "
             f"it again"
         )
-
-
-class Column:
-    """Integers in a shard, which stay there: values that are looked up are read from the file and copied.
-
-    Pages that were read are the file's: the system may take them back, and the processes of a machine share them.
-    """
-
-    def __init__(self, file: TensorFile, name: str) -> None:
-        self._rows = file.rows(name)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def range(self, low: int, high: int) -> Tensor:
-        """Entries ``low`` to ``high``, int64."""
-        return torch.from_numpy(self._rows[low:high].astype(np.int64))
-
-    def take(self, place: Tensor) -> Tensor:
-        """The entry at each place, int64 like ``place``."""
-        return torch.from_numpy(self._rows.take(place.numpy()).astype(np.int64, copy=False))
 
 
 class ShardReader:
@@ -181,12 +160,7 @@ class ShardReader:
     def take(self, key: str, name: str, take: Callable[[int, Array], None] | None) -> None:
         """Read a tensor in pieces, see :meth:`TensorFile.digest`; raise at the end if it is damaged."""
         file = self.file(key)
-        require_digest(file.path, name, file.digest(name, take), self.shards[key].digests[name])
-
-    def column(self, key: str, name: str) -> Column:
-        """Integers of a shard, checked, which stay in the file. They may be used after :meth:`close`."""
-        self.check(key, name)
-        return Column(self.file(key), name)
+        require_digest(file.path, name, file.digest(name, take), self.shards[key].tensors[name].digest)
 
     def tensor(self, key: str, name: str) -> Tensor:
         """A whole tensor of a shard, copied and checked in one pass."""

@@ -45,7 +45,7 @@ class Buckets:
         ends = np.cumsum(counts)
         for number in counts.nonzero()[0].tolist():
             with self.path(number).open("ab") as file:
-                sorted_records[ends[number] - counts[number] : ends[number]].tofile(file)
+                file.write(sorted_records[ends[number] - counts[number] : ends[number]].data)
         self.counts += counts
 
     def remove(self, bucket: int) -> None:

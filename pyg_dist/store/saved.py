@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import check_ends
 from pyg_dist.store.attributes import by_kind
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_storage, spec_of, sync
-from pyg_dist.store.graph_input import GraphInput, read_graph
-from pyg_dist.store.hetero_input import HeteroInput, read_hetero
-from pyg_dist.store.manifest import ADJ_VALUES
+from pyg_dist.store.graph_input import GraphInput, HeteroInput, read_graph, read_hetero
+from pyg_dist.store.manifest import ADJ_VALUES, GraphForm, to_json
 from pyg_dist.store.source import is_plain
 
 GRAPH, TYPES, EDGE_INDEX = "pyg_dist graph", "pyg_dist graph with types", "edge_index"
@@ -50,14 +50,14 @@ def save_graph(data: Data | HeteroData, path: str | Path) -> None:
         tensors = {name: tensor for found, _ in described.values() for name, tensor in found.items()}
         content: dict[str, object] = {"types": list(hetero.num_nodes), "relations": list(hetero.relations)}
         content["pieces"] = {key: piece for key, (_, piece) in described.items()}
-        metadata = {TYPES: json.dumps(content)}
+        metadata = {TYPES: to_json(content)}
     else:
         tensors, content = _described(read_graph(data, allow_nan=True, warn=False))
-        metadata = {GRAPH: json.dumps(content)}
+        metadata = {GRAPH: to_json(content)}
     new = path.with_name(path.name + ".new")
     writer = ShardWriter(new, {name: spec_of(t) for name, t in tensors.items()}, metadata)
     for name, tensor in tensors.items():
-        writer.write_whole(name, as_storage(tensor.detach().cpu().contiguous()))
+        writer.append({name: as_storage(tensor.detach().cpu().contiguous())})
     writer.close()
     os.replace(new, path)
     sync(path.parent)
@@ -74,7 +74,7 @@ def _described(graph: GraphInput, prefix: str = "") -> tuple[dict[str, Tensor], 
     tensors: dict[str, Tensor] = {EDGE_INDEX: graph.edge_index, **graph.node_attributes, **graph.edge_columns, **others}
     return {prefix + name: tensor for name, tensor in tensors.items()}, {
         "num_nodes": graph.num_nodes,
-        "graph": {"key": graph.graph_key, "loop_rule": graph.loop_rule},
+        "graph": graph.form,
         "node_attributes": list(graph.node_attributes),
         "edge_attributes": list(graph.edge_columns),
         "other_tensors": list(others),
@@ -136,10 +136,9 @@ def _piece(file: Any, specs: Mapping[str, TensorSpec], content: Mapping[str, Any
         return {name: file.get_tensor(prefix + name) for name in names}
 
     require_rows(specs, content, prefix)
-    columns, graph = tensors(content["edge_attributes"]), content["graph"]
+    columns, form = tensors(content["edge_attributes"]), typed(GraphForm, content["graph"])
     values = columns.pop(ADJ_VALUES, None)
     return GraphInput(
-        tensors([EDGE_INDEX])[EDGE_INDEX], int(content["num_nodes"]), graph["key"], graph["loop_rule"], values,
-        torch.device("cpu"), tensors(content["node_attributes"]), columns,
-        tensors(content["other_tensors"]) | content["other"],
+        tensors([EDGE_INDEX])[EDGE_INDEX], int(content["num_nodes"]), form, values, torch.device("cpu"),
+        tensors(content["node_attributes"]), columns, tensors(content["other_tensors"]) | content["other"],
     )  # fmt: skip

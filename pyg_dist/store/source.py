@@ -15,7 +15,8 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import TensorSpec, is_storable
+from pyg_dist.store.format import TensorSpec, is_storable, of_rows
+from pyg_dist.store.manifest import GraphForm
 
 ReadRows = Callable[[int], Iterator[Array]]
 """Pieces of consecutive rows, from the first to the last, of at most so many bytes; each call begins anew."""
@@ -90,7 +91,7 @@ class Source(ABC):
         edges: attributes with a row per edge.
         other: attributes that are neither and that JSON has.
         other_tensors: tensors that are neither: type and shape, and how to read them.
-        graph: how a script sees the edges, see :class:`~pyg_dist.store.manifest.Manifest`.
+        graph: how a script sees the edges.
     """
 
     understood: str = ""
@@ -101,7 +102,7 @@ class Source(ABC):
     edges: tuple[Attribute, ...] = ()
     other: Mapping[str, object] = {}
     other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = {}
-    graph: Mapping[str, str] = {"key": "edge_index", "loop_rule": "remaining"}
+    graph = GraphForm("edge_index", "remaining")
 
     def __init__(self, path: Path, reading: Reading) -> None:
         self.path, self.name, self.reading = path, path.name, reading
@@ -162,9 +163,9 @@ def attributes_of(specs: Mapping[str, TensorSpec], rows: Callable[[str], ReadRow
     return tuple(Attribute(name, spec.dtype, spec.shape[1:], rows(name)) for name, spec in specs.items())
 
 
-def rows_of(attributes: tuple[Attribute, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of a row by name, as a manifest has them."""
-    return {a.name: (a.dtype, a.shape) for a in attributes}
+def row_specs(attributes: tuple[Attribute, ...], count: int) -> dict[str, TensorSpec]:
+    """The tensors of ``count`` rows of each attribute."""
+    return {a.name: of_rows(a.dtype, count, a.shape) for a in attributes}
 
 
 def fixed_rows(array: Array) -> ReadRows:

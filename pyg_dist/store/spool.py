@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +26,26 @@ Tick = Callable[[int], object]
 _NODE_BYTES = 64
 """Of arrays with a number per node that a conversion holds: degrees, parts, places, node orders."""
 _NUM_BUCKETS = 256
-_FACTS = ("num_nodes", "num_edges", "least_id", "num_isolated")
 
 
 @dataclass(frozen=True)
-class Spool:
+class SpoolFacts:
+    """What was counted when edges were read."""
+
+    num_nodes: int  # N
+    num_edges: int  # E
+    least_id: int  # the smallest one with an edge
+    num_isolated: int  # nodes without an edge, where the ids alone say how many nodes there are
+    nan: dict[str, NanCount]  # what is NaN in each attribute that has NaN
+
+
+@dataclass(frozen=True)
+class Spool(SpoolFacts):
     """Edges on disk."""
 
     folder: Path  # of the columns
-    num_nodes: int  # N
-    num_edges: int  # E
     attributes: tuple[Attribute, ...]  # that come with each edge
     in_degree: Array  # edges by target, int64 ``[N]``
-    least_id: int = 0  # the smallest one with an edge
-    num_isolated: int = 0  # nodes without an edge, where the ids alone say how many nodes there are
-    nan: dict[str, NanCount] = field(default_factory=dict)  # what is NaN in each attribute that has NaN
 
     def chunks(self, size: int) -> Iterator[tuple[int, Array, Array, dict[str, Array]]]:
         """The number of the first edge, sources, targets and attributes of ``size`` edges at a time."""
@@ -113,11 +117,11 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
                 degree = np.concatenate([degree, np.zeros(more, np.int64)])
                 has_edge = np.concatenate([has_edge, np.zeros(more, bool)])
             ends = chunk.source.astype(np.int64, copy=False), chunk.target.astype(np.int64, copy=False)
-            np.ascontiguousarray(ends[0]).tofile(source_file)
-            np.ascontiguousarray(ends[1]).tofile(target_file)
+            source_file.write(np.ascontiguousarray(ends[0]).data)
+            target_file.write(np.ascontiguousarray(ends[1]).data)
             for a, file in zip(source.edges, files, strict=True):
                 rows = np.require(chunk.attributes[a.name], storage_dtype(a.dtype), ["C", "W"])
-                rows.tofile(file)
+                file.write(rows.data)
                 nan[a.name] += NanCount.of(as_torch(rows, a.dtype), num_edges)
             if source.num_nodes is None:
                 has_edge[ends[0]] = has_edge[ends[1]] = True
@@ -129,7 +133,7 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
     num_nodes = last + 1 if source.num_nodes is None else source.num_nodes
     num_isolated = int((~has_edge[:num_nodes]).sum())
     nan = {name: count for name, count in nan.items() if count.rows}
-    found = Spool(folder, num_nodes, num_edges, source.edges, degree[:num_nodes], int(least), num_isolated, nan)
+    found = Spool(num_nodes, num_edges, int(least), num_isolated, nan, folder, source.edges, degree[:num_nodes])
     return _symmetric(found, memory) if both else found
 
 
@@ -187,8 +191,8 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
                 is_new[0] = before is None or records[0] != before
                 before = records[-1].copy()
                 kept = records.compress(is_new)
-                kept["source"].tofile(sources)
-                kept["target"].tofile(targets)
+                sources.write(np.ascontiguousarray(kept["source"]).data)
+                targets.write(np.ascontiguousarray(kept["target"]).data)
                 np.add.at(degree, kept["target"], 1)
                 count += len(kept)
     buckets.folder.rmdir()
@@ -199,23 +203,25 @@ def _row_dtype(attribute: Attribute) -> np.dtype[np.generic]:
     return np.dtype([("row", storage_dtype(attribute.dtype), attribute.shape)])
 
 
-def save_spool(edges: Spool) -> dict[str, object]:
-    """Sync the columns to disk; returns what :func:`load_spool` needs to find them again."""
-    edges.in_degree.tofile(edges.folder / "in_degree")
+def save_spool(edges: Spool) -> tuple[SpoolFacts, dict[str, int]]:
+    """Sync the columns to disk; returns what :func:`load_spool` needs to find them again, and their sizes."""
+    (edges.folder / "in_degree").write_bytes(edges.in_degree.data)
     for path in edges.folder.iterdir():
         sync(path)
     sync(edges.folder)
-    sizes = {path.name: path.stat().st_size for path in edges.folder.iterdir()}
-    facts = {name: getattr(edges, name) for name in _FACTS}
-    return facts | {"nan": {name: asdict(count) for name, count in edges.nan.items()}, "sizes": sizes}
+    facts = SpoolFacts(edges.num_nodes, edges.num_edges, edges.least_id, edges.num_isolated, edges.nan)
+    return facts, _sizes(edges.folder)
 
 
-def load_spool(folder: Path, known: dict[str, Any], attributes: tuple[Attribute, ...]) -> Spool | None:
+def load_spool(
+    folder: Path, known: tuple[SpoolFacts, dict[str, int]] | None, attributes: tuple[Attribute, ...]
+) -> Spool | None:
     """The columns that :func:`save_spool` has left; None where they are incomplete."""
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()} if folder.is_dir() else {}
-    if sizes != known["sizes"]:
+    if known is None or not folder.is_dir() or _sizes(folder) != known[1]:
         return None
-    nan = {name: NanCount(**count) for name, count in known["nan"].items()}
     degree = np.fromfile(folder / "in_degree", np.int64)
-    facts = {name: known[name] for name in _FACTS}
-    return Spool(folder, attributes=attributes, in_degree=degree, nan=nan, **facts)
+    return Spool(**vars(known[0]), folder=folder, attributes=attributes, in_degree=degree)
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir()}

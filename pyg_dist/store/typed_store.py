@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch_geometric.typing import EdgeType
 
 from pyg_dist.errors import StoreError
-from pyg_dist.store.graph_input import GraphInput
+from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key
 from pyg_dist.store.halo_reader import HaloStore
-from pyg_dist.store.hetero_input import WHOLE, edges_key, nodes_key
-from pyg_dist.store.manifest import Manifest
-from pyg_dist.store.signed_json import Kind, Signed
+from pyg_dist.store.manifest import Kind, Manifest, Signed
 
 FILE = "types.json"
 
@@ -40,25 +38,11 @@ class TypesManifest(Signed):
     num_parts: int  # of each store
     partition: str  # how they were found
     types: dict[str, int]  # the number of nodes of each type
-    relations: list[EdgeType]  # of which there is a store each
+    relations: list[tuple[str, str, str]]  # of which there is a store each
     edges: list[str]  # the digest of the edges of each relation
     parts: dict[str, str]  # the digest of the owners of each type's nodes, int32
     stores: dict[str, str]  # the digest of each store's manifest, by the name of its folder
     digest: str = ""  # of all of the above
-
-    @classmethod
-    def of(cls, content: dict[str, Any], digest: str) -> TypesManifest:
-        content["relations"] = [(str(source), str(name), str(target)) for source, name, target in content["relations"]]
-        manifest = cls(**content, digest=digest)
-        named = [WHOLE, *map(nodes_key, range(len(manifest.types))), *map(edges_key, range(len(manifest.relations)))]
-        if sorted(named) != sorted(manifest.stores) or manifest.num_parts < 1:
-            raise ValueError(f"stores {', '.join(manifest.stores)} of {manifest.num_parts} parts")
-        if len(manifest.edges) != len(manifest.relations) or manifest.parts.keys() != manifest.types.keys():
-            raise ValueError("digests of other types and relations")
-        ends = {kind for source, _, target in manifest.relations for kind in (source, target)}
-        if not ends <= manifest.types.keys():
-            raise ValueError(f"edges of {sorted(ends - manifest.types.keys())} without nodes")
-        return manifest
 
     def halo_stores(self, path: Path) -> TypedStores:
         """Open all stores, whose manifests must be the ones that this names."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, OrderedDict
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from pyg_dist.backend.plain_json import decode, encode, from_bytes, to_bytes
+from pyg_dist.backend.plain_json import decode, encode, from_bytes, to_bytes, typed
 
 
 def there_and_back(value: Any) -> Any:
@@ -87,3 +89,39 @@ def test_arrays_for_peers(dtype: str) -> None:
 def test_what_a_peer_must_not_say(content: Any) -> None:
     with pytest.raises(ValueError, match=r"OBJECT|no kind|reshape"):
         from_bytes(json.dumps(content).encode())
+
+
+@dataclass(frozen=True)
+class Inner:
+    kind: Literal["a", "b"]
+    sizes: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: dict[str, Inner]
+    pair: tuple[int, str]
+    ids: list[int]
+    width: int | None = None
+    anything: object = 0
+
+
+def test_typed_values() -> None:
+    content = {"inner": {"x": {"kind": "b", "sizes": [1, 2.5]}}, "pair": [3, "y"], "ids": [1, 2], "anything": [None]}
+    assert typed(Outer, content) == Outer({"x": Inner("b", (1.0, 2.5))}, (3, "y"), [1, 2], None, [None])
+    assert typed(Outer, content | {"width": 4}).width == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"inner": {"x": {"kind": "c"}}}, "it.inner.x.kind"), ({"inner": {"x": {}}}, "it.inner.x"),
+        ({"inner": {"x": {"kind": "a", "more": 1}}}, "it.inner.x"), ({"inner": []}, "it.inner"),
+        ({"inner": {"x": {"kind": "a", "sizes": ["1"]}}}, "sizes"), ({"pair": [3]}, "it.pair"),
+        ({"pair": [True, "y"]}, "it.pair"), ({"ids": [1, "2"]}, "it.ids"), ({"ids": [1, True]}, "it.ids"),
+        ({"width": 1.5}, "it.width"), ({"pair": None}, "it.pair"),
+    ],
+)  # fmt: skip
+def test_what_is_of_another_type(change: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(place)):
+        typed(Outer, {"inner": {}, "pair": [3, "y"], "ids": []} | change)

@@ -21,8 +21,8 @@ from pyg_dist import checkpoint
 from pyg_dist.errors import DataError, StoreError
 from pyg_dist.nn import NodeEmbedding
 from pyg_dist.store.format import FileLayout, TensorSpec
+from pyg_dist.store.manifest import digest_of
 from pyg_dist.store.reader import name_digest
-from pyg_dist.store.signed_json import digest_of
 
 FOLDER = "checkpoint-00000001"
 

@@ -112,6 +112,8 @@ def test_a_budget_keeps_the_best(graph_file: Path, capsys: pytest.CaptureFixture
         (["--parts", "4", "--seed", str(2**70)], "integer of 64 bits"),
         (["--parts", "4", "--plot", "rows.xyz"], "ends in .png, .svg, .pdf"),
         (["{folder}/store", "--parts", "4", "--time-budget", "5"], "--time-budget without a store"),
+        (["{folder}/store", "--parts", "4", "--model", "metiss"], "(got 'metiss')"),
+        (["{folder}/store", "--parts", "4", "--layout", "grid", "--tiles", "1000", "1000"], "at most 16,384 tiles"),
     ],
 )
 def test_refused_in_one_line(
@@ -123,6 +125,7 @@ def test_refused_in_one_line(
     assert words in message
     assert message.count("\n") == 1, message
     assert not list(graph_file.parent.glob("*.npy"))
+    assert not (graph_file.parent / "store").exists()
 
 
 def test_files_that_are_no_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

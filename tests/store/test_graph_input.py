@@ -83,7 +83,7 @@ def test_every_form_of_edges(recwarn: pytest.WarningsRecorder) -> None:
     adj_t = torch.sparse_coo_tensor(distinct.flip(0), value, (3, 3))
     for form in (adj_t.to_sparse_csr(), adj_t.to_sparse_csc(), adj_t):
         given = read(x=torch.randn(3, 4), adj_t=form)
-        assert given.graph_key == "adj_t"
+        assert given.form.key == "adj_t"
         dense = torch.zeros(3, 3).index_put_((given.edge_index[1], given.edge_index[0]), given.adj_values)
         assert torch.equal(dense, adj_t.to_dense())
     ones = torch.sparse_coo_tensor(distinct.flip(0), torch.ones(4), (3, 3)).to_sparse_csr()

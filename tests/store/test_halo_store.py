@@ -206,8 +206,11 @@ def different_stores(first: str, second: str) -> str:
 
 def test_ranks_that_see_different_stores(workers: Pools, tmp_path: Path) -> None:
     paths = [str(write(skewed_graph(seed=seed), tmp_path / str(seed), uneven(200, 2), 2)) for seed in (0, 1)]
-    for message in workers(2).run(different_stores, *paths):
-        assert "the store's manifest" in message
+    (tmp_path / "typed").mkdir()
+    (tmp_path / "typed" / "types.json").write_text("{}")
+    for other, words in ((paths[1], "the store's manifest"), (str(tmp_path / "typed"), "several types in the store")):
+        for message in workers(2).run(different_stores, paths[0], other):
+            assert words in message
 
 
 def test_memory_is_what_splits_the_work_not_what_comes_out(tmp_path: Path) -> None:

@@ -92,6 +92,15 @@ def test_the_plan_of_other_numbers_of_ranks(tmp_path: Path, graph: str, capsys: 
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert words in error
+    for option in (
+        ["--save", "p"],
+        ["--bits", "4"],
+        ["--partition", "random"],
+        ["--model", "2", "8"],
+        ["--undirected"],
+    ):
+        assert main(["plan", out, "--ranks", "4", *option]) == 1
+        assert f"Expected no {option[0]} with a store (got one)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch_geometric.data import Data
 
 from pyg_dist import save_graph
 from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.store.manifest import GraphForm
 from pyg_dist.store.source import Source
 from pyg_dist.store.sources import open_source
 from pyg_dist.store.spool import spool
@@ -222,7 +223,7 @@ def test_saved_adjacency(tmp_path: Path) -> None:
     ).to_sparse_csr()
     save_graph(Data(adj_t=matrix, x=torch.ones(4, 2)), tmp_path / "g.safetensors")
     source = open_source(str(tmp_path / "g.safetensors"))
-    assert source.graph == {"key": "adj_t", "loop_rule": "add"}
+    assert source.graph == GraphForm("adj_t", "add")
     assert np.array_equal(read(source)["edge_index"], [[1, 2, 0], [0, 1, 2]])
     with pytest.raises(DataError, match=r"ends in \.safetensors"):
         save_graph(Data(adj_t=matrix, x=torch.ones(4, 2)), tmp_path / "g.pt")

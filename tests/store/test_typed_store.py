@@ -25,8 +25,9 @@ from workers import Workers
 from pyg_dist import save_graph
 from pyg_dist.cli import main
 from pyg_dist.errors import DataError, PygDistError
-from pyg_dist.store.hetero_input import HeteroInput, read_hetero
-from pyg_dist.store.sources.typed import open_types
+from pyg_dist.store.folder import lock
+from pyg_dist.store.graph_input import HeteroInput, read_hetero
+from pyg_dist.store.sources import open_types
 
 Pools = Callable[[int], Workers]
 PARTS = 4
@@ -67,9 +68,7 @@ def assert_equal(found: HeteroInput, expected: HeteroInput) -> None:
     for kind, attributes in expected.nodes.items():
         assert found.nodes[kind].others.get("note") == attributes.others.get("note")
     for relation, graph in expected.relations.items():
-        assert (found.relations[relation].graph_key, found.relations[relation].loop_rule) == (
-            graph.graph_key, graph.loop_rule
-        )  # fmt: skip
+        assert found.relations[relation].form == graph.form
 
 
 @pytest.mark.parametrize(
@@ -287,13 +286,20 @@ def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pat
         ["partition", graph, str(tmp_path / "grid"), "--parts", "2", "--layout", "grid"],
         ["partition", graph, str(tmp_path / "many"), "--parts", "1000"],
         ["partition", graph, "--parts", "2"],
+        ["partition", graph, str(tmp_path / "many"), "--parts", "2", "--columns", "source,target"],
         ["plan", graph, "--ranks", "2", "--save", str(tmp_path / "plan")],
+        ["plan", graph, "--ranks", "2", "--widths", "0"],
+        ["plan", graph, "--ranks", "2", "--data-groups", "2"],
+        ["plan", str(store), "--ranks", "2", "--partition", "random"],
         ["plan", str(store), "--ranks", "5"],
     ):
         assert main(command) != 0, command
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    with lock(store.with_name(f"{store.name}.new") / "lock"):  # of another writer
+        assert main(["partition", graph, str(store), "--parts", str(PARTS), "--force"]) == 1
+        assert "Expected no other writer" in capsys.readouterr().err
     assert main(["partition", graph, str(store), "--parts", str(PARTS), "--force"]) == 0
-    assert not store.with_name("store.new").exists()
+    assert not store.with_name(f"{store.name}.new").exists()
 
 
 def test_damaged_stores(store: Path, tmp_path: Path) -> None:

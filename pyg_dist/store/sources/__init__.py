@@ -1,21 +1,23 @@
-"""Input graphs, one file for each format: what they hold, in chunks; those with types, in memory (``typed``)."""
+"""Input graphs, one file for each format: what they hold, in chunks; those with types, in memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.store.graph_input import HeteroInput
+from pyg_dist.store.saved import read_saved_types
 from pyg_dist.store.source import Reading, Source
 from pyg_dist.store.sources.edge_list import TextEdges
 from pyg_dist.store.sources.edge_table import ArrayEdges, Parquet
 from pyg_dist.store.sources.headed_text import BANNER, Dimacs, MatrixMarket, Metis, is_dimacs
 from pyg_dist.store.sources.npz import Npz
-from pyg_dist.store.sources.ogb import OGB, is_ogb_folder
+from pyg_dist.store.sources.ogb import OGB, is_ogb_folder, is_ogb_typed, read_typed
 from pyg_dist.store.sources.rmat import PREFIX, RMat
-from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, TorchFile
+from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, TorchFile, torch_file_types
 from pyg_dist.store.sources.text import first_lines, unpacked
 
-__all__ = ["KINDS", "Reading", "Source", "open_source"]
+__all__ = ["KINDS", "Reading", "Source", "open_source", "open_types"]
 
 KINDS = (
     ".npz; .pt of torch.save; .safetensors of pyg_dist.save_graph; the folder of a dataset of PyG or of an OGB node "
@@ -48,6 +50,21 @@ def open_source(graph: str, reading: Reading = Reading()) -> Source:  # noqa: B0
         if value is not None and not is_taken:
             raise OptionError(f"Expected no {option} for {graph}, whose format has it (got {value}): leave it out")
     return kind(path, reading)
+
+
+def open_types(graph: str) -> HeteroInput | None:
+    """The graph with types that commands are given a name of; ``None``: it has one type of nodes, or there is none.
+
+    Raises:
+        DataError: Something is wrong in it; the message names file and line.
+    """
+    path = Path(graph)
+    if path.is_dir():
+        if is_ogb_typed(path):
+            return read_typed(path)
+        path = path / PROCESSED
+    read = {".safetensors": read_saved_types, ".pt": torch_file_types}.get(path.suffix)
+    return None if read is None or not path.is_file() else read(path)
 
 
 def _kind_of(graph: str) -> tuple[type[Source], Path]:

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind, num_nodes_of, sort_attributes
-from pyg_dist.store.format import spec_of, torch_dtype
+from pyg_dist.store.format import dtype_name, spec_of, torch_dtype
 from pyg_dist.store.source import EdgeChunk, ReadRows, TensorSource, attributes_of, fixed_rows, storable
 
 _SPARSE = ("x_indptr", "x_indices", "x_data", "x_shape")
@@ -149,7 +149,7 @@ class Npz(TensorSource):
 def _meta(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> torch.Tensor | np.dtype[np.generic]:
     """A tensor without content; of a type that a store lacks, the type."""
     try:
-        return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
+        return torch.empty(shape, dtype=torch_dtype(dtype_name(dtype)), device="meta")
     except DataError:
         return dtype
 

@@ -1,4 +1,4 @@
-"""Folders of OGB's homogeneous node datasets, as ``ogb`` downloads them: ``raw`` in one of two forms, and ``split``.
+"""Folders of OGB's node datasets, as ``ogb`` downloads them: ``raw``, if of one type in two forms, and ``split``.
 
 What ``ogb`` itself has made of them, a pickled cache, is never opened.
 """
@@ -13,10 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch_geometric.data import HeteroData
 
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, storage_dtype
+from pyg_dist.store.graph_input import HeteroInput, read_hetero
 from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, TensorSource, fixed_rows
 from pyg_dist.store.sources.npz import Member, edge_columns, edge_member, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
@@ -218,3 +221,54 @@ def numbers(path: Path, dtype: str | None = None) -> Array:
 def _csv_rows(path: Path, dtype: str, num_bytes: int) -> Iterator[Array]:
     kind, wanted = "i8" if dtype == "I64" else "f8", storage_dtype(dtype)
     return (matrix(found).astype(wanted, copy=False) for found in same_columns(path, kind, _width(path)).rows())
+
+
+def read_typed(path: Path) -> HeteroInput:
+    """A dataset of OGB, as ``ogb`` reads it: types and relations in alphabetical order, the split as masks."""
+    raw, options, data = path / "raw", master_options(path.name.replace("_", "-")), HeteroData()
+    split, has_label = path / "split" / options["split"], _row_of(raw / "nodetype-has-label.csv.gz")
+    has_split = _row_of(split / "nodetype-has-split.csv.gz")
+    for kind, count in sorted(_row_of(raw / "num-node-dict.csv.gz").items()):
+        store, folder = data[kind], raw / "node-feat" / kind
+        store.num_nodes = _whole(raw, count)
+        for key in ["node_feat", *more_files(options, "node")]:
+            _add(store, key, folder)
+        if has_label.get(kind) == "True":
+            labels = numbers(raw / "node-label" / kind / "node-label.csv.gz", "F64")
+            store.y = torch.from_numpy(as_labels(labels, options))
+        if has_split.get(kind) == "True":
+            for name, mask in split_masks(split / kind, store.num_nodes).items():
+                store[name] = torch.from_numpy(mask)
+    for line in sorted(first_lines(raw / TRIPLETS)):
+        words = line.split(",")
+        if len(words) != 3:
+            raise DataError(f"Expected source,relation,target in {raw / TRIPLETS} (got {line!r}): fetch it again")
+        store, folder = data[tuple(words)], raw / "relations" / "___".join(words)
+        ends = numbers(folder / "edge.csv.gz", "I64")
+        if ends.shape[1] != 2:
+            raise DataError(f"Expected 2 columns in {folder / 'edge.csv.gz'} (got {ends.shape[1]}): fetch it again")
+        store.edge_index = torch.from_numpy(ends).T.contiguous()
+        for key in ["edge_feat", *more_files(options, "edge")]:
+            _add(store, key, folder)
+    return read_hetero(data, allow_nan=True, warn=False)
+
+
+def _row_of(path: Path) -> Mapping[str, str]:
+    """A table of one line below the names of its columns, by these."""
+    lines = first_lines(path)
+    if len(lines) != 2:
+        raise DataError(f"Expected names, and a line for one graph, in {path} (got {len(lines)} lines): fetch it again")
+    return dict(zip(*(line.split(",") for line in lines), strict=False))
+
+
+def _whole(raw: Path, count: str) -> int:
+    if not count.isdecimal():
+        raise DataError(f"Expected numbers of nodes in {raw / 'num-node-dict.csv.gz'} (got {count!r}): fetch it again")
+    return int(count)
+
+
+def _add(store: object, key: str, folder: Path) -> None:
+    """An attribute, where this type has it."""
+    path = folder / f"{key.replace('_feat', '-feat')}.csv.gz"
+    if path.exists():
+        setattr(store, NAMES.get(key, key), torch.from_numpy(numbers(path)))

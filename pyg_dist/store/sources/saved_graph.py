@@ -14,12 +14,13 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind
 from pyg_dist.store.format import as_storage, spec_of
-from pyg_dist.store.graph_input import GraphInput, read_graph
-from pyg_dist.store.hetero_input import HeteroInput, read_hetero
+from pyg_dist.store.graph_input import GraphInput, HeteroInput, read_graph, read_hetero
+from pyg_dist.store.manifest import GraphForm
 from pyg_dist.store.saved import EDGE_INDEX, GRAPH, TYPES, opened, require_rows, specs_of
 from pyg_dist.store.source import EdgeChunk, Reading, TensorSource, attributes_of, fixed_rows, storable
 
@@ -42,7 +43,7 @@ class SavedGraph(TensorSource):
                 {name: self.specs[name] for name in content[kind]}
                 for kind in ("node_attributes", "edge_attributes", "other_tensors")
             )
-            self.other, self.graph = content["other"], content["graph"]
+            self.other, self.graph = content["other"], typed(GraphForm, content["graph"])
         self.nodes, self.edges = (attributes_of(kind, partial(partial, self._rows)) for kind in (of_nodes, of_edges))
         self.other_tensors = {name: (spec, partial(self._whole, name)) for name, spec in others.items()}
 
@@ -94,7 +95,7 @@ class GraphInMemory(TensorSource):
         )
         self.other_tensors = {name: (spec_of(t), partial(arrays.__getitem__, name)) for name, t in others.items()}
         self.num_nodes, self.num_edges = graph.num_nodes, graph.edge_index.shape[1]
-        self.graph = {"key": graph.graph_key, "loop_rule": graph.loop_rule}
+        self.graph = graph.form
         self.edge_index = graph.edge_index.numpy()
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
