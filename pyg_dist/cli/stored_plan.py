@@ -14,7 +14,6 @@ from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_rows_across, stored_share
 from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.data.typed_layout import find_parts_by_type
-from pyg_dist.errors import StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import ExchangeKind
@@ -138,7 +137,7 @@ def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
 
 
 def check_store(path: Path) -> tuple[str, list[Shard]]:
-    """Check every file of a store by its digests, and what its manifest says of them; the manifest's own, the files."""
+    """Check every file of a store by its digests; the manifest's own, the files."""
     if is_typed_store(path):
         whole = TypesManifest.load(path)
         checked = [check_store(store.path) for store in whole.halo_stores(path).all()]
@@ -146,17 +145,4 @@ def check_store(path: Path) -> tuple[str, list[Shard]]:
     manifest = Manifest.load(path)
     for shard in manifest.shards.values():
         check_shard(path, shard)
-    if manifest.layout == "halo":
-        store = HaloStore(path, manifest)
-        for part in range(manifest.num_parts):
-            store.check_blocks(part)
-        store.close()
-    else:
-        tiles = GridStore(path, manifest)
-        plan = stored_grid_plan(tiles)
-        for rank, expected in enumerate(plan.edges):
-            found = edges_of_tile(tiles, plan.shape, plan.shape.coordinates(rank))
-            if found != expected:
-                raise StoreError(f"Expected {expected} edges of rank {rank} in {path} (got {found}): write it again")
-        tiles.close()
     return manifest.digest, list(manifest.shards.values())

@@ -96,30 +96,6 @@ class HaloStore(ShardReader):
         require_digest(path, f"edges from part {sender}", block_digest(digests), expected)
         return views
 
-    def check_blocks(self, receiver: int) -> None:
-        """Check all edges into a part, block by block, and the numbers that the manifest has of them."""
-        blocks = self.shards[f"edges-{receiver:05d}"].blocks
-
-        def require(name: str, expected: int, found: int) -> None:
-            if found != expected:
-                raise StoreError(
-                    f"Expected {expected} '{name}' of the edges into part {receiver} in {self.path} (got {found}): "
-                    f"write the store again"
-                )
-
-        on_boundary = np.zeros(self.nodes_of[receiver], np.bool_)
-        for sender in range(self.num_parts):
-            block = self.block(sender, receiver)
-            if sender != receiver:
-                is_post = block["is_post"]
-                on_boundary[block["target"]] = True
-                require("post_edges", blocks.post_edges[sender], int(is_post.sum()))
-                require("post_rows", blocks.post_rows[sender], len(np.unique(block["source"][is_post])))
-                require("pre_sums", blocks.pre_sums[sender], len(np.unique(block["target"][~is_post])))
-            del block
-            self.release(receiver)
-        require("boundary", blocks.boundary[0], int(on_boundary.sum()))
-
     def release(self, receiver: int) -> None:
         """Let go of the pages of the edges into a part."""
         for kind in ("edges", "halo"):
