@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -206,27 +207,25 @@ def _gpus() -> tuple[list[str], str | None]:
 
 def _gpu_driver() -> str | None:
     """The version of NVIDIA's driver, as its kernel module states it."""
-    try:
-        words = _GPU_DRIVER.read_text().split()
-    except OSError:
-        return None
-    return next((word for word in words if word[0].isdigit() and "." in word), None)
+    return next((word for word in _text(_GPU_DRIVER).split() if word[0].isdigit() and "." in word), None)
 
 
 def _huge_pages() -> str:
-    try:
-        return _HUGE_PAGES.read_text().split("[")[1].split("]")[0]
-    except (OSError, IndexError):
-        return "unknown"
+    chosen = re.search(r"\[(\w+)\]", _text(_HUGE_PAGES))
+    return chosen[1] if chosen else "unknown"
 
 
 def _cpu_flags() -> frozenset[str]:
+    flags = re.search(r"^(?:flags|Features).*?:(.*)", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return frozenset(flags[1].split() if flags else ())
+
+
+def _text(path: Path) -> str:
+    """What the system says in a file; "" where it has none."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return path.read_text()
     except OSError:
-        return frozenset()
-    flags = (line.split(":", 1)[1] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(flags, "").split())
+        return ""
 
 
 def _version(package: str) -> str | None:
