@@ -83,8 +83,10 @@ class Signed:
                 raise ValueError(f"{file.stat().st_size} bytes")
             text = file.read_text()
             content = json.loads(text)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreError(f"Expected a {kind.what} in {file.parent} (got no {file.name}): {kind.origin}") from error
+        except OSError as error:
+            is_there = not isinstance(error, (FileNotFoundError, NotADirectoryError))
+            got = f"{file.name}, {error.strerror}" if is_there else f"no {file.name}"
+            raise StoreError(f"Expected a {kind.what} in {file.parent} (got {got}): {kind.origin}") from error
         except (ValueError, RecursionError) as error:
             raise StoreError(f"Expected JSON in {file} (got: {error}): restore it, or {kind.remedy}") from error
         try:

@@ -39,8 +39,10 @@ class TensorFile:
                     missing = f", without the end of {cut!r}" if cut else ""
                     raise ValueError(f"{size} bytes for {layout.num_bytes}{missing}")
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except FileNotFoundError as error:
-            raise StoreError(f"Expected the file {path} (it is missing): restore it, or write it again") from error
+        except OSError as error:
+            raise StoreError(
+                f"Expected the file {path} (got: {error.strerror}): restore it, or write it again"
+            ) from error
         except ValueError as error:
             raise StoreError(
                 f"Expected a safetensors file in {path} (got {type(error).__name__}: {error}): restore it, or write "

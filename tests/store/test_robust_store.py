@@ -165,6 +165,14 @@ def test_500_corruptions_are_named(tmp_path: Path, layout: str, times: int) -> N
             assert str(path) in message, (what, message)
 
 
+def test_what_cannot_be_read_is_named(store: Path, tmp_path: Path) -> None:
+    for name in ("manifest.json", next(store.glob("nodes-00001-*")).name):
+        path = shutil.copytree(store, tmp_path / name)
+        (path / name).unlink()
+        (path / name).mkdir()
+        assert "Is a directory" in message_of(lambda path=path: read_as_ranks(path))
+
+
 @pytest.mark.parametrize("folder", [None, 3, ("store",)])
 def test_what_is_no_path(folder: object) -> None:
     with pytest.raises(StoreError, match="Expected the path of a store's folder"):
