@@ -27,7 +27,7 @@ from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.partition import Batches
 from pyg_dist.partition.solver import PRESETS, SOLVERS, parse_bytes, require_memory
 from pyg_dist.plan.budget import solve_within
-from pyg_dist.plan.parts import METHODS, PartsOptions, Report, solve
+from pyg_dist.plan.parts import METHODS, PartsOptions, solve
 from pyg_dist.pricing.base import columns
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
@@ -96,11 +96,12 @@ def run(args: argparse.Namespace) -> None:
             require_memory(method, num_nodes, edge_index.shape[1], count, memory)
         for count, method in runs:
             bar.set_description(f"{method}, {count} parts")
-            found, seconds = found_parts(
-                edge_index, num_nodes, count, options_for(options, method), graph.train_mask, args.time_budget,
-                lambda step, _: bar.set_postfix_str(step),
-            )  # fmt: skip
-            lines.append(measured(edge_index, found, count, method, seconds, model, machine))
+            began, wanted = time.perf_counter(), (edge_index, num_nodes, count, options_for(options, method))
+            if args.time_budget is None:
+                found = solve(*wanted, graph.train_mask, lambda step, _: bar.set_postfix_str(step))
+            else:
+                found = solve_within(args.time_budget, *wanted, graph.train_mask)
+            lines.append(measured(edge_index, found, count, method, time.perf_counter() - began, model, machine))
             bar.set_postfix_str("")
             bar.update()
     if args.out is not None:
@@ -241,24 +242,6 @@ class Measured:
     hybrid_over_random: float | None = None  # the same of the hybrid exchange
 
 
-def found_parts(
-    edge_index: Tensor,
-    num_nodes: int,
-    num_parts: int,
-    options: PartsOptions,
-    train_mask: Tensor | None,
-    time_budget: float | None,
-    report: Report,
-) -> tuple[Tensor, float]:
-    """The part of each node, and the seconds that it took to find them."""
-    began = time.perf_counter()
-    if time_budget is None:
-        parts = solve(edge_index, num_nodes, num_parts, options, train_mask, report)
-    else:
-        parts = solve_within(time_budget, edge_index, num_nodes, num_parts, options, train_mask)
-    return parts, time.perf_counter() - began
-
-
 def measured(
     edge_index: Tensor, parts: Tensor, num_parts: int, method: str, seconds: float, model: Model, machine: Machine
 ) -> Measured:
@@ -279,12 +262,12 @@ def beside_random(found: Sequence[Measured]) -> list[Measured]:
     """The same, with what they send over what random parts send, where these were measured."""
     random = {one.parts: one for one in found if one.method == "random"}
 
-    def share(one: Measured, base: Measured) -> Measured:
-        volume, hybrid = (sent / most if most else None
-                          for sent, most in ((one.volume, base.volume), (one.hybrid, base.hybrid)))  # fmt: skip
+    def beside(one: Measured, base: Measured) -> Measured:
+        volume = one.volume / base.volume if base.volume else None
+        hybrid = one.hybrid / base.hybrid if base.hybrid else None
         return replace(one, volume_over_random=volume, hybrid_over_random=hybrid)
 
-    return [share(one, random[one.parts]) if one.parts in random else one for one in found]
+    return [beside(one, random[one.parts]) if one.parts in random else one for one in found]
 
 
 def table(found: Sequence[Measured]) -> str:

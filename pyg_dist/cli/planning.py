@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -259,9 +259,15 @@ class RankCount:
 def _compare(args: argparse.Namespace, graph: inputs.PlannedGraph, model: Model, machine: Machine) -> None:
     """A line for each number of ranks, and which is worth it."""
     width = max(args.widths, default=max(model.widths))
-    found = compared_counts(
-        args.ranks, lambda ranks: _plan(args, graph, ranks, model, machine).plan, width, model, machine
-    )
+    plans = {count: _plan(args, graph, count, model, machine).plan for count in sorted({1, *args.ranks})}
+    seconds = {count: plan.price(model, machine).seconds for count, plan in plans.items()}
+    found = [
+        RankCount(
+            count, plan.layout, seconds[count], seconds[1] / seconds[count], max(plan.memory_bytes(model)),
+            plan.halo_bytes(width), Plan.imbalance(plan.nodes),
+        )
+        for count, plan in plans.items() if count in args.ranks
+    ]  # fmt: skip
     table = columns(
         found,
         ("ranks", lambda one: f"{one.ranks}"),
@@ -275,28 +281,12 @@ def _compare(args: argparse.Namespace, graph: inputs.PlannedGraph, model: Model,
     )
     about = f"predicted for a {model}; MiB sent are of one aggregation of {width} columns"
     text = fold("\n".join([about, f"constants: {machine.source}", *table, advice(found)]))
-    plans = [asdict(one) for one in found]
-    numbers = {"model": str(model), "machine": machine.source, "width": width, "plans": plans}
+    numbers = {"model": str(model), "machine": machine.source, "width": width, "plans": [asdict(one) for one in found]}
     print(json.dumps(numbers) if args.json else text)
     if args.plot:
         plot_counts(args.plot, found)
     if args.html:
         write_page(args.html, f"plans of {Path(args.graph).name}", text, [partial(plot_counts, found=found)])
-
-
-def compared_counts(
-    counts: Sequence[int], plan_of: Callable[[int], DistributionPlan], width: int, model: Model, machine: Machine
-) -> list[RankCount]:
-    """Plan for one rank and for each of ``counts``, in ascending order."""
-    plans = {count: plan_of(count) for count in sorted({1, *counts})}
-    seconds_of = {count: plan.price(model, machine).seconds for count, plan in plans.items()}
-
-    def one(count: int) -> RankCount:
-        plan, seconds = plans[count], seconds_of[count]
-        memory, sent = max(plan.memory_bytes(model)), plan.halo_bytes(width)
-        return RankCount(count, plan.layout, seconds, seconds_of[1] / seconds, memory, sent, Plan.imbalance(plan.nodes))
-
-    return [one(count) for count in sorted(set(counts))]
 
 
 def advice(found: Sequence[RankCount]) -> str:
