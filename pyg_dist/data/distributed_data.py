@@ -38,13 +38,14 @@ from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
 from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.row_tensor import local_values
 
 logger = logging.getLogger("pyg_dist")
 
-_plans: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_plans: weakref.WeakValueDictionary[int, DistributionPlan] = weakref.WeakValueDictionary()
 """Those of the data that live, by ``id``: they say what training takes."""
 
 

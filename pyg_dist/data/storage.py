@@ -12,6 +12,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
+from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.store.graph_input import GraphInput
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
@@ -24,13 +25,13 @@ class LocalGraph:
     """This rank's part of a graph with one type of nodes, or of a relation."""
 
     graph: DistributedGraph  # the runtime form
-    plan: object  # what was decided
+    plan: DistributionPlan  # what was decided
     graph_key: str  # ``"edge_index"`` or ``"adj_t"``
     weight: EdgeTensor | None  # values of ``adj_t``
     attributes: dict[str, object]  # all others by name, rows as row tensors
 
     @staticmethod
-    def of(given: GraphInput, graph: DistributedGraph, plan: object) -> LocalGraph:
+    def of(given: GraphInput, graph: DistributedGraph, plan: DistributionPlan) -> LocalGraph:
         """This rank's rows of every attribute of the input, where that lay (not collective)."""
         edges, device = graph.edge_sharding, given.device
         rows = {
@@ -62,7 +63,7 @@ class RowStorage(BaseStorage):
             stored._is_attribute, stored._sparse_form = True, SparseForm()
         super().__setitem__(key, stored)
 
-    def distributed(self, key: str, value: object) -> Any:
+    def distributed(self, key: str, value: object) -> object:
         """``value`` as it is stored: a plain ``[N, ...]`` or ``[E, ...]`` tensor is sliced to this rank's rows."""
         raise NotImplementedError  # by each kind of storage
 
@@ -70,7 +71,7 @@ class RowStorage(BaseStorage):
 class DistributedStorage(RowStorage, GlobalStorage):
     """That of a graph with one kind of nodes and edges."""
 
-    def distributed(self, key: str, value: object) -> Any:
+    def distributed(self, key: str, value: object) -> object:
         graph: DistributedGraph = self._parent().graph
         if key in GRAPH_KEYS:
             handle = _same_nodes(key, value, graph)
@@ -125,7 +126,7 @@ class TypedNodes(RowStorage, NodeStorage):
         """Whether this has a row per node."""
         return isinstance(self[key], NodeTensor)
 
-    def distributed(self, key: str, value: object) -> Any:
+    def distributed(self, key: str, value: object) -> object:
         return _placed(key, value, self.sharding, "node", f"node of type {self._key!r}")
 
 
@@ -133,7 +134,7 @@ class TypedEdges(RowStorage, EdgeStorage):
     """That of one relation."""
 
     @staticmethod
-    def of(given: GraphInput, graph: DistributedGraph, plan: object) -> LocalGraph:
+    def of(given: GraphInput, graph: DistributedGraph, plan: DistributionPlan) -> LocalGraph:
         """This rank's rows of every attribute of the input, where that lay (not collective)."""
         edges, device = graph.edge_sharding, given.device
         rows = {
@@ -176,14 +177,14 @@ class TypedEdges(RowStorage, EdgeStorage):
         """Whether some node has no edge of this relation (collective: gathers all edges)."""
         return bool(self._whole().has_isolated_nodes())
 
-    def distributed(self, key: str, value: object) -> Any:
+    def distributed(self, key: str, value: object) -> object:
         if key in GRAPH_KEYS:
             is_first = not any(key in self._mapping for key in GRAPH_KEYS)
             return value if is_first else _same_nodes(key, value, self.handle.graph)
         return _placed(key, value, self.handle.graph.edge_sharding, "edge", f"edge of {self._key}")
 
 
-def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "edge"], of: str) -> Any:
+def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "edge"], of: str) -> object:
     """A type's or a relation's attribute: row tensors have its rows, and tensors with a row for each get them."""
     if isinstance(value, RowTensor):
         if not (value._sharding is rows if kind == "node" else rows.is_equivalent(value._sharding)):
