@@ -45,6 +45,7 @@ from pyg_dist.store.typed_store import FILE, TypesManifest, joined
 Progress = Callable[[str, int], None]
 """Called with the step and the number of further edges that are done in it."""
 
+_OWN_COLUMNS = {"node": ("node_id",), "edge": ("edge_id", "sender", "source", "target", "is_post")}
 _MOST_TILES = 1 << 14
 _WORK_BYTES_PER_EDGE = 16 + 20 + 17
 """On disk: the spool, the buckets and the edges of the store."""
@@ -195,6 +196,9 @@ def _write(
     mesh: str = "", must_train: bool = True,
 ) -> Manifest:  # fmt: skip
     """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
+    for kind, attributes in (("node", source.nodes), ("edge", source.edges)):
+        for name in (a.name for a in attributes if a.name in _OWN_COLUMNS[kind]):
+            raise DataError(f"Expected no {kind} attribute '{name}', which stores have themselves (got one): rename it")
     require_space(out, _space_needed(source))
     identity = _identity(source, options, mesh)
     with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:

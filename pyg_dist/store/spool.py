@@ -50,7 +50,7 @@ class Spool(SpoolFacts):
     def chunks(self, size: int) -> Iterator[tuple[int, Array, Array, dict[str, Array]]]:
         """The number of the first edge, sources, targets and attributes of ``size`` edges at a time."""
         columns = [read_records(self.folder / name, np.dtype(np.int64), size) for name in ("source", "target")]
-        more = [read_records(self.folder / f"attribute.{a.name}", _row_dtype(a), size) for a in self.attributes]
+        more = [read_records(_file(self.folder, k), _row_dtype(a), size) for k, a in enumerate(self.attributes)]
         low = 0
         for source, target, *rows in zip(*columns, *more, strict=True):
             values = zip(self.attributes, rows, strict=True)
@@ -103,8 +103,8 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
     num_edges, last, least = 0, -1, np.iinfo(np.int64).max
     size = max(1 << 14, min(1 << 20, memory // 512))
     with ExitStack() as stack:
-        names = ["source", "target", *(f"attribute.{a.name}" for a in source.edges)]
-        source_file, target_file, *files = (stack.enter_context((folder / name).open("wb")) for name in names)
+        paths = [folder / "source", folder / "target", *(_file(folder, k) for k in range(len(source.edges)))]
+        source_file, target_file, *files = (stack.enter_context(path.open("wb")) for path in paths)
         for chunk in source.chunks(size):
             if len(chunk.source) == 0:
                 continue
@@ -197,6 +197,11 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
                 count += len(kept)
     buckets.folder.rmdir()
     return replace(edges, num_edges=count, in_degree=degree)
+
+
+def _file(folder: Path, number: int) -> Path:
+    """That of an attribute, by its place among them: names may hold any character."""
+    return folder / f"attribute.{number}"
 
 
 def _row_dtype(attribute: Attribute) -> np.dtype[np.generic]:

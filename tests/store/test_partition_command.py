@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from stored_graphs import skewed_graph
 from workers import Workers
 
@@ -129,3 +130,24 @@ def test_errors_are_one_line(
     assert error.count("\n") == 1
     assert words in error
     assert not (tmp_path / "store" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_names_of_attributes(tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str) -> None:
+    """Those of a store's own columns are refused, any other will do."""
+    for name, size in (("node_id", 200), ("source", 1500), ("target", 1500), ("edge_id", 1500), ("is_post", 1500)):
+        data, file = skewed_graph(), tmp_path / f"{name}.safetensors"
+        data[name] = torch.arange(size)
+        save_graph(data, file)
+        assert main(["partition", str(file), str(tmp_path / "store"), "--parts", "2", "--layout", layout]) == 1
+        kind = "node" if size == 200 else "edge"
+        assert f"Expected no {kind} attribute '{name}', which stores have themselves" in capsys.readouterr().err
+    data = skewed_graph()
+    data["self"], data["edges / all"] = torch.arange(200), torch.arange(1500)
+    save_graph(data, tmp_path / "g.safetensors")
+    out = str(tmp_path / "store")
+    assert main(["partition", str(tmp_path / "g.safetensors"), out, "--parts", "1", "--layout", layout]) == 0
+    opened = DistributedData.open(out)
+    assert torch.equal(opened["self"].full_tensor(), data["self"])
+    assert torch.equal(opened["edges / all"].full_tensor(), data["edges / all"])
+    assert torch.equal(opened.edge_index.full_tensor(), data.edge_index)
