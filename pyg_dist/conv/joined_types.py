@@ -16,7 +16,6 @@ from torch_geometric.nn import to_hetero_with_bases_transformer as pyg
 from torch_geometric.typing import EdgeType, NodeType
 
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding
@@ -41,9 +40,7 @@ def joined_edges(
         torch.cat(whole, 1), targets, graph.device, graph.loop_rule, is_kept=False, sources=sources
     )
     assert joined is not None
-    before = accumulate((piece.size for piece in pieces), initial=0)
-    given = torch.cat([piece.position + number for piece, number in zip(pieces, before, strict=False)])
-    ordered, place = given.sort()
+    ordered, place = _positions(pieces).sort()
     rows = joined.graph.edge_sharding
     rows.pieces, rows.order_in_pieces = pieces, place[torch.searchsorted(ordered, rows.position)]
     return joined
@@ -88,50 +85,60 @@ def _group_edges(
     input_dict: Mapping[EdgeType, Any], type2id: Mapping[EdgeType, int], offset_dict: object = None, **known: Any
 ) -> Any:
     values = [input_dict[relation] for relation in type2id]
-    graph = _graph(values, type2id, **known)
-    if graph is None or len(values) == 1:
+    joined = _relations(values, type2id, **known)
+    if joined is None or len(values) == 1:
         return pyg.group_edge_placeholder(input_dict, type2id, offset_dict)
-    return graph if isinstance(values[0], DistributedEdgeIndex) else _joined(values, graph.graph.edge_sharding)
+    return joined if isinstance(values[0], DistributedEdgeIndex) else _joined(values, _rows_of(joined))
 
 
 def _edge_type(input_dict: Mapping[EdgeType, Any], type2id: Mapping[EdgeType, int], **known: Any) -> Tensor:
     values = [input_dict[relation] for relation in type2id]
-    graph = _graph(values, type2id, **known)
-    if graph is None:
+    joined = _relations(values, type2id, **known)
+    if joined is None:
         return pyg.get_edge_type(input_dict, type2id)  # type: ignore[no-any-return]
-    rows = graph.graph.edge_sharding
+    rows = _rows_of(joined)
     local = torch.arange(len(values)).repeat_interleave(torch.tensor([p.num_local for p in rows.pieces or [rows]]))
     if rows.order_in_pieces is not None:
         local = local[rows.order_in_pieces]
-    return RowTensor.from_local(local.to(graph.device), rows)
+    return RowTensor.from_local(local.to(values[0].device), rows)
 
 
-def _graph(
+def _rows_of(edges: DistributedEdgeIndex | RowSharding) -> RowSharding:
+    return edges if isinstance(edges, RowSharding) else edges.graph.edge_sharding
+
+
+def _relations(
     values: Sequence[Any], relations: Iterable[EdgeType], nodes: object, offsets: Mapping[NodeType, int]
-) -> DistributedEdgeIndex | None:
-    """The edges of all relations, made once (collective then); ``None`` of plain ones.
+) -> DistributedEdgeIndex | RowSharding | None:
+    """The edges of all relations, or their rows as long as their graph is not known; ``None`` of plain ones.
 
-    ``values`` are their handles, or tensors with a row for each of their edges, once the handles have been joined.
+    ``values`` are their handles, or tensors with a row for each of their edges. The graph is made once (collective).
     """
     own = _rows(nodes)
     handles = [value for value in values if isinstance(value, DistributedEdgeIndex)]
-    rows = [value._sharding for value in map(_rows, values) if value is not None]
-    if own is None or len(handles) + len(rows) < len(values):
+    given = [handle.graph.edge_sharding for handle in handles] or [
+        value._sharding for value in map(_rows, values) if value is not None
+    ]
+    if own is None or len(given) < len(values):
         return None
-    if len(handles) == 1:
-        return handles[0]
+    if len(values) == 1:
+        return handles[0] if handles else given[0]
     ends: Any = own._sharding
-    rows = rows or [handle.graph.edge_sharding for handle in handles]
-    name = f"joined {[*map(id, rows)]}"  # which the pieces of the graph's edges keep alive
-    if name not in ends.edge_sets:
-        if not handles:
-            raise UnsupportedError(
-                "Expected edge_index before what belongs to edges in the forward of a model of to_hetero_with_bases "
-                "(got it later, or not at all): name it first"
-            )
+    name = f"joined {[*map(id, given)]}"  # which the pieces of the graph's edges keep alive
+    if handles and name not in ends.edge_sets:
         before = [(offsets[source], offsets[target]) for source, _, target in relations]
         ends.edge_sets[name] = joined_edges([handle.edges() for handle in handles], before, ends, ends)
-    return ends.edge_sets[name]  # type: ignore[no-any-return]
+    if name in ends.edge_sets:
+        return ends.edge_sets[name]  # type: ignore[no-any-return]
+    rows = RowSharding(ends.group, "edge", sum(piece.size for piece in given), _positions(given))
+    rows.pieces = given
+    return rows
+
+
+def _positions(pieces: Sequence[RowSharding]) -> Tensor:
+    """Where the local rows of each stand among the rows of all, one after another."""
+    before = accumulate((piece.size for piece in pieces), initial=0)
+    return torch.cat([piece.position + number for piece, number in zip(pieces, before, strict=False)])
 
 
 def _split(output: Tensor, offset_dict: Mapping[Any, int]) -> dict[Any, Tensor]:

@@ -295,6 +295,7 @@ def others() -> dict[str, Callable[[], Case]]:
         "bases": lambda: with_bases(lambda: Twice("b"), graph(CITES, WRITES, BY, KNOWS), links, x=6),
         "bases, attributes of edges": lambda: with_bases(lambda: WithEdges("e"), wide, links, "edge_attr_dict"),
         "bases, rows of edges returned": lambda: with_bases(OfBoth, wide, links, "edge_attr_dict", edge_attr=6),
+        "bases, no edge_index": lambda: with_bases(Both, wide, "edge_attr_dict"),
         "bases of one relation": lambda: with_bases(lambda: Twice("b"), graph(CITES, width=6), links),
         "bases of relations within a type": lambda: with_bases(
             lambda: Twice("b"), graph(CITES, ("paper", "like", "paper"), width=6), links
