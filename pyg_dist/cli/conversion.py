@@ -154,10 +154,13 @@ def write_types_store(
     new = out.with_name(out.name + ".new")
     with lock(new / "lock"):
         _write_pieces(path, hetero, parts, new, options, progress)
-        if out.exists():
-            shutil.rmtree(out)
         (new / "lock").unlink()
+        old = out.with_name(out.name + ".old")  # whatever happens, one of the two is whole
+        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            os.replace(out, old)
         os.replace(new, out)
+        shutil.rmtree(old, ignore_errors=True)
     return TypesManifest.load(out)
 
 

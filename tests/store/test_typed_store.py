@@ -299,7 +299,7 @@ def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert main(["partition", graph, str(store), "--parts", str(PARTS), "--force"]) == 1
         assert "Expected no other writer" in capsys.readouterr().err
     assert main(["partition", graph, str(store), "--parts", str(PARTS), "--force"]) == 0
-    assert not store.with_name(f"{store.name}.new").exists()
+    assert not any(store.with_name(f"{store.name}.{kind}").exists() for kind in ("new", "old"))
 
 
 def test_damaged_stores(store: Path, tmp_path: Path) -> None:
