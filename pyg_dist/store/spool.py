@@ -50,11 +50,17 @@ class Spool(SpoolFacts):
     def chunks(self, size: int) -> Iterator[tuple[int, Array, Array, dict[str, Array]]]:
         """The number of the first edge, sources, targets and attributes of ``size`` edges at a time."""
         columns = [read_records(self.folder / name, np.dtype(np.int64), size) for name in ("source", "target")]
-        more = [read_records(_file(self.folder, k), _row_dtype(a), size) for k, a in enumerate(self.attributes)]
+        wide = [(k, a) for k, a in enumerate(self.attributes) if 0 not in a.shape]  # the files of others are empty
+        more = [read_records(_file(self.folder, k), _row_dtype(a), size) for k, a in wide]
         low = 0
         for source, target, *rows in zip(*columns, *more, strict=True):
-            values = zip(self.attributes, rows, strict=True)
-            yield low, source, target, {a.name: row["row"] for a, row in values}
+            values = {
+                a.name: np.empty((len(source), *a.shape), storage_dtype(a.dtype))
+                for a in self.attributes
+                if 0 in a.shape
+            }
+            values |= {a.name: row["row"] for (_, a), row in zip(wide, rows, strict=True)}
+            yield low, source, target, values
             low += len(source)
 
     def ends(self, size: int) -> Iterator[Array]:

@@ -49,6 +49,7 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "node in a name": {"node_feature": rand(60, 2), "edge_index": SOME},
     "num_nodes": {"edge_index": SOME, "num_nodes": 70, "z": rand(70)},
     "edges alone": {"edge_index": SOME},
+    "no columns": {"x": rand(50, 2), "z": rand(50, 0), "edge_index": SOME, "edge_attr": rand(100, 0)},
     "text": {"x": rand(50, 3), "edge_index": SOME, "name": "a name", "classes": ["one", "two"]},
 }  # fmt: skip
 
