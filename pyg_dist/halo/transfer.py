@@ -24,18 +24,19 @@ class Codecs(NamedTuple):
     """How rows travel, forward and backward.
 
     Attributes:
-        way: in one level; in two by the link, and on from there.
-        inside: in two levels between ranks of a machine. Addends to agents are exact: a sum is rounded once, when it
-            leaves its machine.
+        direct: in one level; in two between ranks of a machine. Addends to agents are exact: a sum is rounded once,
+            when it leaves its machine.
+        rows, sums: in two levels by the link, and of rows on from there.
     """
 
-    way: tuple[Codec, Codec] = (EXACT, EXACT)
-    inside: tuple[Codec, Codec] = (EXACT, EXACT)
+    direct: tuple[Codec, Codec] = (EXACT, EXACT)
+    rows: tuple[Codec, Codec] = (EXACT, EXACT)
+    sums: tuple[Codec, Codec] = (EXACT, EXACT)
 
     @property
     def transposed(self) -> Codecs:
-        """Of the way back."""
-        return Codecs(self.way[::-1], self.inside[::-1])
+        """Of the way back, on which the gradients of rows are sums."""
+        return Codecs(self.direct[::-1], self.sums[::-1], self.rows[::-1])
 
 
 AS_THEY_ARE = Codecs()
@@ -43,25 +44,28 @@ AS_THEY_ARE = Codecs()
 
 @dataclass(frozen=True)
 class Relay:
-    """How rows and sums cross machines (:mod:`~.plan.two_level`): to an agent, by the link, from an agent."""
+    """How rows and sums cross machines (:mod:`~.plan.two_level`): rows by the link and from an agent, sums to an agent
+    and by the link. Rows leave first: while they cross, addends are gathered; while sums cross, rows are spread."""
 
-    gather: Exchange  # moves addends to agents
-    into: Tensor  # which row of those that leave by the link each addend that arrives is added to, int64
-    link: Exchange  # moves rows between machines
-    out_of: Tensor  # which row of those that arrive by the link each row to spread is, int64
+    rows: Exchange  # moves rows between machines
+    out_of: Tensor  # which of those that arrive each row to spread is, int64
     spread: Exchange  # moves rows from agents
+    gather: Exchange  # moves addends to agents
+    into: Tensor  # which of the sums that leave each addend that arrives is added to, int64
+    sums: Exchange  # moves sums between machines
 
     @cached_property
     def transposed(self) -> Relay:
-        """The way back: rows that were spread are gathered."""
-        return Relay(self.spread.transposed, self.out_of, self.link.transposed, self.into, self.gather.transposed)
+        """The way back: the gradients of rows are sums, and those of sums are rows."""
+        rows, spread, gather, sums = (e.transposed for e in (self.sums, self.gather, self.spread, self.rows))
+        return Relay(rows, self.into, spread, gather, self.out_of, sums)
 
-    def add(self, rows: Tensor, addends: Messages) -> None:
-        """Add what arrives of the gather to the rows that leave by the link (waits)."""
-        into = on_device(self.into, rows.device)
-        for sender, low, high in self.gather.arrivals:  # of each sender at most one addend for a row
+    def add(self, sums: Tensor, addends: Messages) -> None:
+        """Add what arrives of the gather to the sums that leave (waits)."""
+        into = on_device(self.into, sums.device)
+        for sender, low, high in self.gather.arrivals:  # of each sender at most one addend for a sum
             addends.wait_for(sender)
-            rows.index_add_(0, into[low:high], addends.received[low:high].view(rows.dtype))
+            sums.index_add_(0, into[low:high], addends.received[low:high].view(sums.dtype))
         addends.wait()
 
     def rows_to_spread(self, arrived: Tensor) -> Tensor:
@@ -73,7 +77,7 @@ class InFlight(NamedTuple):
     """Messages of a product under way: between ranks of one level, and by the link."""
 
     direct: Messages
-    link: Messages | None
+    link: tuple[Messages, Messages] | None  # rows and sums
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,8 @@ class HaloTransfer:
     """How remote rows, or sums of them, reach the targets: ``incoming P outgoing``, P moving s slots to h.
 
     A linear map: :meth:`start` applies it alone; :meth:`send` and :meth:`add` apply it beside a product of local rows,
-    to the last rows of which it adds. In two levels the slots are in three pieces: what the exchange moves, what leaves
-    or arrives by the relay's link, and addends to agents or rows from them.
+    to the last rows of which it adds. In two levels the slots are in four pieces: what the exchange moves; rows and
+    sums that leave by the link, or sums and rows that arrive so; addends to agents, or rows from them.
     """
 
     # ``[s, k]``: makes the send buffer from the last k rows of the input; ``None``: that is the input
@@ -143,26 +147,18 @@ class HaloTransfer:
         """The same, whose rows travel in other codecs."""
         return self if codecs == self.codecs else replace(self, codecs=codecs)
 
-    @property
-    def _codec(self) -> Codec:
-        return self.codecs.way[0]
-
-    @property
-    def _direct_codec(self) -> Codec:
-        return self._codec if self.relay is None else self.codecs.inside[0]
-
     @cached_property
     def _sent(self) -> tuple[int, ...]:
         """Slots of each piece that leave, from 0 on."""
         relay = self.relay
-        others = () if relay is None else (relay.link.num_sent, relay.gather.num_sent)
+        others = () if relay is None else (relay.rows.num_sent, relay.sums.num_sent, relay.gather.num_sent)
         return (0, *accumulate((self.exchange.num_sent, *others)))
 
     @cached_property
     def _received(self) -> tuple[int, ...]:
         """Slots of each piece that arrive, from 0 on."""
         relay = self.relay
-        others = () if relay is None else (relay.link.num_received, relay.spread.num_received)
+        others = () if relay is None else tuple(e.num_received for e in (relay.sums, relay.rows, relay.spread))
         return (0, *accumulate((self.exchange.num_received, *others)))
 
     @property
@@ -173,7 +169,7 @@ class HaloTransfer:
     def start(self, x: Tensor) -> Pending[Tensor]:
         """Apply it to x alone (collective, no autograd). Exact ones take rows of any shape; others ``[n, F]``."""
         x, outgoing, incoming = x.contiguous(), self.before, self.after
-        if self._codec is not EXACT or self._direct_codec is not EXACT:
+        if any(codecs[0] is not EXACT for codecs in self.codecs):
             in_flight = self.send(x)
             return Pending(lambda: self.add(in_flight, x.new_zeros(self.num_rows, x.shape[1])))
         if outgoing is not None:
@@ -193,20 +189,20 @@ class HaloTransfer:
     def _pass(self, relay: Relay, sent: Tensor) -> Pending[Tensor]:
         """Move slots as they are in two levels. Shapes: ``[s, ...] -> [h, ...]``."""
         received = sent.new_empty(self._received[-1], *sent.shape[1:])
-        direct, link, addends = (sent[low:high] for low, high in pairwise(self._sent))
-        near, far, spread = (received[low:high] for low, high in pairwise(self._received))
+        direct, rows, sums, addends = (sent[low:high] for low, high in pairwise(self._sent))
+        near, of_sums, far, spread = (received[low:high] for low, high in pairwise(self._received))
+        crossing = relay.rows.start(rows, far)
         gathered = relay.gather.start(addends)
         if relay.gather.num_received:
-            link = link.clone()
-        relay.add(link, gathered)
-        crossing = relay.link.start(link, far)
-        messages = self.exchange.start(direct, near)
+            sums = sums.clone()
+        relay.add(sums, gathered)
+        others = relay.sums.start(sums, of_sums), self.exchange.start(direct, near)
 
         def finish() -> Tensor:
             crossing.wait()
             spreading = relay.spread.start(relay.rows_to_spread(far), spread)
-            messages.wait()
-            spreading.wait()
+            for messages in (*others, spreading):
+                messages.wait()
             return received
 
         return Pending(finish)
@@ -218,24 +214,24 @@ class HaloTransfer:
         """
         factor = None if col_scale is None else _factor(col_scale, self.outgoing.num_cols, divide)
         link = None if self.relay is None else self._send_by(self.relay, x, factor)
-        return InFlight(self._launch(self.exchange, self._packed(self._direct_codec, 0, x, factor)), link)
+        return InFlight(self._launch(self.exchange, self._packed(self.codecs.direct[0], 0, x, factor)), link)
 
-    def _send_by(self, relay: Relay, x: Tensor, factor: Tensor | None) -> Messages:
-        """Gather addends, add them, and send what leaves the machine."""
-        codec = self._codec
-        gathered = self._launch(relay.gather, self._packed(EXACT, 2, x, factor))
+    def _send_by(self, relay: Relay, x: Tensor, factor: Tensor | None) -> tuple[Messages, Messages]:
+        """Send the rows that leave the machine; gather addends, add them, and send the sums."""
+        rows = self._launch(relay.rows, self._packed(self.codecs.rows[0], 1, x, factor))
+        codec = self.codecs.sums[0]
+        gathered = self._launch(relay.gather, self._packed(EXACT, 3, x, factor))
         if not relay.gather.num_received or x.shape[1] == 0:
-            crossing = self._packed(codec, 1, x, factor)
+            crossing = self._packed(codec, 2, x, factor)
             gathered.wait()
         else:
-            rows = self._packed(EXACT, 1, x, factor)
-            relay.add(rows.view(x.dtype), gathered)
-            crossing = rows
+            crossing = sums = self._packed(EXACT, 2, x, factor)
+            relay.add(sums.view(x.dtype), gathered)
             if codec is not EXACT:
-                crossing = _bytes(len(rows), codec.row_bytes(x.shape[1], x.dtype), x)
+                crossing = _bytes(len(sums), codec.row_bytes(x.shape[1], x.dtype), x)
                 with phase("pack"):
-                    codec.pack(crossing, _identity(len(rows), x.device), rows.view(x.dtype))
-        return self._launch(relay.link, crossing)
+                    codec.pack(crossing, _identity(len(sums), x.device), sums.view(x.dtype))
+        return rows, self._launch(relay.sums, crossing)
 
     def _packed(self, codec: Codec, piece: int, x: Tensor, factor: Tensor | None) -> Tensor:
         """The buffer of a piece of what leaves: uint8 ``[s', B]``."""
@@ -264,15 +260,16 @@ class HaloTransfer:
 
         With ``divide``: by the scale's inverse.
         """
-        factor, relay, link, codec = _factor(row_scale, self.num_rows, divide), self.relay, in_flight.link, self._codec
-        self._unpack(self._direct_codec, in_flight.direct, self.exchange.arrivals, 0, out, factor)
+        factor, relay, link, codecs = _factor(row_scale, self.num_rows, divide), self.relay, in_flight.link, self.codecs
+        self._unpack(codecs.direct[0], in_flight.direct, self.exchange.arrivals, 0, out, factor)
         if relay is None or link is None:
             return out
-        link.wait()  # all of it, and what others wait for goes on first
-        spreading = self._launch(relay.spread, relay.rows_to_spread(link.received))
-        whole = ((-1, 0, relay.link.num_received),) if relay.link.num_received else ()
-        self._unpack(codec, link, whole, 1, out, factor)
-        self._unpack(codec, spreading, relay.spread.arrivals, 2, out, factor)
+        rows, sums = link
+        rows.wait()  # all of them, and what others wait for goes on first
+        spreading = self._launch(relay.spread, relay.rows_to_spread(rows.received))
+        self._unpack(codecs.rows[0], rows, _together(relay.rows), 2, out, factor)
+        self._unpack(codecs.rows[0], spreading, relay.spread.arrivals, 3, out, factor)
+        self._unpack(codecs.sums[0], sums, _together(relay.sums), 1, out, factor)
         return out
 
     def _unpack(
@@ -296,6 +293,11 @@ class HaloTransfer:
                     columns = self.incoming.columns(first + low, first + high)
                     codec.unpack_add(received[low:high], columns, addends, factor)
         messages.wait()
+
+
+def _together(exchange: Exchange) -> tuple[Arrival, ...]:
+    """What arrives, as one piece."""
+    return ((-1, 0, exchange.num_received),) if exchange.num_received else ()
 
 
 def _bytes(num_rows: int, row_bytes: int, like: Tensor) -> Tensor:

@@ -99,8 +99,8 @@ class HaloView(CopiedToDevices):
         num_messages = self.num_messages if lists is None else 0  # in two levels no kind is sent by most pairs
         exchange = exchange_of(transport, transfer.send_counts, transfer.recv_counts, num_messages)
         if lists is not None:
-            gather, link, spread = (exchange_of(transport, *counts) for counts in lists[:3])
-            relay = Relay(gather, lists.into, link, lists.out_of, spread)
+            rows, sums, gather, spread = (exchange_of(transport, *counts) for counts in lists[:4])
+            relay = Relay(rows, lists.out_of, spread, gather, lists.into, sums)
         outgoing, incoming = (Matrix(csr.to(self.device)) for csr in (transfer.outgoing, transfer.incoming))
         return HaloTransfer(outgoing, exchange, incoming, transport, relay)
 
@@ -123,13 +123,13 @@ class HaloView(CopiedToDevices):
         if not torch.is_grad_enabled():
             return AS_THEY_ARE
         transfer = self.share.row_transfer if of_rows else self.share.sum_transfer
-        bits = self.targets.bits, LOCAL_BITS.value()
+        direct = self.targets.bits if transfer.relay is None else LOCAL_BITS.value()
 
         def coded(bits: tuple[Bits, Bits], keys: tuple[Tensor, Tensor]) -> tuple[Codec, Codec]:
             outgoing, incoming = (on_device(key, self.device) for key in keys)
             return quantized(bits, (outgoing, incoming), seed, partial(name_of, layer))
 
-        return Codecs(*map(coded, bits, transfer.keys))
+        return Codecs(*map(coded, (direct, self.targets.bits, self.targets.bits), transfer.keys))
 
     @property
     def node_sharding(self) -> HaloNodes:

@@ -160,10 +160,15 @@ class Price:
 
 
 def reduction_seconds(model: Model, machine: Machine, num_ranks: int) -> float:
-    """The sums over all ranks of a step: the weights' gradients and the loss, by halving and doubling."""
-    if num_ranks == 1:
-        return 0.0
-    is_inside = num_ranks <= machine.ranks_per_node
-    steps = 2 * math.ceil(math.log2(num_ranks))
-    seconds = machine.send_seconds(model.gradient_bytes(num_ranks), 2 * steps, num_ranks, is_inside)
-    return (machine.turns(num_ranks) if is_inside else 1.0) * (seconds + 2 * machine.call_seconds)
+    """The sums over all ranks of a step: the weights' gradients and the loss, by halving and doubling.
+
+    Of gradients each rank of a machine sends its share to other machines.
+    """
+    on_each = min(machine.ranks_per_node, num_ranks)
+
+    def send_seconds(ranks: int, share: int, is_inside: bool) -> float:
+        messages = 4 * math.ceil(math.log2(ranks))
+        return machine.send_seconds(model.gradient_bytes(ranks) / share, messages, num_ranks, is_inside)
+
+    inside = 0.0 if num_ranks == 1 else send_seconds(on_each, 1, True) + 2 * machine.call_seconds
+    return machine.turns(num_ranks) * inside + send_seconds(math.ceil(num_ranks / on_each), on_each, False)

@@ -143,34 +143,29 @@ def dense(a: Matrix) -> Tensor:
 def relays(make: Make, rank: int, size: int) -> None:
     """In one level, and in two: rows pass through other ranks, which add and copy them; transposed by reversing."""
     rows, after = [6 - r for r in range(size)], [4 + r for r in range(size)]
-    for link in (None, uneven(size), one_way(size)):
-        direct, gather, spread = ([[0] * size for _ in range(size)] if link is None else uneven(size) for _ in range(3))
-        if link is None:
-            direct = uneven(size)
-        else:  # who sends nothing by the link has nothing to add to, who gets nothing has nothing to copy
-            gather = [[n if sum(link[r]) else 0 for r, n in enumerate(counts)] for counts in uneven(size)]
-            spread = [[n if sum(of[s] for of in link) else 0 for n in counts] for s, counts in enumerate(uneven(size))]
-        kinds = [direct, [[0] * size] * size if link is None else link, gather]
-        arriving = [*kinds[:2], spread]
+    for links in (None, (uneven(size), one_way(size)), (one_way(size), uneven(size))):
+        of_rows, of_sums = links or ([[0] * size] * size, [[0] * size] * size)
+        # who sends no sums by the link has nothing to add to, who gets no rows has nothing to copy
+        gather = [[n if sum(of_sums[r]) else 0 for r, n in enumerate(counts)] for counts in uneven(size)]
+        spread = [[n if sum(of[s] for of in of_rows) else 0 for n in counts] for s, counts in enumerate(uneven(size))]
+        kinds, arriving = [uneven(size), of_rows, of_sums, gather], [uneven(size), of_sums, of_rows, spread]
         sent = [[sum(counts[r]) for counts in kinds] for r in range(size)]
         received = [[sum(of[r] for of in counts) for counts in arriving] for r in range(size)]
-        into = [torch.randint(max(sent[r][1], 1), (sum(of[r] for of in gather),)) for r in range(size)]
-        out_of = [torch.randint(max(received[r][1], 1), (sum(spread[r]),)) for r in range(size)]
+        into = [torch.randint(max(sent[r][2], 1), (sum(of[r] for of in gather),)) for r in range(size)]
+        out_of = [torch.randint(max(received[r][2], 1), (sum(spread[r]),)) for r in range(size)]
         ends = [(matrix(sum(sent[r]), rows[r]), matrix(after[r], sum(received[r]))) for r in range(size)]
         x = [piece.requires_grad_() for piece in drawn(rows, 3)]
         packed = [dense(before) @ piece for (before, _), piece in zip(ends, x, strict=True)]
         pieces = [packed[r].split(sent[r]) for r in range(size)]
-        near, addends = (moved(kinds[k], [of[k] for of in pieces]) for k in (0, 2))
-        crossing = [pieces[r][1].index_add(0, into[r], addends[r]) for r in range(size)]
-        far = moved(kinds[1], crossing)
+        near, far, addends = (moved(kinds[k], [of[k] for of in pieces]) for k in (0, 1, 3))
+        crossed = moved(of_sums, [pieces[r][2].index_add(0, into[r], addends[r]) for r in range(size)])
         copies = moved(spread, [far[r][out_of[r]] for r in range(size)])
-        y = [dense(ends[r][1]) @ torch.cat([near[r], far[r], copies[r]]) for r in range(size)]
+        y = [dense(ends[r][1]) @ torch.cat([near[r], crossed[r], far[r], copies[r]]) for r in range(size)]
 
-        passed = None
-        if link is not None:
-            by = [exchange(make, counts)[0] for counts in (gather, link, spread)]
-            passed = Relay(by[0], into[rank], by[1], out_of[rank], by[2])
-        a = HaloTransfer(ends[rank][0], exchange(make, direct)[0], ends[rank][1], Transport(world_group()), passed)
+        passed, by = None, [exchange(make, counts)[0] for counts in (of_rows, spread, gather, of_sums)]
+        if links is not None:
+            passed = Relay(by[0], out_of[rank], by[1], by[2], into[rank], by[3])
+        a = HaloTransfer(ends[rank][0], exchange(make, kinds[0])[0], ends[rank][1], Transport(world_group()), passed)
         v = [piece.requires_grad_() for piece in drawn(after, 3)]
         grads = torch.autograd.grad(y, x, v)
 

@@ -172,7 +172,7 @@ def sums_in_bfloat16(world_size: int) -> None:
         assert int(outgoing.pattern.rowptr.diff().max()) > 2, "no partial sums to round"
         x = (torch.randn(graph.num_local, 33) * 100).bfloat16()
         message = torch.empty(outgoing.num_rows, 66, dtype=torch.uint8)
-        operator.halo.codecs.way[0].pack(message, outgoing, x, scale)
+        operator.halo.codecs.direct[0].pack(message, outgoing, x, scale)
         exact = outgoing.multiply(x.float(), col_scale=scale).bfloat16()
         assert_same_bits(message.view(torch.bfloat16), exact)
         by_steps, factor = torch.zeros_like(exact), 1.0 if scale is None else scale.bfloat16().view(-1, 1)

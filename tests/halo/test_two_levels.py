@@ -154,7 +154,7 @@ def test_bytes_by_level(workers: Pools, world_size: int) -> None:
 
 
 def in_order(world_size: int) -> None:
-    """Addends to agents, what they go into by the link, messages inside a machine, local products, rows from agents."""
+    """By the link rows first; addends to agents, and the sums by the link; inside machines; local products; the rest."""
     import pyg_dist
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.graph.protocol import Norm
@@ -170,7 +170,8 @@ def in_order(world_size: int) -> None:
         names = {}
         for way in (operator, operator.transposed):
             relay = way.halo.relay
-            parts_of = {"gather": relay.gather, "link": relay.link, "inside": way.halo.exchange, "spread": relay.spread}
+            parts_of = {name: getattr(relay, name) for name in ("rows", "gather", "sums", "spread")}
+            parts_of["inside"] = way.halo.exchange
             names |= {id(part): name for name, part in parts_of.items()} | {id(way.local): "local"}
         order: list[str] = []
 
@@ -185,10 +186,10 @@ def in_order(world_size: int) -> None:
             patch.setattr(ByCounts, "start", noting(ByCounts.start))
             patch.setattr(Matrix, "multiply", noting(Matrix.multiply))
             out = conv(x, data.edge_index)
-            assert order == ["gather", "link", "inside", "local", "spread"]
+            assert order == ["rows", "gather", "sums", "inside", "local", "spread"]
             order.clear()
             out.sum().backward()
-            assert order == ["gather", "link", "inside", "local", "spread"]
+            assert order == ["rows", "gather", "sums", "inside", "local", "spread"]
 
 
 def test_the_links_messages_leave_first(workers: Pools) -> None:

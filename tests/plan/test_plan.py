@@ -188,7 +188,8 @@ def test_local_edges_and_messages_inside_hide_the_link() -> None:
     loads = loads_of((1, 1, 1), (10, 10, 10), ROWS, 2, local_entries=(6, 6, 6))[:1]
     price = halo_price(Model(3, 30, (8, 8, 8)), loads, machine, 3)
     inside, link = 2 * (30 * 32 / 4 + 0.5), 2 * 10 * 32
-    gradients = Model(3, 30, (8, 8, 8)).gradient_bytes(3) * 2
+    shares = Model(3, 30, (8, 8, 8)).gradient_bytes(2)  # inside a machine, and then between the two
+    gradients = 2 * (shares / 4 + 4 * 0.5) + shares
     assert price.messages == pytest.approx(2 * (inside + max(0, link - inside - 2 * 6 * 8)) + gradients)
     narrow = halo_price(Model(3, 30, (8, 8, 8)), [loads[0]._replace(local_entries=1e6)], machine, 3)
     assert narrow.messages == pytest.approx(2 * inside + gradients)

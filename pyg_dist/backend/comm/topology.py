@@ -8,22 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyg_dist.backend.comm.group import Group, group_within, world_group
+from pyg_dist.backend.comm.wires import Machines
 from pyg_dist.backend.session.settings import MACHINES
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OptionError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Machines:
-    """What is known of the ranks' machines.
-
-    Attributes:
-        of_rank: the machine of each rank; empty before :func:`machines` was called.
-    """
-
-    def __init__(self) -> None:
-        self.of_rank: tuple[int, ...] = ()
 
 
 def machines() -> tuple[int, ...]:

@@ -40,12 +40,13 @@ def loads_of(
     entries: Sequence[int],
     rows: Tensor,
     ranks_per_node: int,
-    messages: Sequence[int] | None = None,
+    messages: Sequence[tuple[int, int]] | None = None,
     local_entries: Sequence[int] | None = None,
 ) -> list[HaloLoad]:
     """Every rank's load, by rows sent, ``[P, P]``. Ranks lie on machines in their order, ``ranks_per_node`` on each.
 
-    ``messages``: that each rank sends, in two levels; None: one level, a message for each pair of ranks with rows.
+    ``messages``: in two levels, those that each rank sends, and of these those between machines; None: one level, a
+    message for each pair of ranks with rows.
     """
     machine_of = node_of_rank(len(nodes), ranks_per_node)
     is_inside = machine_of[:, None] == machine_of
@@ -59,8 +60,8 @@ def loads_of(
     if messages is None:
         return loads
     return [
-        load._replace(messages_inside=sent - load.messages_between, levels=2)
-        for load, sent in zip(loads, messages, strict=True)
+        load._replace(messages_inside=sent - between, messages_between=between, levels=2)
+        for load, (sent, between) in zip(loads, messages, strict=True)
     ]
 
 
@@ -104,7 +105,7 @@ def _inside_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int
     """Of these, the messages inside a machine, and all calls: what needs a core."""
     size = row_bytes(width, ELEMENT_BYTES, load.bits_inside(bits))
     inside = machine.send_seconds(load.rows_inside * size, load.messages_inside, num_ranks, True)
-    calls = 1 if load.levels == 1 else 4  # inside, to agents, between, from agents
+    calls = 1 if load.levels == 1 else 5  # inside, rows and sums between, to agents, from agents
     return machine.turns(num_ranks) * (calls * machine.call_seconds + inside)
 
 

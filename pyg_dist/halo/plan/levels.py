@@ -33,7 +33,8 @@ class Counted(NamedTuple):
 
     def price(self, model: Model, machine: Machine, bits: tuple[int, int] = (32, 32)) -> Price:
         """What a training step costs, with the machine's ``ranks_per_node``."""
-        sizes, messages = self.sizes, [s.messages for s in self.sizes] if self.two_levels else None
+        sizes = self.sizes
+        messages = [(s.messages, s.link_messages) for s in sizes] if self.two_levels else None
         local = [s.edges - s.halo_edges for s in sizes]
         nodes, work = [s.nodes for s in sizes], [s.work for s in sizes]
         loads = loads_of(nodes, work, self.rows, machine.ranks_per_node, messages, local)

@@ -26,7 +26,7 @@ from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
 
-_FORMAT = 2
+_FORMAT = 3
 
 _MOST_LINES = 32
 """With more ranks, a table has half as many: those with most to do."""
@@ -162,7 +162,9 @@ class Plan(DistributionPlan):
         return sum(self._bytes_by_level(self._levels(None), width, element_size, backward))
 
     def _levels(self, machine: Machine | None) -> _Levels:
-        return _Levels.of(self.rows_between(), self.messages, self._machine(machine).ranks_per_node)
+        levels = _Levels.of(self.rows_between(), self.messages, self._machine(machine).ranks_per_node)
+        between = sum(s.link_messages for s in self.sizes)
+        return levels._replace(messages=(self.messages - between, between)) if self.two_levels else levels
 
     def _bytes_by_level(
         self, levels: _Levels, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False

@@ -27,6 +27,7 @@ class ShareSizes:
     rows_sent: int  # rows sent in one aggregation by the chosen exchange
     rows_received: int  # rows received in one aggregation by the chosen exchange
     messages: int  # messages sent in one aggregation
+    link_messages: int  # of these, those of two levels that cross machines; in one level 0
     post: int  # rows sent in one aggregation, were the exchange post
     pre: int  # the same for pre
     hybrid: int  # the same for hybrid
@@ -44,6 +45,7 @@ class ShareSizes:
             rows_sent=sum(map(sum, sums.sent)),
             rows_received=sum(map(sum, sums.received)),
             messages=sum(count > 0 for counts in sums.sent for count in counts),
+            link_messages=sum(count > 0 for counts in sums.sent[1:3] for count in counts),
             **share.rows_sent,
         )
 
@@ -109,9 +111,10 @@ class BlockNumbers:
         else:
             machine, between = node_of_rank(num_ranks, machines.ranks_per_machine), machines.routes(exchange)
             rows, sums, by_row, covered = (x * (machine[:, None] == machine) for x in (rows, sums, by_row, crossing))
-            hops = [hop.rows(num_ranks) for hop in between.hops]
-            passed = machines.multiplied(exchange) + torch.bincount(between.owner, minlength=num_ranks) + hops[1].sum(0)
+            hops = [hop.rows(num_ranks) for hop in between.kinds]
+            passed = machines.multiplied(exchange) + torch.bincount(between.owner, minlength=num_ranks) + hops[2].sum(0)
         levels = [rows + sums, *hops]
+        messages = [(level > 0).sum(1) for level in levels]
         chosen = sum(levels, start=crossing * 0)
         multiplied = by_row.sum(0) + (covered - by_row).sum(1) + passed
         columns: dict[str, Tensor] = {
@@ -122,7 +125,8 @@ class BlockNumbers:
             "work": load - halo_edges + multiplied + rows.sum(1) + sums.sum(0),
             "rows_sent": chosen.sum(1),
             "rows_received": chosen.sum(0),
-            "messages": sum(((level > 0).sum(1) for level in levels), start=load * 0),
+            "messages": sum(messages, start=load * 0),
+            "link_messages": sum(messages[1:3], start=load * 0),
             **{kind: sum(self.sent(kind)[:2], start=crossing * 0).sum(1) for kind in EXCHANGES},
         }
         by_rank = zip(*(column.tolist() for column in columns.values()), strict=True)

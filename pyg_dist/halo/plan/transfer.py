@@ -36,13 +36,15 @@ class RelayLists(NamedTuple):
     """What a rank does with rows and sums that go by agents (:mod:`pyg_dist.halo.plan.two_level`).
 
     Attributes:
-        gather, link, spread: how many leave for each rank, and how many arrive from each.
-        into: which slot of those that leave by the link each addend that arrives goes into, int64.
-        out_of: which of those that arrive by the link each row to spread is, int64.
+        rows, sums: by the link, how many leave for each rank, and how many arrive from each.
+        gather, spread: likewise, addends to agents and rows from them.
+        into: which of the sums that leave each addend that arrives goes into, int64.
+        out_of: which of the rows that arrive by the link each row to spread is, int64.
     """
 
+    rows: tuple[Counts, Counts]
+    sums: tuple[Counts, Counts]
     gather: tuple[Counts, Counts]
-    link: tuple[Counts, Counts]
     spread: tuple[Counts, Counts]
     into: Tensor
     out_of: Tensor
@@ -52,8 +54,8 @@ class RelayLists(NamedTuple):
 class Transfer:
     """The lists of one rank. A buffer is grouped by peer; for each peer, rows come before sums, by node.
 
-    In two levels a buffer has three pieces like that: what goes between ranks of a machine, by the link, and what goes
-    to agents, or comes from them.
+    In two levels a buffer has four pieces like that: what goes between ranks of a machine; by the link rows and sums,
+    and where they arrive sums and rows; what goes to agents, or comes from them.
     """
 
     outgoing: CSR  # ``[s, n]``: send slots by local ids. ``edge`` counts received weights (below); UNIT in rows.
@@ -71,18 +73,18 @@ class Transfer:
     # sum, of which every rank may make another, adds its maker's multiple of SUM_KEY
     outgoing_key: Tensor
     incoming_key: Tensor  # int64 ``[h]``, the same for the way back, on which the gradients of rows are sums
-    relay: RelayLists | None = None  # the other two pieces; None: there is one level
+    relay: RelayLists | None = None  # the other pieces; None: there is one level
 
     @property
     def sent(self) -> tuple[Counts, ...]:
         """How many rows leave for each rank, in messages of each kind."""
-        others = () if self.relay is None else tuple(counts[0] for counts in self.relay[:3])
+        others = () if self.relay is None else tuple(counts[0] for counts in self.relay[:4])
         return self.send_counts, *others
 
     @property
     def received(self) -> tuple[Counts, ...]:
         """How many arrive from each rank, likewise."""
-        others = () if self.relay is None else tuple(counts[1] for counts in self.relay[:3])
+        others = () if self.relay is None else tuple(counts[1] for counts in self.relay[:4])
         return self.recv_counts, *others
 
     @property
@@ -91,14 +93,19 @@ class Transfer:
         return 0 if self.relay is None else self.relay.into.numel()
 
     @cached_property
-    def keys(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Outgoing and incoming keys of what crosses machines, in one level of all; and of the first piece."""
-        both = self.outgoing_key, self.incoming_key
-        if self.relay is None:
-            return both, both
-        first = sum(self.send_counts), sum(self.recv_counts)
-        last = tuple(n + sum(counts) for n, counts in zip(first, self.relay.link, strict=True))
-        return ((both[0][first[0] : last[0]], both[1][first[1] : last[1]]), (both[0][: first[0]], both[1][: first[1]]))
+    def keys(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Outgoing and incoming keys of the first piece; in two levels also of rows and of sums by the link."""
+        relay = self.relay
+        if relay is None:
+            return ((self.outgoing_key, self.incoming_key),)
+        leaving, arriving = (
+            key.split([*map(sum, counts), key.numel() - sum(map(sum, counts))])
+            for key, counts in (
+                (self.outgoing_key, (self.send_counts, relay.rows[0], relay.sums[0])),
+                (self.incoming_key, (self.recv_counts, relay.sums[1], relay.rows[1])),
+            )
+        )
+        return (leaving[0], arriving[0]), (leaving[1], arriving[2]), (leaving[2], arriving[1])
 
 
 class ReceiveLists(NamedTuple):

@@ -94,25 +94,32 @@ class Routes:
         """By link, to agents, from agents."""
         return self.link, self.gather, self.spread
 
+    @property
+    def kinds(self) -> tuple[Hops, Hops, Hops, Hops]:
+        """By what goes in one message: rows and sums by link, addends to agents, rows from agents."""
+        is_sum = self.is_sum[self.link.item]
+        rows, sums = (Hops(*(column[chosen] for column in self.link)) for chosen in (~is_sum, is_sum))
+        return rows, sums, self.gather, self.spread
+
     def leaving(self, hops: Hops, rank: int) -> Hops:
-        """Those that leave a rank, in the order of its buffer: by receiver, kind and node."""
-        return self._sorted(hops, hops.sender == rank)
+        """Those that leave a rank, in the order of its buffer: rows before sums, by receiver and node."""
+        return self._sorted(hops, hops.sender == rank, self.is_sum)
 
     def arriving(self, hops: Hops, rank: int) -> Hops:
-        """Those that arrive at a rank, in the order of its buffer: by sender, kind and node."""
-        return self._sorted(hops, hops.receiver == rank)
+        """Those that arrive at a rank, in the order of its buffer: sums before rows, by sender and node."""
+        return self._sorted(hops, hops.receiver == rank, ~self.is_sum)
 
-    def _sorted(self, hops: Hops, chosen: Tensor) -> Hops:
+    def _sorted(self, hops: Hops, chosen: Tensor, is_later: Tensor) -> Hops:
         sender, receiver, item = (column[chosen] for column in hops)
-        keys = _keys(self.is_sum[item].long(), self.node[item]), sender * self.num_ranks + receiver
+        keys = self.node[item], sender * self.num_ranks + receiver, is_later[item]
         order = torch.from_numpy(np.lexsort(tuple(key.numpy() for key in keys)))
         return Hops(sender[order], receiver[order], item[order])
 
     def slots(self, edges: OneWay, cover: Cover) -> Slots:
         """Where one rank's rows and sums are in its buffer; ``cover`` is that of one level, by pairs of ranks.
 
-        Pieces: what goes between ranks of a machine, as in one level; what goes by the link; addends to agents, or rows
-        from them. Each is by peer; for each peer rows come before sums, by node.
+        Pieces: what goes between ranks of a machine, as in one level; rows and sums that leave by the link, or sums and
+        rows that arrive so; addends to agents, or rows from them. Each is by peer and node.
         """
         rank, on_each = edges.rank, self.ranks_per_machine
         row_peer, sum_peer = _peers(edges.rows), _peers(edges.sums)
@@ -154,10 +161,11 @@ class Routes:
             of_item[crossing.item] = torch.arange(crossing.item.numel())
             return of_item[passed.item]
 
+        rows, sums, gather, spread = self.kinds
         return RelayLists(
-            counts(self.gather), counts(self.link), counts(self.spread),
-            number(self.leaving(self.link, rank), self.arriving(self.gather, rank)),
-            number(self.arriving(self.link, rank), self.leaving(self.spread, rank)),
+            counts(rows), counts(sums), counts(gather), counts(spread),
+            number(self.leaving(sums, rank), self.arriving(gather, rank)),
+            number(self.arriving(rows, rank), self.leaving(spread, rank)),
         )  # fmt: skip
 
 

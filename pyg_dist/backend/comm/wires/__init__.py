@@ -112,6 +112,17 @@ class Carriers:
         self.mpi: timedelta | None = None
 
 
+class Machines:
+    """What is known of the ranks' machines.
+
+    Attributes:
+        of_rank: the machine of each rank; empty before :func:`~pyg_dist.backend.comm.topology.machines` was called.
+    """
+
+    def __init__(self) -> None:
+        self.of_rank: tuple[int, ...] = ()
+
+
 def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
     """The wires among the ranks of a group of torch's, one for each device that its backends carry (not collective)."""
     from pyg_dist.backend.comm.wires.c10d import C10dWire

@@ -1,10 +1,13 @@
-"""What messages of a collective are started first."""
+"""What messages of a collective are started first, and what of a sum crosses machines."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from workers import Workers
 
 from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
@@ -51,3 +54,61 @@ def test_large_messages_are_received_first(num_rows: int, first: str) -> None:
     wire.all_reduce(torch.zeros(3 * num_rows + (1 << 15)), "sum", 0)
     kinds = [kind for kind, *_ in wire.started]
     assert kinds[:4] == [first, first, second, second]
+
+
+def sums_by_machine(world_size: int, machines: list[int]) -> None:
+    """Sums equal those of one level; of a machine whose ranks share the work as much crosses as if it were one rank."""
+    import torch.distributed as dist
+
+    import pyg_dist
+    from pyg_dist.backend.comm.wires import Machines
+    from pyg_dist.backend.comm.wires.gloo import GlooWire
+    from pyg_dist.backend.session.state import current
+
+    pyg_dist.init()
+
+    class Crossing(PointToPoint):
+        """Counts what leaves the machine, in a list that wires of some of the ranks share."""
+
+        def __init__(self, wire: GlooWire) -> None:
+            super().__init__(wire.rank, wire.ranks)
+            self._wire, self.crossed = wire, list[int]()
+
+        def send(self, x: Tensor, peer: int, tag: int) -> Message:
+            receiver = self.ranks[peer]
+            if machines[receiver] != machines[self.ranks[self.rank]]:
+                self.crossed.append(x.nbytes)
+            return self._wire.send(x, receiver, tag)
+
+        def receive(self, x: Tensor, peer: int, tag: int) -> Message:
+            return self._wire.receive(x, self.ranks[peer], tag)
+
+    assert dist.group.WORLD is not None
+    wire, known = Crossing(GlooWire(dist.group.WORLD)), current().of(Machines)
+    before, known.of_rank = known.of_rank, tuple(machines)
+    try:
+        num_elements = 100_003  # pieces of several lengths
+        for op, dtype in (("sum", torch.float64), ("max", torch.float32), ("min", torch.int64)):
+            wire.crossed.clear()
+            every = [torch.randint(-999, 999, (num_elements,), generator=torch.Generator().manual_seed(r)).to(dtype)
+                     for r in range(world_size)]  # fmt: skip
+            reduced = {"sum": lambda x: x.sum(0), "max": lambda x: x.amax(0), "min": lambda x: x.amin(0)}[op]
+            found, _ = wire.all_reduce(every[wire.rank].clone(), op, 7)
+            assert torch.equal(found, reduced(torch.stack(every)))
+            counts = [machines.count(machine) for machine in set(machines)]
+            if len(set(counts)) == 1:
+                share = 2 * every[0].nbytes * (len(counts) - 1) / len(counts) / counts[0]
+                assert sum(wire.crossed) == pytest.approx(share, rel=1e-3)
+    finally:
+        known.of_rank = before
+
+
+@pytest.mark.parametrize(
+    "machines",
+    [
+        [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 2, 3],
+        pytest.param([0, 0, 1, 1, 2, 2], marks=pytest.mark.slow), pytest.param([0, 0, 0, 1, 1, 1], marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_sums_go_within_machines_first(workers: Callable[[int], Workers], machines: list[int]) -> None:
+    workers(len(machines)).run(sums_by_machine, len(machines), machines)
