@@ -25,8 +25,10 @@ from pyg_dist.partition.solver import Preset, Solver, SolverOptions, require_mem
 
 METHODS = (*MODELS, "cover")
 
-_TRIED = {"metis": [("metis-cut", 0), ("metis-cut", 1)], "metis-cut": [("metis-cut", 1)]}
-"""Methods that are fast enough for several tries, and what else is tried: a method, and what is added to the seed."""
+_TRIED: dict[str, list[tuple[str, int]]] = {
+    "metis": [("metis-cut", 0), ("metis-cut", 1)], "metis-cut": [("metis-cut", 1)], "hypergraph": [], "cover": [],
+}  # fmt: skip
+"""Methods that find machines' parts first, too, and what else is tried: a method, and what is added to the seed."""
 
 _HEAVIER = 1.05
 """Another try is taken only if the work of its heaviest part is at most so many times as much."""
@@ -88,9 +90,9 @@ def find_parts(
 ) -> Tensor:
     """Return the rank of every node: int32 ``[N]``. Not collective.
 
-    Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS is tried several
-    times, for few rows and for few cut edges, at once and machines' parts first, which it then cuts; of what is as well
-    balanced that with the fewest such rows is taken.
+    Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS, "hypergraph" and
+    "cover" find machines' parts first, too, which they then cut, and METIS is tried several times, for few rows and for
+    few cut edges; of what is as well balanced that with the fewest such rows is taken.
     "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
     """
     parts = solve(edge_index, num_nodes, num_parts, options, train_mask)
