@@ -45,7 +45,8 @@ AS_THEY_ARE = Codecs()
 @dataclass(frozen=True)
 class Relay:
     """How rows and sums cross machines (:mod:`~.plan.two_level`): rows by the link and from an agent, sums to an agent
-    and by the link. Rows leave first: while they cross, addends are gathered; while sums cross, rows are spread."""
+    and by the link. Rows leave first: while they cross, addends are gathered; while sums cross, rows are spread.
+    """
 
     rows: Exchange  # moves rows between machines
     out_of: Tensor  # which of those that arrive each row to spread is, int64

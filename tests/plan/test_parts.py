@@ -165,7 +165,9 @@ def test_fewer_rows_cross_than_with_plain_metis(shared_data: Any, name: str) -> 
 def test_machines_first_where_fewer_rows_cross(shared_data: Any, method: str, two_levels: bool) -> None:
     """Never more than with the parts that are found at once; on a graph with communities fewer."""
     graph = load_npz(shared_data / "cora.npz")
-    options = PartsOptions(method, preset="deterministic" if method == "cover" else None, ranks_per_node=4, two_levels=two_levels)
+    options = PartsOptions(
+        method, preset="deterministic" if method == "cover" else None, ranks_per_node=4, two_levels=two_levels
+    )
     found = find_parts(graph.edge_index, graph.num_nodes, 16, options)
     at_once = solve(graph.edge_index, graph.num_nodes, 16, options)
     placed = place(graph.edge_index, at_once, 16, 4, "hybrid")
