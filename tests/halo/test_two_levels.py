@@ -154,7 +154,7 @@ def test_bytes_by_level(workers: Pools, world_size: int) -> None:
 
 
 def in_order(world_size: int) -> None:
-    """By the link rows first; addends to agents, and the sums by the link; inside machines; local products; the rest."""
+    """By the link rows first; addends to agents, and the sums by the link; inside machines; local; the rest."""
     import pyg_dist
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.graph.protocol import Norm

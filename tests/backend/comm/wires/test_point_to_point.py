@@ -107,7 +107,7 @@ def sums_by_machine(world_size: int, machines: list[int]) -> None:
     "machines",
     [
         [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1], [0, 1, 2, 3],
-        pytest.param([0, 0, 1, 1, 2, 2], marks=pytest.mark.slow), pytest.param([0, 0, 0, 1, 1, 1], marks=pytest.mark.slow),
+        *(pytest.param(six, marks=pytest.mark.slow) for six in ([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 1])),
     ],
 )  # fmt: skip
 def test_sums_go_within_machines_first(workers: Callable[[int], Workers], machines: list[int]) -> None:
