@@ -72,7 +72,7 @@ class Made(NamedTuple, Generic[T]):
     item: T
     tensors: list[Tensor]
     """All that were made on the way: kept, since what is left of the item's own references is not known here."""
-    is_done: Any
+    is_done: torch.cuda.Event | None
     """An event; None: it was made where no stream is."""
 
 
@@ -85,7 +85,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream: Any = None
+        self._stream: torch.cuda.Stream | None = None
 
     def follow(self) -> None:
         """Have what is made from now on see what is queued on the current stream; the thread that trains calls it."""
@@ -116,12 +116,12 @@ def taken(made: Made[T]) -> T:
 class _Notes(TorchDispatchMode):
     """Notes every tensor on a GPU that an operator of this thread returns, and marks those that it reads as used."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.tensors: list[Tensor] = []
         self._stream = stream
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         out = func(*args, **(kwargs or {}))
         for read in _on_gpu((args, kwargs)):
             read.record_stream(self._stream)

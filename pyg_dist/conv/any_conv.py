@@ -60,7 +60,7 @@ def own_form(ours: O) -> O:
     return ours
 
 
-def run_on_edges(conv: MessagePassing, *args: Any) -> Any:
+def run_on_edges(conv: MessagePassing, *args: object) -> Any:
     """The forward of a conv that has a form of its own as any other conv's: the stock code on the global view.
 
     For what its own form does not know: features with a batch dimension, hooks on steps.
@@ -134,7 +134,7 @@ def distributed_class_of(conv: MessagePassing, is_inner: bool) -> type[MessagePa
     return stock if getattr(stock, "is_distributed", False) else distributed_class(stock, is_inner)
 
 
-def distributed_class(stock: Any, is_inner: bool = False) -> Any:
+def distributed_class(stock: object, is_inner: bool = False) -> Any:
     """The distributed subclass of ``stock``: its code, with our functions behind the names of PyG's.
 
     ``is_inner``: whether another conv calls it, on edges that it may have changed.
@@ -170,7 +170,7 @@ def _is_custom(base: type, step: str) -> bool:
 class _Defaults(MessagePassing):
     """What a conv inherits from PyG where no class of its own says otherwise."""
 
-    def aggregate(self, inputs: Any, index: Any, ptr: Any = None, dim_size: int | None = None) -> Any:
+    def aggregate(self, inputs: object, index: object, ptr: object = None, dim_size: int | None = None) -> Any:
         """By the conv's aggregation module."""
         if not isinstance(index, NodeIds):
             return MessagePassing.aggregate(self, inputs, index, ptr, dim_size)  # the stock one comes next
@@ -191,7 +191,7 @@ class _OnEdges(MessagePassing):
     stock: Any
     code: Any
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """The stock forward; on distributed edges, its copy that calls our graph functions (collective)."""
         small = stock_result(self, self.stock, args, kwargs, lambda: needs_no_edges(self))
         if small is not None:
@@ -228,7 +228,7 @@ class _OnEdges(MessagePassing):
                 kept[1].lazy.freeze()
         return out
 
-    def _over_relations(self, arguments: Arguments, given: dict[str, Any], first: str) -> Any:
+    def _over_relations(self, arguments: Arguments, given: dict[str, Any], first: str) -> object:
         """The forward of a conv that takes the edges of each relation (collective)."""
         edges = given[first]
         plain = [relation for relation, one in edges.items() if not isinstance(one, DistributedEdgeIndex)]
@@ -244,7 +244,7 @@ class _OnEdges(MessagePassing):
         with running(self):
             return self._run(arguments, {**given, first: laid_out}, first)
 
-    def _run(self, arguments: Arguments, given: dict[str, Any], first: str) -> Any:
+    def _run(self, arguments: Arguments, given: dict[str, object], first: str) -> object:
         """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
         try:
             others = {name: value for name, value in given.items() if name != first}
@@ -265,7 +265,7 @@ class _OnEdges(MessagePassing):
                 f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
             ) from error
 
-    def _edges(self, edge_index: DistributedEdgeIndex, given: dict[str, Any]) -> Edges:
+    def _edges(self, edge_index: DistributedEdgeIndex, given: dict[str, object]) -> Edges:
         """The edges of a handle."""
         parameters = arguments_of(self.stock).names
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
@@ -312,7 +312,7 @@ class _OnEdges(MessagePassing):
         code = MessagePassing if isinstance(edge_index, Edges) or self.decomposed_layers > 1 else self.stock
         return code.propagate(self, edge_index, size=size, **kwargs)
 
-    def edge_updater(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
+    def edge_updater(self, edge_index: Any, size: object = None, **kwargs: object) -> Any:
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)
@@ -327,12 +327,12 @@ class _OnEdges(MessagePassing):
         code = MessagePassing if isinstance(edge_index, Edges) else self.stock
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 
-    def message(self, *args: Any, **kwargs: Any) -> Any:
+    def message(self, *args: object, **kwargs: object) -> Any:
         """The conv's own; no conv may be called within, since blocks of messages call it any number of times."""
         with no_layer_within(self):
             return super().message(*args, **kwargs)
 
-    def _lift(self, src: Tensor, edge_index: Any, dim: int) -> Tensor:
+    def _lift(self, src: Tensor, edge_index: object, dim: int) -> Tensor:
         if not isinstance(edge_index, Edges):
             return super()._lift(src, edge_index, dim)  # type: ignore[no-any-return]
         if isinstance(edge_index, BlockEdges):
@@ -348,7 +348,7 @@ class _OnEdges(MessagePassing):
     def __prepare_scriptable__(self) -> MessagePassing:
         return stock_twin(self, self.stock)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # the class has no name that pickle could find
+    def __reduce_ex__(self, protocol: object) -> Any:  # the class has no name that pickle could find
         # What is kept belongs to this run: a saved or copied conv makes it anew.
         return (
             _restore,
@@ -360,7 +360,7 @@ class _OnEdges(MessagePassing):
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
 
-def _restore(stock: Any, is_inner: bool = False) -> Any:
+def _restore(stock: type[MessagePassing], is_inner: bool = False) -> object:
     cls = distributed_class(stock, is_inner)
     return cls.__new__(cls)
 

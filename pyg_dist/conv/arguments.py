@@ -39,7 +39,7 @@ class Arguments:
         self._needed = {p.name for p in parameters if p.default is Parameter.empty}
         self._by_name = all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters)
 
-    def by_name(self, conv: MessagePassing, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def by_name(self, conv: MessagePassing, args: Sequence[object], kwargs: dict[str, object]) -> dict[str, Any]:
         """The arguments of a call by their names."""
         given = dict(zip(self.names, args, strict=False)) | kwargs
         fits = self._by_name and len(given) == len(args) + len(kwargs) and self._needed <= given.keys()
@@ -47,7 +47,7 @@ class Arguments:
             return given
         return dict(list(self._signature.bind(conv, *args, **kwargs).arguments.items())[1:])  # or the TypeError
 
-    def call(self, forward: Any, conv: MessagePassing, given: dict[str, Any]) -> Any:
+    def call(self, forward: Any, conv: MessagePassing, given: dict[str, object]) -> Any:
         """``forward`` of ``conv`` with these arguments."""
         if self._by_name:
             return forward(conv, **given)

@@ -67,7 +67,9 @@ def _attention(conv: type, step: Step, when: Callable[[MessagePassing], bool] = 
 
 
 @_attention(GATConv, "forward")
-def _additive(conv: MessagePassing, edges: Edges, x: object, edge_attr: Tensor | None = None, **others: object) -> Any:
+def _additive(
+    conv: MessagePassing, edges: Edges, x: object, edge_attr: Tensor | None = None, **others: object
+) -> object:
     """GATConv's forward.
 
     The logits of nodes are products with a matrix that has the heads' vectors: PyG's ``(x * att).sum(-1)`` makes two
@@ -180,7 +182,7 @@ def _diagonal(att: Tensor) -> Tensor:
 
 
 @_attention(GATv2Conv, "edge_updater")
-def _dynamic(conv: MessagePassing, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> Any:
+def _dynamic(conv: MessagePassing, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> object:
     """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge.
 
     Returns the attention weights, or what stands for them; the weighted sums are made in the same pass.
@@ -271,7 +273,7 @@ def _nodes(edges: Edges, local: Tensor) -> NodeTensor:
     return NodeTensor.from_local(local, edges.graph.targets)
 
 
-def _are_rows(edges: Edges, at_sources: Sequence[Any], at_targets: Sequence[Any] = ()) -> bool:
+def _are_rows(edges: Edges, at_sources: Sequence[Any], at_targets: Sequence[object] = ()) -> bool:
     """Whether these are rows of the graph's sources, and of its targets, that the op takes together."""
     dtype, owns = getattr(at_sources[0], "dtype", None), edges.graph.owns
     are_owned = all(isinstance(x, NodeTensor) and owns(x, 0) for x in at_sources) and all(

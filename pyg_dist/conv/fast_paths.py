@@ -27,7 +27,7 @@ Step = Literal["forward", "propagate", "edge_updater"]
 Given = dict[str, Any]
 """The arguments of a step by name: what a conv's author has made them."""
 
-Run = Callable[[Any, Any, Given], Any]
+Run = Callable[[MessagePassing, Any, Given], object]
 """Called with the conv, its edges and the step's other arguments by name."""
 
 R = TypeVar("R", bound=Run)
@@ -58,7 +58,9 @@ class FastPath(NamedTuple):
     run: Run
     code: tuple[str, ...] = _CODE  # the methods that must be the class's own
     sums: tuple[type, ...] = tuple(NORMS)  # the aggregations that it knows
-    of_class: Callable[[Any], object] | None = None  # what else must hold for a class; asked once for each
+    of_class: Callable[[type[MessagePassing]], object] | None = (
+        None  # what else must hold for a class; asked once for each
+    )
     when: Callable[[MessagePassing], bool] | None = None  # what else must hold for a conv; asked in each call
     # whether edges have to be on the ranks of their targets; else operators and rows at the ends of edges, wherever
     # these lie, are enough
@@ -97,7 +99,7 @@ def _paths(stock: type[MessagePassing], step: Step) -> tuple[FastPath, ...]:
     )
 
 
-def by_fast_path(conv: MessagePassing, step: Step, edges: Any, given: Given) -> Any:
+def by_fast_path(conv: MessagePassing, step: Step, edges: object, given: Given) -> Any:
     """What a fast path makes in place of a step of ``conv`` as it is now; ``None``: there is none, or not for these."""
     paths = _paths(conv.stock, step)
     if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:

@@ -85,7 +85,7 @@ def _patched_copy(
             continue
         value = _contents(closure[k])
         if isinstance(decorated, FunctionType) and value is decorated:
-            other: Any = patched(decorated, substitutes, own_class)
+            other: object = patched(decorated, substitutes, own_class)
         else:
             other = _other(value, names, function, substitutes, seen)
         if other is not None:
@@ -126,7 +126,7 @@ def _contents(cell: CellType) -> object:
 class _Module:
     """A module in which some names lead elsewhere."""
 
-    def __init__(self, module: ModuleType, changed: dict[str, Any]) -> None:
+    def __init__(self, module: ModuleType, changed: dict[str, object]) -> None:
         self.__dict__.update(changed)
         self._module = module
 
@@ -137,7 +137,7 @@ class _Module:
 class _Globals(dict[str, object]):
     """Some names, and a module's own for all others: what the module assigns later is seen, too."""
 
-    def __init__(self, changed: dict[str, Any], module: dict[str, Any]) -> None:
+    def __init__(self, changed: dict[str, object], module: dict[str, object]) -> None:
         super().__init__(changed)
         self._module = module
 

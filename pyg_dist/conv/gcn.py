@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class DistributedGCNConv(GCNConv):
         super().reset_parameters()
         self._cached_norm = None
 
-    def forward(self, x: Any, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(self, x: object, edge_index: object, edge_weight: Tensor | None = None) -> Tensor:
         """See the class."""
         is_sum = type(self.aggr_module) is SumAggregation
         small = stock_result(self, GCNConv, (x, edge_index, edge_weight), {}, lambda: True) if is_sum else None
@@ -111,7 +111,7 @@ class DistributedGCNConv(GCNConv):
     def __repr__(self) -> str:
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # The operator belongs to this run: a saved or copied model makes it anew.
         return {**self.__dict__, "_cached_norm": None}
 

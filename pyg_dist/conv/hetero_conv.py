@@ -88,7 +88,7 @@ class DistributedHeteroConv(HeteroConv):
 
     is_distributed = True
 
-    def forward(self, *args_dict: Any, **kwargs_dict: Any) -> dict[str, Tensor]:
+    def forward(self, *args_dict: object, **kwargs_dict: object) -> dict[str, Tensor]:
         """See the class."""
         convs = [conv for conv in self.convs.values() if hasattr(conv, "gives_terms") and not is_hooked(conv)]
         if self.aggr not in ("sum", "mean"):

@@ -124,7 +124,7 @@ class NormedEdges(Edges):
         return super().__getattribute__(name)
 
     @classmethod
-    def __torch_function__(cls, func: Function, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         if func in _ALIKE:
             return super().__torch_function__(func, types, args, kwargs)
         return func(*made(args), **made(kwargs or {}))
@@ -154,7 +154,7 @@ class NormWeight(DerivedOperand):
         return weight
 
     @classmethod
-    def __torch_function__(cls, func: Function, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         return func(*made(args), **made(kwargs or {}))
 
 

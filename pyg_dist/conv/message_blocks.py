@@ -50,7 +50,7 @@ _BLOCK_BYTES = 64 << 20
 graph `small`, one thread: 2.4 s, with 512 MiB 3.9 s, with 16 MiB 3.5 s (benchmarks/convs.py)."""
 
 
-def reduce_messages(conv: MessagePassing, edges: Edges, size: object, given: dict[str, Any]) -> Any:
+def reduce_messages(conv: MessagePassing, edges: Edges, size: object, given: dict[str, object]) -> Any:
     """The result of ``propagate``, by blocks; ``None`` where the conv's own steps run on all edges (collective).
 
     They do where the messages fit into ``PYG_DIST_MESSAGE_MIB``, and in the cases that the module docstring lists.
@@ -73,7 +73,7 @@ def reduce_messages(conv: MessagePassing, edges: Edges, size: object, given: dic
     return conv.update(out, **conv.inspector.collect_param_data("update", collected))
 
 
-_bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[Any, int]] = weakref.WeakKeyDictionary()
+_bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[object, int]] = weakref.WeakKeyDictionary()
 """By conv and shapes of its inputs; zero: not by blocks."""
 
 
@@ -119,8 +119,8 @@ class _Call:
 
     conv: MessagePassing
     edges: Edges
-    size: Any
-    given: dict[str, Any]  # the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes
+    size: object
+    given: dict[str, object]  # the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes
     inputs: list[_Input]  # tensors with rows of nodes or edges, and plain ones that learn
     parameters: list[Tensor]  # of the conv, those that learn
     autocast: partial[torch.autocast]  # makes the autocast of now, for the backward, too
@@ -128,10 +128,10 @@ class _Call:
     state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def of(conv: MessagePassing, edges: Edges, size: object, given: dict[str, Any]) -> _Call | None:
+    def of(conv: MessagePassing, edges: Edges, size: object, given: dict[str, object]) -> _Call | None:
         """``None`` where a step takes something that no block has its piece of."""
         names = _names(conv, "message", "aggregate")
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         inputs: list[_Input] = []
         for base in sorted({name[:-2] for name in names if name.endswith(("_i", "_j"))} & given.keys()):
             pair = given[base]
@@ -303,18 +303,18 @@ def _autocast_of(device_type: str) -> partial[torch.autocast]:
     return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
-def _state_of(part: nn.Module) -> dict[str, Any]:
+def _state_of(part: nn.Module) -> dict[str, object]:
     """Its attributes, and which buffers and parts it has."""
     state = dict(vars(part))
     return state | {name: dict(state[name]) for name in ("_parameters", "_buffers", "_modules")}
 
 
-def _replace(part: nn.Module, state: dict[str, Any]) -> None:
+def _replace(part: nn.Module, state: dict[str, object]) -> None:
     vars(part).clear()
     vars(part).update(state)
 
 
-def _has_changed(part: nn.Module, state: dict[str, Any]) -> bool:
+def _has_changed(part: nn.Module, state: dict[str, object]) -> bool:
     now = vars(part)
     is_same = now.keys() == state.keys() and all(now[name] is value for name, value in state.items())
     return not is_same or any(b is not None and b._version > 0 for b in part._buffers.values())

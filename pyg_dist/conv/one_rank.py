@@ -47,7 +47,7 @@ _MANY = 8
 
 
 def stock_result(
-    conv: MessagePassing, stock: Any, args: Sequence[Any], kwargs: dict[str, Any], has_kernels: Callable[[], bool]
+    conv: MessagePassing, stock: Any, args: Sequence[object], kwargs: dict[str, object], has_kernels: Callable[[], bool]
 ) -> Tensor | None:
     """``stock.forward`` of a graph that is small and lies on this rank; ``None`` for all other calls.
 
@@ -132,7 +132,7 @@ def _is_unobserved(module: nn.Module | None) -> bool:
     if module is None:
         return True
     state = module.__dict__
-    cls: Any = type(module)
+    cls: object = type(module)
     known, draws = _known(cls)
     if not known or is_hooked(module):
         return False
@@ -170,7 +170,7 @@ _MEANS: dict[type, bool] = {SumAggregation: False, MeanAggregation: True}
 
 
 @cache
-def _with_our_sums(stock: Any) -> Any:
+def _with_our_sums(stock: Any) -> object:
     """``stock`` with our kernels for rows that are sent to edges and back: they add in the same order, sooner."""
 
     def rows_at_edges(conv: MessagePassing, x: Tensor, index: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def _with_our_sums(stock: Any) -> Any:
             return out
         return sum_rows(inputs, index, dim_size, mean)
 
-    steps: dict[str, Any] = {"_index_select": rows_at_edges, "__module__": stock.__module__}
+    steps: dict[str, object] = {"_index_select": rows_at_edges, "__module__": stock.__module__}
     if stock.aggregate is MessagePassing.aggregate:
         steps["aggregate"] = aggregate
     return type(stock.__name__, (stock,), steps)

@@ -67,7 +67,7 @@ class _Hops:
         return own.setdefault(key, _Hops(*key))
 
 
-_HOPS: weakref.WeakKeyDictionary[Any, dict[Any, _Hops]] = weakref.WeakKeyDictionary()
+_HOPS: weakref.WeakKeyDictionary[object, dict[Any, _Hops]] = weakref.WeakKeyDictionary()
 
 
 @fast_path(TAGConv, GraphConv, SGConv, SSGConv, when=lambda conv: not getattr(conv, "cached", False))

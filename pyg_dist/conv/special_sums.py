@@ -241,7 +241,7 @@ def kept_laplacian(
     """``ChebConv.__norm__``, whose edges and weights are kept while the weights of edges are constant (collective)."""
     options = edge_weight, normalization, lambda_max, dtype, batch
 
-    def make() -> Any:
+    def make() -> object:
         return conv.code.__norm__(conv, edge_index, num_nodes, *options)
 
     learns = edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled()
@@ -250,6 +250,6 @@ def kept_laplacian(
     return edge_index.kept.get((normalization, lambda_max, dtype), edge_weight, make)  # type: ignore[arg-type]
 
 
-def own_methods(stock: type[MessagePassing]) -> dict[str, Any]:
+def own_methods(stock: type[MessagePassing]) -> dict[str, object]:
     """What takes the place of methods of ``stock``."""
     return {"__norm__": kept_laplacian} if getattr(stock, "__norm__", None) is ChebConv.__norm__ else {}

@@ -166,7 +166,7 @@ def sum_form(stock: type[MessagePassing]) -> SumForm | None:
     return SumForm(name, others[0], plain != _Rows(), weighted.column.flattens)
 
 
-def _message(stock: type[MessagePassing], given: dict[str, Any]) -> Any:
+def _message(stock: type[MessagePassing], given: dict[str, object]) -> object:
     """The message of stand-ins; ``None`` where it does anything with them, or with the conv, that these cannot."""
     try:
         return stock.message(None, **given)

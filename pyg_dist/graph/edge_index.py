@@ -206,7 +206,7 @@ class DistributedEdgeIndex(EdgeHandle):
         assert turned is not None
         return turned
 
-    def flip(self, *given: object, dims: Any = None) -> DistributedEdgeIndex:
+    def flip(self, *given: object, dims: object = None) -> DistributedEdgeIndex:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
         along = given[0] if len(given) == 1 else given or dims
         if self.is_sparse or along not in (0, -2, [0], (0,), [-2], (-2,)):
@@ -306,7 +306,7 @@ class DistributedEdgeIndex(EdgeHandle):
         self._refuse(f"edge_index.{name}")
 
     @classmethod
-    def __torch_function__(cls, func: object, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: object, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> object:
         name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
         first = args[0] if args else kwargs.pop("input", kwargs.pop("tensors", None))
         if func in (torch.flip, torch.unbind) and isinstance(first, DistributedEdgeIndex):

@@ -276,7 +276,7 @@ class Edges(Tensor):
         return f"Edges({self.rows!r}, {self.rows.num_local} on rank {self.rows.group.rank})"
 
     @classmethod
-    def __torch_function__(cls, func: Function, types: Any, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         edges = args[0] if args else None
         if isinstance(edges, Edges):
             if func in _SAME:

@@ -72,7 +72,7 @@ class LearnedScales:
         return self._known[key]
 
 
-def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Callable[[Any], Any]) -> Any:
+def gcn_product(x: Any, scales: tuple[Any, Any], multiply: Callable[[Any], object]) -> Any:
     """``y = s * A_w (s * x)``; differentiable by x and by the weights (collective).
 
     ``scales`` are s of rows and of columns; ``multiply`` is ``A_w``, loops included, times a node tensor (collective).

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ class Call:
     """A layer that runs."""
 
     layer: nn.Module
-    given: Mapping[str, Any] = field(default_factory=dict)  # the arguments of its forward
+    given: Mapping[str, object] = field(default_factory=dict)  # the arguments of its forward
     is_message: bool = False
     # by tensor and graph, the tensor's state and its rows at the edges
     exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
@@ -49,7 +48,7 @@ def call_of(layer: nn.Module) -> Call | None:
 
 
 @contextmanager
-def running(layer: nn.Module, given: Mapping[str, Any] | None = None) -> Iterator[None]:
+def running(layer: nn.Module, given: Mapping[str, object] | None = None) -> Iterator[None]:
     """Context of a call of ``layer``: exchanges are its own, and a node tensor is exchanged once; not in a message."""
     global _call
     if _call is not None and _call.is_message:

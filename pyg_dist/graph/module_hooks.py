@@ -151,7 +151,7 @@ def broadcast_parameters(module: nn.Module) -> None:
     broadcast_from_main([t for t in tensors if not isinstance(t, RowTensor)], world_group())
 
 
-def _run_backward(outputs: Sequence[Any], *args: object, **options: object) -> Any:
+def _run_backward(outputs: Sequence[Any], *args: object, **options: object) -> object:
     is_outermost = torch._C._current_graph_task_id() == -1  # else it is one of checkpointing's
     losses = [x for x in outputs if _is_of_all_ranks(x)] if is_outermost and noted().is_on else []
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +84,7 @@ class HaloView(CopiedToDevices):
         )
         self._operators = OperatorCache(num_edges)
         self.asked = AskedOfBatches()
-        self._elsewhere: dict[torch.device, Any] = {}
+        self._elsewhere: dict[torch.device, object] = {}
         for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
             self.__dict__.pop(name, None)
 

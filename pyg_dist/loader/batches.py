@@ -68,7 +68,7 @@ class BatchLoader:
             self._batches.stop()
             raise
 
-    def _take(self) -> Any:
+    def _take(self) -> object:
         """The batch of the next step; the one after it is begun."""
         batch = self._batches.take(self._step)
         self._step += 1
@@ -76,7 +76,7 @@ class BatchLoader:
             self._batches.begin(self._step)
         return self._finished(batch)
 
-    def _finished(self, batch: Any) -> Any:
+    def _finished(self, batch: object) -> object:
         """The batch with what learns."""
         if is_distributed(self.data):
             cutter_of(self.data).add_learning(self.data, batch)
@@ -93,7 +93,7 @@ class BatchLoader:
         """
         return {"step": self._step, **self.sampler.options}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Continue from a state, bit for bit (not collective; every rank loads the same state).
 
         Raises:

@@ -102,7 +102,9 @@ def node_seeds(data: Data | HeteroData, input_nodes: Any) -> Inputs:
     return Inputs(ids.numel(), lambda steps: NodeSeeds(steps, ids + nodes.first, input_id), kind)
 
 
-def link_seeds(data: Data | HeteroData, edges: Any, label: Any, neg_sampling: Any, ratio: float | None) -> Inputs:
+def link_seeds(
+    data: Data | HeteroData, edges: object, label: object, neg_sampling: object, ratio: float | None
+) -> Inputs:
     """The ends of edges (collective for those of the graph). Of types a relation is given alone or with them.
 
     Given with them, it may be one that the graph has no edges of, but for those whose ends are asked for.
@@ -121,7 +123,7 @@ def link_seeds(data: Data | HeteroData, edges: Any, label: Any, neg_sampling: An
     return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, ranges, ids, label, negatives), of)
 
 
-def _relation_of(data: HeteroData, edges: Any) -> tuple[EdgeType, Any]:
+def _relation_of(data: HeteroData, edges: Any) -> tuple[EdgeType, object]:
     """The relation of edges, and those that are given with it."""
     given = edges if isinstance(edges, tuple | list) and edges else (None,)
     relation, chosen = (edges, None) if isinstance(given[0], str) else (given[0], given[-1])
@@ -214,7 +216,7 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
     return edges, label
 
 
-def check(loader: str, data: Data | HeteroData, options: dict[str, Any]) -> None:
+def check(loader: str, data: Data | HeteroData, options: dict[str, object]) -> None:
     """Check the graph, and what only one with types may not have, or has to."""
     is_typed, stores = isinstance(data, HeteroData), stores_of(data)
     has_ends = all("edge_index" in store for store in stores.values()) if is_typed else "adj_t" not in data

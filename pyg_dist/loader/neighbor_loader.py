@@ -53,7 +53,7 @@ class _Neighbors(BatchLoader):
     def __init__(
         self,
         data: Data | HeteroData,
-        num_neighbors: Any,
+        num_neighbors: object,
         read: Callable[[], Inputs],
         options: dict[str, Any],
     ) -> None:
@@ -103,13 +103,13 @@ class _Neighbors(BatchLoader):
         """The numbers of the inputs, as PyG's loaders have them: its length is how many there are."""
         return range(self.sampler.seeds.steps.size)
 
-    def __call__(self, index: Any) -> Any:
+    def __call__(self, index: object) -> object:
         """The batch of some inputs, given by their numbers: a function of these and the seed (collective)."""
         listed = Listed.of(self.sampler.seeds.steps, index)
         sampler = replace(self.sampler, seeds=replace(self.sampler.seeds, steps=listed))
         return self._finished(self._batches.alone(lambda: batch_of(self.data, sampler, 0)))
 
-    def _finished(self, batch: Any) -> Any:
+    def _finished(self, batch: object) -> object:
         batch = super()._finished(batch)
         return batch if self.transform is None else self.transform(batch)
 
@@ -170,7 +170,12 @@ class NeighborLoader(_Neighbors):
     """
 
     def __init__(
-        self, data: Data | HeteroData, num_neighbors: Any, input_nodes: Any = None, *more: Any, **options: Any
+        self,
+        data: Data | HeteroData,
+        num_neighbors: object,
+        input_nodes: object = None,
+        *more: object,
+        **options: object,
     ) -> None:
         options = _named(torch_geometric.loader.NeighborLoader, 3, more) | options
         super().__init__(data, num_neighbors, lambda: inputs.node_seeds(data, input_nodes), options)
@@ -204,10 +209,10 @@ class LinkNeighborLoader(_Neighbors):
     def __init__(
         self,
         data: Data | HeteroData,
-        num_neighbors: Any,
-        edge_label_index: Any = None,
+        num_neighbors: object,
+        edge_label_index: object = None,
         edge_label: Tensor | None = None,
-        *more: Any,
+        *more: object,
         **options: Any,
     ) -> None:
         options = _named(torch_geometric.loader.LinkNeighborLoader, 4, more) | options
@@ -215,7 +220,7 @@ class LinkNeighborLoader(_Neighbors):
         super().__init__(data, num_neighbors, lambda: inputs.link_seeds(data, *edges), options)
 
 
-def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any]:
+def _named(loader: type, num_named: int, more: tuple[object, ...]) -> dict[str, Any]:
     """The arguments after the first ones, by the names that PyG's loader has for them."""
     names = list(inspect.signature(loader).parameters)[num_named:-1]
     if len(more) > len(names):
@@ -225,7 +230,7 @@ def _named(loader: type, num_named: int, more: tuple[Any, ...]) -> dict[str, Any
     return dict(zip(names, more, strict=False))
 
 
-def _check(loader: str, data: Any, options: dict[str, Any]) -> None:
+def _check(loader: str, data: object, options: dict[str, Any]) -> None:
     """Check each option by itself."""
     if not isinstance(data, Data | HeteroData):
         raise DataError(
@@ -257,7 +262,7 @@ def _check(loader: str, data: Any, options: dict[str, Any]) -> None:
                 _check_weight(store, name, is_distributed(data))
 
 
-def _check_weight(store: Any, name: Any, is_distributed: bool) -> None:
+def _check_weight(store: Any, name: object, is_distributed: bool) -> None:
     """Check the weights of a graph, or of a relation."""
     weight: Any = store.get(name) if isinstance(name, str) else None
     is_of_edges = isinstance(weight, EdgeTensor if is_distributed else Tensor)

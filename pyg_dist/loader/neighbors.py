@@ -74,7 +74,7 @@ class NeighborSampling:
         return ONE_TYPE not in self.in_edges
 
     @cached_property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         return {
             **self.seeds.options, "replace": self.replace, "subgraph_type": self.subgraph_type,
             "disjoint": self.disjoint, "input_type": str(self.input_type),
@@ -169,7 +169,7 @@ class _Batch:
                 every = [self._both_ways(edges[0], crossing[0], every[0], sum(counts[0]))]
             crossing = nodes.tell(every)
         kept: dict[EdgeType, KeptEdges] = {}
-        known: dict[EdgeType, dict[str, Any]] = {relation: {} for relation in relations}
+        known: dict[EdgeType, dict[str, object]] = {relation: {} for relation in relations}
         for k, relation in enumerate(relations):
             if is_directional:
                 known[relation]["num_sampled_edges"] = totals[k :: len(relations)]
@@ -226,7 +226,7 @@ class _Batch:
             repeats=sampling.disjoint,
         )
 
-    def _whole(self, nodes: Subset, kept: KeptEdges, attributes: dict[str, Any]) -> Subset:
+    def _whole(self, nodes: Subset, kept: KeptEdges, attributes: dict[str, object]) -> Subset:
         """That of a graph with one type (collective where each rank has to know all)."""
         ranks = self.sampling.ranks
         nodes = replace(
@@ -264,7 +264,7 @@ class _Batch:
         repeats = tree is not None or counts is not None
         return KeptEdges(edges.stored, named, *self._ends(edges), num_keys, repeats, crossing)
 
-    def _store_of(self, name: str, nodes: dict[str, Subset], edges: dict[EdgeType, dict[str, Any]]) -> Any:
+    def _store_of(self, name: str, nodes: dict[str, Subset], edges: dict[EdgeType, dict[str, object]]) -> Any:
         """The attributes that one of the seeds' belongs to."""
         given = self.sampling.input_type
         if not isinstance(given, str) and name not in _ENDS:

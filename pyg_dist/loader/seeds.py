@@ -73,7 +73,7 @@ class Listed(Steps):
     input_id: Tensor = field(default_factory=lambda: torch.arange(0))
 
     @staticmethod
-    def of(steps: Steps, index: Any) -> Listed:
+    def of(steps: Steps, index: object) -> Listed:
         """Of inputs of other steps, each once.
 
         Raises:

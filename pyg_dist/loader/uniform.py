@@ -81,7 +81,7 @@ class UniformVertexLoader(BatchLoader):
         num_steps: int | None = None,
         seed: int = 0,
         cover: bool = False,
-        input_nodes: Any = None,
+        input_nodes: object = None,
         rescale: bool = True,
         prefetch: bool = True,
     ) -> None:
@@ -143,7 +143,7 @@ class UniformVertexLoader(BatchLoader):
                 warnings.warn(message, stacklevel=3)
 
 
-def _check(data: Any, batch_size: Any, num_steps: Any, seed: Any, cover: Any, input_nodes: Any) -> None:
+def _check(data: object, batch_size: Any, num_steps: Any, seed: Any, cover: object, input_nodes: object) -> None:
     """Check each option by itself."""
     if not isinstance(data, DistributedData):
         remedy = "use NeighborLoader" if isinstance(data, HeteroData) else "wrap the graph, DistributedData(data)"

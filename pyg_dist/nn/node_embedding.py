@@ -72,11 +72,11 @@ class NodeEmbedding(nn.Module):
         """Numbers of rows and columns."""
         return f"{self.weight.shape[0]}, {self.channels}"
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         weight: Any = self.weight
         destination[prefix + "weight"] = weight if keep_vars else weight.detach().full_tensor()
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: object) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         key, rows = prefix + "weight", self.weight._sharding  # type: ignore[attr-defined]
         value = state_dict.get(key)
         if isinstance(value, Tensor) and not isinstance(value, RowTensor) and value.shape == self.weight.shape:

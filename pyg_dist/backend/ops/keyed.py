@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.local_function import Context
 from pyg_dist.backend.ops.library import as_rows, call, like_first, like_rows, meta_kernel, native, signed
 
 
@@ -142,12 +141,12 @@ def _(key: Tensor, num_columns: int, seed: int, column_offset: int, dtype: torch
     return key.new_empty(key.shape[0], num_columns, dtype=dtype)
 
 
-def _setup_dropout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_dropout(ctx: Context, inputs: tuple[object, ...], output: Tensor) -> None:
     _, key, ctx.p, ctx.seed, ctx.column_offset = inputs
     ctx.save_for_backward(key)
 
 
-def _dropout_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _dropout_backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The map is linear and diagonal, so it is its own transpose."""
     (key,) = ctx.saved_tensors
     by_x = native.keyed_dropout.default(grad.contiguous(), key, ctx.p, ctx.seed, ctx.column_offset)

@@ -45,7 +45,7 @@ class _Numpy:
 
     def __init__(self) -> None:
         self._memory = b""
-        self._last: Any = None
+        self._last: object = None
 
     def state(self) -> Any:
         """``np.random.get_state()``.

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -224,7 +224,7 @@ class Plan(DistributionPlan):
     def _described_model(self, model: Model | None) -> Model | None:
         return model
 
-    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, Any]:
+    def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, object]:
         """``bytes`` are of float32 or ``bits``. A node, in ``..._between_nodes``, is one of the machine's ranks."""
         levels = self._levels(machine)
         of_widths = {str(width): self._bytes_by_level(levels, width) for width in widths}
