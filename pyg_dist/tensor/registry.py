@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -100,6 +101,20 @@ def refuse(function: Function, what: str) -> MixedRowsError:
     return MixedRowsError(
         f"{public_name(function)} {what}: rows are distributed and stay in dimension 0; use .full_tensor() first"
     )
+
+
+_ASKS_TABLE = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@cache
+def _steps_of(function: Any) -> FunctionType:
+    named = {**function.__globals__, **dict.fromkeys(_ASKS_TABLE, lambda *_: False)}
+    return FunctionType(function.__code__, named, function.__name__, function.__defaults__)
+
+
+def by_steps(function: Function, *args: object, **kwargs: object) -> object:
+    """A function that torch writes in Python: it runs, and its steps come to the table."""
+    return _steps_of(function)(*args, **kwargs)
 
 
 _OPERATORS = {f"__{name}__" for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift".split()}

@@ -372,20 +372,28 @@ def like_rows(function: Function, *operands: object) -> tuple[tuple[Any, ...], R
     rows: RowSharding | None = None
     like = list(operands)
     for k, operand in enumerate(operands):
-        if not isinstance(operand, RowTensor):
-            continue
-        rows = rows or operand._sharding
-        if rows.is_equivalent(operand._sharding):
-            continue
-        local = rows.align_by_position(operand.as_subclass(Tensor), operand._sharding)
-        if local is None:
-            raise LayoutMismatchError(
-                f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._sharding}, "
-                f"of another graph or selection): select both alike, or use .full_tensor()"
-            )
-        like[k] = as_row_tensor_(local, rows)
+        if isinstance(operand, RowTensor):
+            if rows is None:
+                rows = operand._sharding
+            elif operand._sharding is not rows:
+                like[k] = _moved(function, operand, rows)
+        elif rows is not None and isinstance(operand, (tuple, list)):  # the states of a recurrent cell
+            like[k] = type(operand)(_moved(function, item, rows) for item in operand)
     assert rows is not None, "a handler is called only for row tensors"
     return tuple(like), rows
+
+
+def _moved(function: Function, operand: object, rows: RowSharding) -> object:
+    """An operand of :func:`like_rows` where ``rows`` are."""
+    if not isinstance(operand, RowTensor) or rows.is_equivalent(operand._sharding):
+        return operand
+    local = rows.align_by_position(operand.as_subclass(Tensor), operand._sharding)
+    if local is None:
+        raise LayoutMismatchError(
+            f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._sharding}, "
+            f"of another graph or selection): select both alike, or use .full_tensor()"
+        )
+    return as_row_tensor_(local, rows)
 
 
 def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,7 +148,7 @@ def quantile(
 
 
 @implements("flip")
-def flip(function: Function, x: Tensor, *dims: Any, **named: Any) -> Tensor:
+def flip(function: Function, x: Tensor, *dims: object, **named: object) -> Tensor:
     """Reverse the order of columns, and of rows, which are picked (collective)."""
     reversed_ = dims_of(flat_sizes(dims, named), x.dim())
     if 0 in reversed_:

@@ -182,12 +182,12 @@ def _edge(x: object) -> Any:
 
 
 @implements("backward")
-def backward_of_one(function: Function, x: Tensor, gradient: object = None, *args: Any, **kwargs: Any) -> None:
+def backward_of_one(function: Function, x: Tensor, gradient: object = None, *args: object, **kwargs: object) -> None:
     """Back-propagate a gradient with this tensor's rows, or a loss to tensors with rows (collective)."""
     backward(torch.autograd.backward, x, gradient, **bind(function, "retain_graph create_graph inputs", args, kwargs))
 
 
-def backward(function: Function, tensors: object, grad_tensors: object = None, *args: Any, **kwargs: Any) -> None:
+def backward(function: Function, tensors: object, grad_tensors: object = None, *args: object, **kwargs: object) -> None:
     """``torch.autograd.backward`` with row tensors among outputs and inputs (collective)."""
     bound = bind(function, "retain_graph create_graph grad_variables inputs", args, kwargs)
     outputs, gradients = _local_outputs(tensors, grad_tensors)
@@ -225,7 +225,7 @@ TABLE[torch.autograd.grad] = grad
 def _compare_local_rows() -> None:
     """Let checkpointing compare local shapes: torch's own check sees the global ones in the second forward only."""
     checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
-    stock: Callable[[Tensor], dict[str, Any]] = checks["default"]
+    stock: Callable[[Tensor], dict[str, object]] = checks["default"]
 
     def metadata_of_local_rows(x: Tensor) -> dict[str, Any]:
         if not isinstance(x, RowTensor):

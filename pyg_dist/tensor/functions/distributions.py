@@ -40,7 +40,7 @@ def normal(function: Function, mean: Any = 0.0, std: Any = 1.0, *, generator: ob
 @implements("randint_like")
 def randint_like(
     function: Function, x: RowTensor, *bounds: int, dtype: torch.dtype | None = None,
-    device: torch.device | None = None, generator: object = None, **named: Any,
+    device: torch.device | None = None, generator: object = None, **named: object,
 ) -> Tensor:  # fmt: skip
     """Integers uniform in [low, high)."""
     refuse_generator(function, generator)
@@ -51,7 +51,7 @@ def randint_like(
 
 
 @implements("random_")
-def random_(function: Function, x: RowTensor, *bounds: Any, generator: object = None, **named: Any) -> Tensor:
+def random_(function: Function, x: RowTensor, *bounds: object, generator: object = None, **named: object) -> Tensor:
     """Fill with integers uniform in [from, to); without bounds, in what the dtype holds exactly."""
     refuse_generator(function, generator)
     bound = bind(function, "from to" if len(bounds) > 1 or "from" in named else "to", bounds, named)

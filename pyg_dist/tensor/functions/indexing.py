@@ -13,7 +13,7 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
-from pyg_dist.tensor.functions.layers import with_parameters
+from pyg_dist.tensor.functions.layers import of_each_row
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.registry import Function, dims_of, implements, refuse
 from pyg_dist.tensor.row_index import PickedRows, RowIndex
@@ -88,7 +88,7 @@ def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
     return first, tuple(rest)
 
 
-def _note_columns(x: RowTensor, index: Sequence[Any]) -> None:
+def _note_columns(x: RowTensor, index: Sequence[object]) -> None:
     """Note lists of columns, equal on every rank; torch does not look for one out of range where there are no rows."""
     dim: int | None = 1
     for item in index:
@@ -124,7 +124,7 @@ def _is_position(index: object) -> bool:
     return _is_one(index, (int, np.integer), (torch.int64, torch.int32, np.int64, np.int32)) and not _is_flag(index)
 
 
-def _lists(index: Sequence[Any]) -> list[int]:
+def _lists(index: Sequence[object]) -> list[int]:
     """Where an index holds lists of positions, and not a position or a slice."""
     return [k for k, item in enumerate(index) if isinstance(item, (Tensor, list, np.ndarray))]
 
@@ -137,7 +137,7 @@ def _num_dims_used(index: object) -> int:
 
 
 @implements("__getitem__")
-def getitem(function: Function, x: Tensor, index: Any) -> object:
+def getitem(function: Function, x: Tensor, index: object) -> object:
     """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
@@ -198,10 +198,10 @@ def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
     return picked.gather(1, columns.view(-1, 1)).view(-1)
 
 
-def _look_up(table: Tensor, index: object) -> Any:
+def _look_up(table: Tensor, index: object) -> object:
     """Rows of a plain table: one for each integer, distributed as these are; by a mask plain ones (collective)."""
     if isinstance(index, RowTensor) and index.dtype != torch.bool:
-        return with_parameters(lambda ids, rows_of_table: rows_of_table[ids], index, table)
+        return of_each_row(lambda ids, rows_of_table: rows_of_table[ids], index, table)
     return on_full_tensor(Tensor.__getitem__, table, index)
 
 
@@ -258,7 +258,7 @@ def _one_row(x: RowTensor, position: int) -> Tensor:
 
 
 @implements("__setitem__")
-def setitem(function: Function, x: Tensor, index: Any, value: Any) -> None:
+def setitem(function: Function, x: Tensor, index: object, value: object) -> None:
     """Assign to selected rows: a number, a row-free tensor, one row per selected row, or a like selection.
 
     Into a plain tensor all distributed rows (collective).
@@ -277,7 +277,7 @@ def setitem(function: Function, x: Tensor, index: Any, value: Any) -> None:
         first = [first]
         value = value.unsqueeze(0) if isinstance(value, Tensor) and value.dim() == x.dim() - 1 else value
     with local_tensors():
-        rows, places = x._sharding, cast(Any, _ALL)
+        rows, places = x._sharding, cast(object, _ALL)
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
             places = on_device(local_index, x.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,43 +16,45 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, implements_anywhere, moved_in, refuse_moved
-from pyg_dist.tensor.functions.pointwise import as_operand
+from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Function, bind, implements, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows, version_of
 
 
-def with_parameters(
-    function: Function, *args: Any, num_operands: int = 1, run: Function | None = None, **kwargs: Any
-) -> Tensor:
-    """``function(operands, parameters)``: the first ``num_operands`` have rows, all other tensors are row-free.
+def with_parameters(num_operands: int = 1, run: Function | None = None) -> Callable[..., Tensor]:
+    """The handler of functions of rows and parameters: ``num_operands`` have rows, all other tensors are row-free.
 
-    ``run`` is called in place of ``function``, which messages name.
+    ``run`` is called in place of the function, which messages name.
     """
-    operands, parameters = args[:num_operands], (*args[num_operands:], *kwargs.values())
-    if not operands or not isinstance(operands[0], RowTensor) or any(isinstance(p, RowTensor) for p in parameters):
-        raise MixedRowsError(
-            f"{public_name(function)} is row-wise only for distributed rows and plain parameters: "
-            f"use .full_tensor() on the parameters"
-        )
-    with local_tensors():
-        states = [s for o in operands for s in (o if isinstance(o, (tuple, list)) else [o])]
-        like, rows = like_rows(function, *states)
-        rest = iter(like)
-        operands = tuple(
-            type(o)(next(rest) for _ in o) if isinstance(o, (tuple, list)) else next(rest) for o in operands
-        )
-        operands = tuple(as_operand(function, o, rows, operands[0].dim(), broadcasts=False) for o in operands)
-        entered = (rows.copy_to_ranks(p) if isinstance(p, Tensor) else p for p in args[num_operands:])
-        kwargs = {k: rows.copy_to_ranks(p) if isinstance(p, Tensor) else p for k, p in kwargs.items()}
-        return as_row_tensor_((run or function)(*operands, *entered, **kwargs), rows)
+
+    def handler(function: Function, *args: object, **kwargs: object) -> Tensor:
+        parameters = (*args[num_operands:], *kwargs.values())
+        if not args or not isinstance(args[0], RowTensor) or any(isinstance(p, RowTensor) for p in parameters):
+            raise MixedRowsError(
+                f"{public_name(function)} is row-wise only for distributed rows and plain parameters: "
+                f"use .full_tensor() on the parameters"
+            )
+        with local_tensors():
+            operands, _, rows = aligned(function, args[:num_operands], {}, broadcasts=False)
+            entered = [rows.copy_to_ranks(p) if isinstance(p, Tensor) else p for p in args[num_operands:]]
+            named = {name: rows.copy_to_ranks(p) if isinstance(p, Tensor) else p for name, p in kwargs.items()}
+            out: Tensor = (run or function)(*operands, *entered, **named)
+            return as_row_tensor_(out, rows)
+
+    return handler
+
+
+of_each_row = with_parameters()
+implements("prelu", "isin", "bucketize")(of_each_row)  # slopes, or a plain set or list
+implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")(with_parameters(num_operands=2))
 
 
 @implements("linear")
 def linear(function: Function, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """One operand with rows. The number of columns is checked here, since torch's error would name the local shape."""
     if not isinstance(input, RowTensor) or isinstance(weight, RowTensor) or isinstance(bias, RowTensor):
-        return with_parameters(function, input, weight, bias)  # which refuses
+        return of_each_row(function, input, weight, bias)  # which refuses
     return as_row_tensor_(local_linear(input, weight, bias), input._sharding)
 
 
@@ -94,30 +96,28 @@ def sparse_rows(x: RowTensor, weight: Tensor) -> Matrix | None:
 
 
 @implements("relu")
-def relu(function: Function, *args: Any, **kwargs: Any) -> Tensor:
+def relu(function: Function, *args: object, **kwargs: object) -> Tensor:
     """Element by element."""
     return on_rows(large_tensors.relu, *args, **kwargs)
 
 
 def _group_norm(
-    x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: object
-) -> Tensor:
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    *_: object,
+) -> Tensor:  # fmt: skip
     return torch.group_norm(x, num_groups, weight, bias, eps)
 
 
 @implements("group_norm")
-def group_norm(function: Function, x: Tensor, num_groups: int, *args: Any, **kwargs: Any) -> Tensor:
+def group_norm(function: Function, x: Tensor, num_groups: int, *args: object, **kwargs: object) -> Tensor:
     """Of each row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
     if isinstance(x, RowTensor) and x.numel() == num_groups:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
-    return with_parameters(function, x, num_groups, *args, run=_group_norm, **kwargs)
-
-
-implements("prelu")(with_parameters)
+    return with_parameters(run=_group_norm)(function, x, num_groups, *args, **kwargs)
 
 
 @implements("conv1d", "conv2d")
-def convolution(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def convolution(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """A signal, or an image, for each row."""
     num_dims = 3 if "1d" in function.__name__ else 4
     if x.dim() != num_dims:
@@ -125,24 +125,18 @@ def convolution(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Ten
             f"{public_name(function)} is row-wise only for [N, C, ...] of {num_dims} dimensions (got {list(x.shape)}): "
             f"use .unsqueeze(1)"
         )
-    return with_parameters(function, x, *args, **kwargs)
+    return of_each_row(function, x, *args, **kwargs)
 
 
 @implements("layer_norm", "rms_norm")
 def norm_of_each_row(
-    function: Function, x: Tensor, normalized_shape: Sequence[int], *args: Any, **kwargs: Any
+    function: Function, x: Tensor, normalized_shape: Sequence[int], *args: object, **kwargs: object
 ) -> Tensor:
     """The normalised dimensions must not be all of them."""
     if len(normalized_shape) >= x.dim():
         raise MixedRowsError(f"{public_name(function)} over all dimensions would mix rows: normalise x.shape[1:]")
     run = large_tensors.layer_norm if function.__name__ == "layer_norm" else None
-    return with_parameters(function, x, normalized_shape, *args, run=run, **kwargs)
-
-
-@implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")
-def pair_layer(function: Function, *args: Any, **kwargs: Any) -> Tensor:
-    """Two operands with rows: input and state of a recurrent cell, of which it is one step for every row."""
-    return with_parameters(function, *args, num_operands=2, **kwargs)
+    return with_parameters(run=run)(function, x, normalized_shape, *args, **kwargs)
 
 
 @implements_anywhere("lstm", "gru")
@@ -188,11 +182,10 @@ def _is_state(state: Any) -> bool:
     return not isinstance(state, RowTensor) and not state.requires_grad and not bool(state.any())
 
 
-@implements("isin", "bucketize", "cdist")
-def look_up(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Membership in a plain set, position in a plain list, or distance to each row of a plain matrix."""
-    has_other_rows = function.__name__ == "cdist" and x.dim() > 2  # a matrix for each row of both
-    return with_parameters(function, x, *args, num_operands=2 if has_other_rows else 1, **kwargs)
+@implements("cdist")
+def cdist(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """The distance to each row of a plain matrix, or of a matrix for each row of both."""
+    return with_parameters(num_operands=2 if x.dim() > 2 else 1)(function, x, *args, **kwargs)
 
 
 @implements("embedding", namespaces=(F,))
@@ -205,7 +198,7 @@ def embedding(
     for name, value in looks.items():  # they look at all indices, or change the table
         if value:
             raise MixedRowsError(f"F.embedding with {name} needs the indices of all rows: use .full_tensor()")
-    return with_parameters(function, x, weight, padding_idx)
+    return of_each_row(function, x, weight, padding_idx)
 
 
 @implements("batch_norm", namespaces=(F,))

@@ -80,7 +80,7 @@ _OF_LARGE: dict[Function, Function] = {
 """Functions whose large outputs lie in memory that is used again."""
 
 
-def pointwise(function: Function, *args: Any, **kwargs: Any) -> Tensor:
+def pointwise(function: Function, *args: object, **kwargs: object) -> Tensor:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
     with local_tensors():
         rows: RowSharding | None = None
@@ -110,7 +110,7 @@ def pointwise(function: Function, *args: Any, **kwargs: Any) -> Tensor:
 KEEPS_ROWS.add(pointwise)
 
 
-def pointwise_(function: Function, *args: Any, **kwargs: Any) -> object:
+def pointwise_(function: Function, *args: object, **kwargs: object) -> object:
     """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
         plain = [a.full_tensor() if isinstance(a, RowTensor) else a for a in (*args, *kwargs.values())]

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.layers import sparse_rows, with_parameters
-from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, moved_in, on_last, refuse_moved
+from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, moved_in, on_last, refuse_moved, rows_and_place
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import Function, dims_of, implements, public_name, refuse
@@ -37,7 +37,7 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
     if x.dim() == other.dim() > 2:
         return pointwise(function, x, other)
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
-        return with_parameters(function, x, other, run=partial(_times, function))
+        return with_parameters(run=partial(_times, function))(function, x, other)
     if isinstance(x, RowTensor) and isinstance(other, RowTensor) and x.dim() == 2 and x.shape[1] == other.shape[0]:
         return torch.matmul(x, other.full_tensor())  # a row of `x` has a column for each row of `other`
     raise MixedRowsError(
@@ -101,7 +101,7 @@ def diagonal(function: Function, x: RowTensor, *options: object, **named: object
     return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
 
 
-def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str | None, list[Tensor]]:
+def _terms(equation: str, operands: tuple[object, ...]) -> tuple[list[str], str | None, list[Tensor]]:
     """The letters of each operand, those of the result, ``None`` without an arrow, and the operands of ``einsum``."""
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     inputs, arrow, output = str(equation).replace(" ", "").partition("->")
@@ -109,7 +109,7 @@ def _terms(equation: str, operands: tuple[Any, ...]) -> tuple[list[str], str | N
 
 
 @implements("einsum", namespaces=(torch,))
-def einsum(function: Function, equation: str, *given: Any) -> Tensor:
+def einsum(function: Function, equation: str, *given: object) -> Tensor:
     """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
 
     The rows' letter is the first one of each operand with rows. Plain operands may have it too, first.
@@ -142,28 +142,28 @@ def einsum(function: Function, equation: str, *given: Any) -> Tensor:
 class _Term(NamedTuple):
     """An operand of ``einsum`` and its letters."""
 
-    operand: Any  # the tensor
+    operand: Tensor
     letters: str  # of its dimensions
     rows: str  # the letter of its rows; ``""`` for a plain tensor
 
     @staticmethod
-    def of(operand: object, letters: str) -> _Term:
-        place = operand.place if type(operand) is MovedRows else 0
+    def of(operand: Tensor, letters: str) -> _Term:
         has_rows = isinstance(operand, (RowTensor, MovedRows))
-        return _Term(operand, letters, letters[place] if has_rows else "")
+        return _Term(operand, letters, letters[rows_and_place(operand)[1]] if has_rows else "")
 
     def with_first(self, rows: str) -> _Term:
         """The same with the dimension of this letter first, if it has one."""
         place = self.letters.find(rows)
         if place <= 0:
             return self
-        letters = rows + self.letters.replace(rows, "")
-        is_moved = type(self.operand) is MovedRows and self.rows == rows
-        return _Term(self.operand.of if is_moved else self.operand.movedim(place, 0), letters, self.rows)
+        is_moved = isinstance(self.operand, MovedRows) and self.rows == rows
+        first = rows_and_place(self.operand)[0] if is_moved else self.operand.movedim(place, 0)
+        return _Term(first, rows + self.letters.replace(rows, ""), self.rows)
 
     def gathered(self) -> _Term:
         """The whole tensor (collective)."""
-        return _Term(self.operand.full_tensor(), self.letters, "")
+        of, place = rows_and_place(self.operand)
+        return _Term(of.full_tensor().movedim(0, place), self.letters, "")
 
 
 def _product(function: Function, terms: list[_Term], output: str) -> object:
@@ -210,9 +210,15 @@ def _matmul_of_moved(function: Function, *args: Any, **kwargs: Any) -> object:
     return _product(function, terms, shared + left.replace("k", "") + right.replace("k", ""))
 
 
+@MOVED.implements("baddbmm")
+def _baddbmm_of_moved(function: Function, x: Tensor, batch1: Tensor, batch2: Tensor) -> Tensor:
+    """``x + batch1 @ batch2``, without factors."""
+    return torch.bmm(batch1, batch2) + x
+
+
 @MOVED.implements("einsum")
-def _einsum_of_moved(function: Function, equation: str, *given: Any) -> object:
-    """Any equation with an arrow; three dots stand for the dimensions that an operand has beside its letters."""
+def _einsum_of_moved(function: Function, equation: str, *given: object) -> object:
+    """Object equation with an arrow; three dots stand for the dimensions that an operand has beside its letters."""
     letters, output, operands = _terms(equation, given)
     if output is None or len(letters) != len(operands):
         raise refuse_moved(function, moved_in(operands)[0])

@@ -19,7 +19,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import is_capturing, on_device
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import aligned
-from pyg_dist.tensor.registry import TABLE, Function, bind, implements, public_name, refuse
+from pyg_dist.tensor.registry import TABLE, Function, bind, by_steps, implements, public_name, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, version_of
 
 
@@ -208,17 +208,9 @@ def exponential(x: RowTensor) -> Tensor:
 
 
 @implements("gumbel_softmax")
-def gumbel_softmax(
-    function: Function, logits: RowTensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1
-) -> Tensor:
-    """As torch does it: noise, softmax, and optionally the largest entry, with the gradient of the softmax."""
-    with local_tensors():
-        noise = as_row_tensor_((-exponential(logits).log()).to(logits.dtype), logits._sharding)
-    soft = ((logits + noise) / tau).softmax(dim)
-    if not hard:
-        return soft
-    largest = soft.argmax(dim, keepdim=True)
-    return torch.zeros_like(logits).scatter_(dim, largest, 1.0) - soft.detach() + soft
+def gumbel_softmax(function: Function, *args: object, **kwargs: object) -> object:
+    """As torch does it, from keyed noise."""
+    return by_steps(function, *args, **kwargs)
 
 
 @implements("multinomial")
@@ -266,7 +258,7 @@ _INITIALISERS: dict[Function, Callable[..., Tensor]] = {
 }
 
 
-def initialise(function: Function, *args: Any, **kwargs: Any) -> Tensor:
+def initialise(function: Function, *args: object, **kwargs: object) -> Tensor:
     """``torch.nn.init`` on a parameter with distributed rows."""
     with torch.no_grad():
         return _INITIALISERS[function](*args, **kwargs)

@@ -270,8 +270,8 @@ def _vector_norm(
 
 @along("norm", parameters="p dim keepdim")
 def norm(
-    function: Function, x: Tensor, p: Any = None, dim: Any = None, keepdim: bool = False, *rest: object,
-    ord: Any = None, dtype: torch.dtype | None = None,
+    function: Function, x: Tensor, p: object = None, dim: object = None, keepdim: bool = False, *rest: object,
+    ord: object = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """``torch.norm`` of vectors; ``torch.linalg.norm``, a matrix norm where there are two dimensions and an order."""
     dtype = next((value for value in rest if isinstance(value, torch.dtype)), dtype)

@@ -7,8 +7,6 @@ distributed.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -34,7 +32,7 @@ _NAMES = (
 
 
 @implements(*_NAMES)
-def scatter(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> object:
+def scatter(function: Function, x: Tensor, *args: object, **kwargs: object) -> object:
     """Into a plain tensor, or along the rows of a row tensor (collective); or within rows."""
     name = function.__name__.removesuffix("_")
     source = "source" if name.startswith("index") else "src"
@@ -67,7 +65,7 @@ def scatter(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> object:
 
 
 @MOVED.implements(*_NAMES)
-def _of_moved(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> object:
+def _of_moved(function: Function, x: Tensor, *args: object, **kwargs: object) -> object:
     """Of rows in another dimension, along it, into a plain tensor (collective)."""
     first = moved_in((x, *args, *kwargs.values()))[0]
     source = "source" if function.__name__.startswith("index") else "src"
@@ -82,7 +80,7 @@ def _of_moved(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> objec
     return x.copy_(out) if function.__name__.endswith("_") else out
 
 
-def _in_columns(function: Function, x: Tensor, *args: Any, **kwargs: Any) -> object:
+def _in_columns(function: Function, x: Tensor, *args: object, **kwargs: object) -> object:
     """Within rows; of a plain tensor, with all rows (collective)."""
     if not isinstance(x, RowTensor):
         return on_full_tensor(function, x, *args, **kwargs)

@@ -47,7 +47,7 @@ def _as_rows(local: object, rows: Rows) -> object:
 class _Context(FunctionCtx):
     """The ``ctx`` of a script's function, over the engine's ``node``: saves and returns row tensors."""
 
-    def __init__(self, node: Any, arguments: Sequence[Any]) -> None:
+    def __init__(self, node: Any, arguments: Sequence[object]) -> None:
         self._node = node
         self._rows_of_saved: list[Rows] = []
         self.input_rows = [_rows_of(value) for value in arguments]
@@ -142,7 +142,7 @@ def _on_rows(script: Any) -> Any:
     return on_rows
 
 
-def _is_ours(cls: Any) -> bool:
+def _is_ours(cls: object) -> bool:
     """Those of ``torch.distributions`` are formulas of rows, as a script's."""
     module: str = cls.__module__
     return module.startswith(_OURS) and not module.startswith("torch.distributions.")

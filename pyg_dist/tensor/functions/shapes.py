@@ -70,7 +70,7 @@ def metadata(function: Function, *args: object, **kwargs: object) -> Any:
         return function(*args, **kwargs)
 
 
-def flat_sizes(sizes: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+def flat_sizes(sizes: tuple[object, ...], named: dict[str, object]) -> tuple[Any, ...]:
     """The sizes or dimensions of ``f(x, 2, 3)``, ``f(x, (2, 3))`` and ``f(x, size=(2, 3))``."""
     sizes = (*sizes, *named.values())
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
@@ -139,7 +139,7 @@ def _sizes(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 @MOVED.implements("view", "reshape")
-def _view_moved(function: Function, x: MovedRows, *sizes: Any, **named: Any) -> Tensor:
+def _view_moved(function: Function, x: MovedRows, *sizes: object, **named: object) -> Tensor:
     """Dimensions before the rows', and those behind it, are reshaped apart; ``[B, N, F]`` may become ``[B N, F]``."""
     sizes = _sizes(x, flat_sizes(sizes, named))
     before, behind = prod(x.shape[: x.place]), prod(x.shape[x.place + 1 :])
@@ -171,7 +171,7 @@ def as_other(function: Function, x: Tensor, other: Tensor) -> object:
 
 
 @implements_anywhere("expand", "broadcast_to", "repeat")
-def expand(function: Function, x: Tensor, *sizes: Any, **named: Any) -> Tensor:
+def expand(function: Function, x: Tensor, *sizes: object, **named: object) -> Tensor:
     """Expand or repeat other dimensions than that of the rows; of rows that have been moved, new ones come before."""
     (of, place), sizes, repeats = rows_and_place(x), flat_sizes(sizes, named), function.__name__ == "repeat"
     new, keeps = len(sizes) - x.dim(), (1,) if repeats else (-1, of._sharding.size)

@@ -21,9 +21,9 @@ from pyg_dist.tensor.sharding import RowSharding
 Pools = Callable[[int], Workers]
 
 
-def layer(t: Operands, *args: Any, batch_first: bool = False, **options: Any) -> Any:
+def layer(t: Operands, *args: Any, adds: str = "", batch_first: bool = False, **options: Any) -> Any:
     """``nn.MultiheadAttention`` with weights that learn, the same for both kinds of operands."""
-    module = nn.MultiheadAttention(t.F, 1, batch_first=batch_first).to(t.x.dtype)
+    module = nn.MultiheadAttention(t.F, 1, batch_first=batch_first, **dict.fromkeys(adds.split(), True)).to(t.x.dtype)
     rng = torch.Generator().manual_seed(5)
     for name, parameter in module.named_parameters():
         values = torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
@@ -60,6 +60,10 @@ EXPRESSIONS: dict[str, Expression] = {
     "layer, batch first": lambda t: layer(t, heads(t.x), heads(t.y), heads(t.y), batch_first=True)[0].sum(0),
     "layer, masked": lambda t: layer(t, t.x, t.x, t.x, attn_mask=torch.eye(t.N).to(t.x.dtype), need_weights=False)[0],
     "layer with padding": lambda t: layer(t, t.x, t.x, t.x, key_padding_mask=torch.arange(t.N) > 3)[0],
+    "layer, each head's weights": lambda t: [*layer(t, t.c, t.d, t.c, average_attn_weights=False)],
+    "layer of plain keys": lambda t: layer(t, t.x, t.full, t.full)[0],
+    "layer with a key of its own": lambda t: [*layer(t, t.x, t.x, t.x, adds="add_bias_kv")],
+    "layer with a zero key": lambda t: [*layer(t, t.c, t.c, t.c, adds="add_zero_attn")],
     "sums over nodes": lambda t: torch.einsum("nhm,hmd->nhd", t.c, torch.einsum("lhm,lhd->hmd", t.d, t.c)),
     "norms over nodes": lambda t: torch.einsum(
         "nhm,hm->nh", t.c, torch.einsum("lhm,l->hm", t.d, torch.ones(t.N, dtype=t.x.dtype))
