@@ -60,10 +60,10 @@ EXPRESSIONS: dict[str, Expression] = {
     "layer, batch first": lambda t: layer(t, heads(t.x), heads(t.y), heads(t.y), batch_first=True)[0].sum(0),
     "layer, masked": lambda t: layer(t, t.x, t.x, t.x, attn_mask=torch.eye(t.N).to(t.x.dtype), need_weights=False)[0],
     "layer with padding": lambda t: layer(t, t.x, t.x, t.x, key_padding_mask=torch.arange(t.N) > 3)[0],
-    "layer, each head's weights": lambda t: [*layer(t, t.c, t.d, t.c, average_attn_weights=False)],
+    "layer, each head's weights": lambda t: layer(t, t.c, t.d, t.c, average_attn_weights=False)[1].sum((0, 1)),
     "layer of plain keys": lambda t: layer(t, t.x, t.full, t.full)[0],
     "layer with a key of its own": lambda t: [*layer(t, t.x, t.x, t.x, adds="add_bias_kv")],
-    "layer with a zero key": lambda t: [*layer(t, t.c, t.c, t.c, adds="add_zero_attn")],
+    "layer with a zero key": lambda t: [(out := layer(t, t.c, t.c, t.c, adds="add_zero_attn"))[0], out[1].sum(0)],
     "sums over nodes": lambda t: torch.einsum("nhm,hmd->nhd", t.c, torch.einsum("lhm,lhd->hmd", t.d, t.c)),
     "norms over nodes": lambda t: torch.einsum(
         "nhm,hm->nh", t.c, torch.einsum("lhm,l->hm", t.d, torch.ones(t.N, dtype=t.x.dtype))
