@@ -17,7 +17,7 @@ from torch import Tensor
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.cli.inputs import model_columns, read_parts, require, require_parts, say_what_was_read, train_mask_of
 from pyg_dist.cli.stored_plan import parts_of_types
-from pyg_dist.errors import DataError, StoreError
+from pyg_dist.errors import DataError, PygDistError, StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.mesh_shape import MeshShape
 from pyg_dist.grid.plan.plan import GridPlan
@@ -153,7 +153,11 @@ def write_types_store(
     parts = parts_of_types(hetero, options.parts, options.method, found_by)
     new = out.with_name(out.name + ".new")
     with lock(new / "lock"):
-        _write_pieces(path, hetero, parts, new, options, progress)
+        try:
+            _write_pieces(path, hetero, parts, new, options, progress)
+        except PygDistError:
+            shutil.rmtree(new)
+            raise
         (new / "lock").unlink()
         old = out.with_name(out.name + ".old")  # whatever happens, one of the two is whole
         shutil.rmtree(old, ignore_errors=True)

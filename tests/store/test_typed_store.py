@@ -302,6 +302,15 @@ def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert not any(store.with_name(f"{store.name}.{kind}").exists() for kind in ("new", "old"))
 
 
+def test_a_refused_attribute_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph, out = typed_graph(), tmp_path / "store"
+    graph["paper"].node_id = torch.arange(graph["paper"].num_nodes)
+    save_graph(graph, tmp_path / "graph.safetensors")
+    assert main(["partition", str(tmp_path / "graph.safetensors"), str(out), "--parts", "2"]) == 1
+    assert "Expected no node attribute 'node_id'" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["graph.safetensors"]
+
+
 def test_damaged_stores(store: Path, tmp_path: Path) -> None:
     """A piece that is missing, damaged or another store's is found."""
     from pyg_dist import DistributedData
