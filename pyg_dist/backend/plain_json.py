@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -77,9 +78,8 @@ def typed(kind: type[T], content: object, name: str = "it") -> T:
 def _typed(kind: Any, content: Any, name: str) -> object:
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        hints, known = get_type_hints(kind), {field.name for field in fields(kind)}
-        needed = {field.name for field in fields(kind) if field.default is field.default_factory is MISSING}
-        if isinstance(content, dict) and needed <= content.keys() <= known:
+        hints, needed = _fields_of(cast(Any, kind))
+        if isinstance(content, dict) and needed <= content.keys() <= hints.keys():
             return cast(Any, kind)(**{n: _typed(hints[n], value, f"{name}.{n}") for n, value in content.items()})
     elif origin is dict and isinstance(content, dict):
         return {key: _typed(inner[1], value, f"{name}.{key}") for key, value in content.items()}
@@ -96,6 +96,14 @@ def _typed(kind: Any, content: Any, name: str) -> object:
     elif kind is object or type(content) in (kind, *inner) or (origin is Literal and content in inner):
         return content
     raise ValueError(f"{str(content)[:60]!r} as {name}")
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """The types of a dataclass's fields by name, and which have no default."""
+    hints, found = get_type_hints(kind), fields(kind)
+    needed = {field.name for field in found if field.default is field.default_factory is MISSING}
+    return {field.name: hints[field.name] for field in found}, needed
 
 
 def to_bytes(value: object) -> bytes:
