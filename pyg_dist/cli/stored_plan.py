@@ -11,7 +11,14 @@ from torch import Tensor
 
 from pyg_dist.cli.inputs import read_parts, require, require_only, require_parts
 from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
-from pyg_dist.data.stored_graph import merged_hash, rank_of_part, stored_plan, stored_rows_across, stored_share
+from pyg_dist.data.stored_graph import (
+    merged_hash,
+    rank_of_part,
+    stored_plan,
+    stored_rows_across,
+    stored_share,
+    stored_ways,
+)
 from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.grid.plan.cost import grid_plans
@@ -21,6 +28,7 @@ from pyg_dist.halo.plan.levels import Hierarchy, shares_machines
 from pyg_dist.halo.plan.plan import Plan, pairs_of
 from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.halo.plan.sizes import ShareSizes, rows_between_nodes
+from pyg_dist.halo.plan.two_level import Task
 from pyg_dist.partition import check_given
 from pyg_dist.plan.parts import PartsOptions
 from pyg_dist.pricing.base import DistributionPlan
@@ -83,7 +91,10 @@ def _counted_plan(
     ranks, sizes = int(of_part.max()) + 1, []
     rows = torch.zeros(ranks, ranks, dtype=torch.int64)
     for rank in range(ranks):
-        share = stored_share(store, rank, of_part, exchange, ranks_per_node if two_levels else None)
+        ways = None
+        if two_levels and ranks_per_node is not None:
+            ways = stored_ways(store, Task.alone(rank, ranks, ranks_per_node), of_part, exchange)
+        share = stored_share(store, rank, of_part, exchange, ways=ways)
         sizes.append(ShareSizes.of(share))
         rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
     return Plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.ops.memory import release_after, release_free_memory
 from pyg_dist.backend.session import session
@@ -25,9 +26,9 @@ from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
-from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, share_of
+from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, kinds_of, share_of
 from pyg_dist.halo.plan.sizes import BlockNumbers, merged_parts
-from pyg_dist.halo.plan.two_level import MachineEdges, Routes
+from pyg_dist.halo.plan.two_level import MachineEdges, Routes, Task, exchanged
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, Manifest
@@ -92,9 +93,7 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
     else:
         identity = merged_hash(store, ranks, options.exchange)
         plan = gathered_plan(share, group, options, manifest.planned("partition", str), None, identity)
-    share, plan = in_levels(
-        share, plan, options, group, lambda on_each: stored_share(store, group.rank, ranks, options.exchange, on_each)
-    )
+    share, plan = in_levels(share, plan, options, group, store, ranks)
     graph = halo_graph(share, groups, options, manifest.graph.loop_rule, plan)
     with raised_on_all_ranks():
         local = stored_rows(store, parts, graph, plan, share)
@@ -103,9 +102,15 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
 
 
 def in_levels(
-    share: HaloShare, plan: Plan, options: Options, group: Group, share_in_two: Callable[[int | None], HaloShare]
+    share: HaloShare,
+    plan: Plan,
+    options: Options,
+    group: Group,
+    store: HaloStore,
+    ranks: Tensor,
+    rows: RelationRows | None = None,
 ) -> tuple[HaloShare, Plan]:
-    """A share in one level and its plan, or the share of so many ranks per machine in two (collective).
+    """A share in one level and its plan, or those in two, which ranks of a machine plan together (collective).
 
     By the options, or whichever a step is cheaper with by the constants of rank 0.
     """
@@ -113,7 +118,11 @@ def in_levels(
     if on_each is None:
         return share, plan
     with raised_on_all_ranks():
-        shared = share_in_two(on_each)
+        task = Task.shared(group.rank, group.size, on_each)
+        ways = stored_ways(store, task, ranks, options.exchange, 0 if rows is None else rows.first_target)
+    ways = exchanged(ways, group.size, on_each, IdLists(group).send)
+    with raised_on_all_ranks():
+        shared = stored_share(store, group.rank, ranks, options.exchange, rows, ways)
     both = gathered_plan(shared, group, options, plan.partition, None, plan.hash)
     is_cheaper = options.hierarchy == "on" or bool(
         on_main(lambda: torch.tensor(both.price().seconds < plan.price().seconds))
@@ -194,14 +203,15 @@ def stored_share(
     rank: int,
     ranks: Tensor,
     exchange: ExchangeKind,
-    ranks_per_machine: int | None = None,
     rows: RelationRows | None = None,
+    ways: Mapping[ExchangeKind, Routes] | None = None,
 ) -> HaloShare:
     """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph. Not collective.
 
     Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
-    used; for merged parts it is found anew, from the edges that cross between ranks alone. In two levels the edges
-    between the rank's machine and others are read, too. ``rows``: of a relation in a graph with types.
+    used; for merged parts it is found anew, from the edges that cross between ranks alone. ``rows``: of a relation in
+    a graph with types. ``ways``: in two levels, of what crosses between the rank's machine and others
+    (:func:`stored_ways`).
     """
     parts, num_ranks = store.parts_of(rank, ranks), int(ranks.max()) + 1
     load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
@@ -230,10 +240,7 @@ def stored_share(
     share = share_of(
         rank, num_ranks, store.manifest.num_nodes - first_target, store.manifest.num_edges, node_id, on_boundary,
         inside, lambda: cross(False), lambda: cross(True), exchange,
-        None if rows is None else rows.node_id, None if rows is None else rows.sources,
-        None if ranks_per_machine is None else stored_ways(
-            store, rank, ranks, exchange, ranks_per_machine, first_target
-        ),
+        None if rows is None else rows.node_id, None if rows is None else rows.sources, ways,
     )  # fmt: skip
     del node_id
     release_free_memory()
@@ -241,22 +248,26 @@ def stored_share(
 
 
 def stored_ways(
-    store: HaloStore, rank: int, ranks: Tensor, exchange: ExchangeKind, ranks_per_machine: int, first_target: int = 0
+    store: HaloStore, task: Task, ranks: Tensor, exchange: ExchangeKind, first_target: int = 0
 ) -> dict[ExchangeKind, Routes]:
-    """The ways between the machine of ``rank`` and others, for rows alone and for sums. Not collective.
+    """The ways of a task, for rows alone and for sums. Not collective; reads the edges between its machines.
 
     ``first_target``: see :class:`RelationRows`.
     """
-    machine, of_part = rank // ranks_per_machine, ranks // ranks_per_machine
+    machine, of_part = task.machine, ranks // task.ranks_per_machine
     num_machines = int(of_part.max()) + 1
     load = torch.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
-    both = [store.cross(machine, of_part, leaves) for leaves in (False, True)]
+    ways_in_and_out = (False, task.sources), (True, task.targets)
+    both = [store.cross(machine, of_part, *way) for way in ways_in_and_out]
     found: dict[str, tuple[Candidates, Tensor]] = {}
     for kind in ("rows", "sums"):
         ends = [getattr(edges, kind) for edges in both]
         peers = [torch.repeat_interleave(torch.arange(num_machines), torch.tensor(end.counts)) for end in ends]
         own = [torch.full_like(peer, machine) for peer in peers]
-        parts = [store.part_of(end.node, machine, of_part, kind, leaves) for leaves, end in enumerate(ends)]
+        parts = [
+            store.part_of(end.node, machine, of_part, kind, *way)
+            for way, end in zip(ways_in_and_out, ends, strict=True)
+        ]
         node = torch.cat([end.node for end in ends]) - (first_target if kind == "sums" else 0)
         candidates = Candidates(torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), node)
         found[kind] = candidates, ranks[torch.cat(parts)]
@@ -264,18 +275,16 @@ def stored_ways(
     row = torch.cat([both[0].row, both[1].row + len(both[0].rows.node)])
     sums_of = torch.cat([both[0].sum, both[1].sum + len(both[0].sums.node)])
     edges = RemoteEdges(num_machines, row, row, sums_of, rows, sums, load)
-    of_machine = MachineEdges(edges, row_owner, sum_owner, ranks_per_machine, int(ranks.max()) + 1)
-    kinds: set[ExchangeKind] = {"post", exchange}
-    return {kind: of_machine.routes(kind) for kind in kinds}
+    of_machine = MachineEdges(edges, row_owner, sum_owner, task.ranks_per_machine, int(ranks.max()) + 1)
+    return {kind: of_machine.routes(kind) for kind in kinds_of(exchange)}
 
 
 def stored_rows_across(store: HaloStore, ranks: Tensor, ranks_per_machine: int) -> int:
     """Rows of the hybrid exchange that cross machines in two levels. Reads what crosses, not collective."""
-    return sum(
-        int((ways.link.sender // ranks_per_machine == first // ranks_per_machine).sum())
-        for first in range(0, int(ranks.max()) + 1, ranks_per_machine)
-        for ways in (stored_ways(store, first, ranks, "hybrid", ranks_per_machine)["hybrid"],)
-    )
+    num_ranks = int(ranks.max()) + 1
+    tasks = (Task.alone(first, num_ranks, ranks_per_machine) for first in range(0, num_ranks, ranks_per_machine))
+    leaving = (task._replace(sources=torch.zeros_like(task.sources)) for task in tasks)
+    return sum(stored_ways(store, task, ranks, "hybrid")["hybrid"].node.numel() for task in leaving)
 
 
 def rows_of(store: HaloStore, kind: Literal["node", "edge"], name: str, parts: list[int], ids: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -56,12 +55,12 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
 
     def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, Plan]]:
         for relation, store in stores.edges.items():
-            read = partial(_share, manifest, store, relation, group.rank, ranks, options.exchange, rows)
             with raised_on_all_ranks():
-                share = read()
+                ends = _ends(manifest, relation, rows)
+                share = stored_share(store, group.rank, ranks, options.exchange, ends)
             identity = _hash(manifest, relation, ranks, options.exchange)
             plan = gathered_plan(share, group, options, manifest.partition, None, identity)
-            share, plan = in_levels(share, plan, options, group, read)
+            share, plan = in_levels(share, plan, options, group, store, ranks, ends)
             yield relation, share, store.manifest.graph.loop_rule, plan
 
     graph = TypedGraph.of(rows, manifest.types, options, group, shares())
@@ -97,7 +96,10 @@ def stored_types_plan(path: Path, num_ranks: int, exchange: ExchangeKind) -> Het
         if not rows:
             sizes, sent = block_numbers(store, nodes_of[relation[-1]]).sizes(exchange)
         else:
-            shares = [_share(manifest, store, relation, rank, ranks, exchange, rows[rank]) for rank in range(num_ranks)]
+            shares = [
+                stored_share(store, rank, ranks, exchange, _ends(manifest, relation, own))
+                for rank, own in enumerate(rows)
+            ]
             sizes = tuple(ShareSizes.of(share) for share in shares)
             sent = torch.tensor([share.sum_transfer.send_counts for share in shares])
         identity = _hash(manifest, relation, ranks, exchange)
@@ -129,20 +131,9 @@ def _rows_of_types(manifest: TypesManifest, stores: TypedStores, rank: int, rank
     return {kind: torch.cat([own[~late[kind]], own[late[kind]]]) for kind, own in ids.items()}
 
 
-def _share(
-    manifest: TypesManifest,
-    store: HaloStore,
-    relation: Relation,
-    rank: int,
-    ranks: Tensor,
-    exchange: ExchangeKind,
-    rows: Mapping[str, Tensor],
-    ranks_per_machine: int | None = None,
-) -> HaloShare:
-    """The share of a relation."""
+def _ends(manifest: TypesManifest, relation: Relation, rows: Mapping[str, Tensor]) -> RelationRows:
+    """A rank's rows of both ends, of its rows of all types."""
     source, _, target = relation
     if source == target:
-        ends = RelationRows(0, rows[target], None)
-    else:
-        ends = RelationRows(manifest.types[source], rows[target], LocalRows.of(rows[source]))
-    return stored_share(store, rank, ranks, exchange, ranks_per_machine, ends)
+        return RelationRows(0, rows[target], None)
+    return RelationRows(manifest.types[source], rows[target], LocalRows.of(rows[source]))

@@ -162,13 +162,20 @@ class HaloStore(ShardReader):
             self.release(receiver)
         return found
 
-    def cross(self, rank: int, rank_of_part: Tensor, leaves: bool) -> CrossEdges:
-        """The edges from the parts of ``rank`` into those of other ranks (``leaves``), or from those into them."""
+    def cross(self, rank: int, rank_of_part: Tensor, leaves: bool, peers: Tensor | None = None) -> CrossEdges:
+        """The edges from the parts of ``rank`` into those of other ranks (``leaves``), or from those into them.
+
+        ``peers``: which ranks to read them of, bool ``[P]``; by default all.
+        """
         num_ranks = int(rank_of_part.max()) + 1
         parts = [self.parts_of(other, rank_of_part) for other in range(num_ranks)]
         pairs = [(rank, other) if leaves else (other, rank) for other in range(num_ranks)]
 
-        counts = [0 if p == q else int(self.edges_between[parts[p]][:, parts[q]].sum()) for p, q in pairs]
+        is_read = [True] * num_ranks if peers is None else peers.tolist()
+        counts = [
+            int(self.edges_between[parts[p]][:, parts[q]].sum()) if p != q and is_read[other] else 0
+            for other, (p, q) in enumerate(pairs)
+        ]
         edge_id = None if leaves else np.empty(sum(counts), np.int64)
         ends = np.empty((2, sum(counts)), np.int32)
         kinds: tuple[list[_Found], list[_Found]] = ([], [])
@@ -191,10 +198,10 @@ class HaloStore(ShardReader):
         row, total = torch.from_numpy(ends[0]), torch.from_numpy(ends[1])
         return CrossEdges(edge, row, total, *map(joined, kinds))
 
-    def part_of(self, node: Tensor, rank: int, rank_of_part: Tensor, kind: str, leaves: int) -> Tensor:
+    def part_of(self, node: Tensor, rank: int, rank_of_part: Tensor, kind: str, leaves: bool, peers: Tensor) -> Tensor:
         """The part of each of the nodes that :meth:`cross` has for ``kind``, ``"rows"`` or ``"sums"``: int64."""
         own, end = self.parts_of(rank, rank_of_part), 0 if kind == "rows" else 1
-        others = [part for part in range(self.num_parts) if part not in own]
+        others = [part for part in peers[rank_of_part].nonzero().view(-1).tolist() if part not in own]
         pairs = [(p, q) for p in (own if leaves else others) for q in (others if leaves else own)]
         lists = [self._list(p, q, "row_id" if kind == "rows" else "sum_id") for p, q in pairs]
         ids = np.concatenate([_NONE[0], *lists])

@@ -312,11 +312,20 @@ def test_refused(workers: Pools) -> None:
         assert "Expected ranks of a machine to follow one another" in apart
 
 
-def opened(world_size: int, path: str) -> None:
-    """A store in two levels trains as the graph in one."""
+def opened(world_size: int, path: str, crossing: int) -> None:
+    """A store in two levels trains as the graph in one; one rank alone plans each edge that crosses machines."""
     import pyg_dist
+    from pyg_dist.backend.comm.group import world_group
+    from pyg_dist.halo.plan.two_level import MachineEdges
 
-    with machines(world_size):
+    planned, routes = list[int](), MachineEdges.routes
+
+    def counted(edges: MachineEdges, exchange: Any) -> Any:
+        planned.append(len(edges.edges.row))
+        return routes(edges, exchange)
+
+    with machines(world_size), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MachineEdges, "routes", counted)
         graph = hub_graph()
         stock = SAGEConv(5, 4).double()
         torch.manual_seed(1)
@@ -324,6 +333,10 @@ def opened(world_size: int, path: str) -> None:
         for hierarchy in ("on", "auto"):
             data = pyg_dist.DistributedData.open(path, hierarchy=hierarchy)  # type: ignore[arg-type]
             assert data.plan.two_levels or hierarchy == "auto"
+            for_rows, for_sums = planned
+            assert for_rows == for_sums
+            assert sum(world_group().gather_counts(for_rows)) == crossing
+            planned.clear()
             found = results(pyg_dist.distribute(copy.deepcopy(stock)), data, "sage")
             for ours, theirs in zip(found, expected, strict=True):
                 torch.testing.assert_close(whole(ours), theirs, rtol=1e-10, atol=1e-10)
@@ -352,8 +365,10 @@ def test_a_store(workers: Pools, tmp_path: Any, capsys: Any) -> None:
             expected = Plan.of(graph.edge_index, parts, ranks, ranks_per_node=2, hierarchy=hierarchy)  # type: ignore[arg-type]
             assert (planned.sizes, planned.pairs, planned.across) == (expected.sizes, expected.pairs, expected.across)
             assert planned.two_levels == (hierarchy == "on")
+    machine = rank_of_part(store.path, [store], 4) // 2
+    crossing = int(store.edges_between[machine.view(-1, 1) != machine].sum())
     store.close()
     capsys.readouterr()
     assert main(["plan", str(path), "--ranks", "4", "--ranks-per-node", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["between_machines"]["machine_pairs"] == expected.across[1]  # type: ignore[index]
-    workers(4).run(opened, 4, str(path))
+    workers(4).run(opened, 4, str(path), crossing)

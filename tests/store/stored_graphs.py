@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from bits import have_same_bits
 from torch import Tensor
 from torch_geometric.data import Data
+
+T = TypeVar("T")
+
+
+def planned_together(num_ranks: int, plan: Callable[[int, Callable[[Tensor, Sequence[int]], Tensor]], T]) -> list[T]:
+    """What ``plan(rank, send)`` is on each rank, in threads that send to one another once."""
+    tables: list[tuple[Tensor, ...]] = [()] * num_ranks
+    all_have_sent = threading.Barrier(num_ranks, timeout=60)
+
+    def together(rank: int) -> T:
+        def send(rows: Tensor, counts: Sequence[int]) -> Tensor:
+            tables[rank] = rows.split(list(counts))
+            all_have_sent.wait()
+            return torch.cat([pieces[rank] for pieces in tables])
+
+        return plan(rank, send)
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(together, range(num_ranks)))
 
 
 def skewed_graph(num_nodes: int = 200, num_edges: int = 1500, seed: int = 0) -> Data:

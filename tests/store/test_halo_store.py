@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bits import assert_all_same_bits
-from stored_graphs import differences, same, skewed_graph, write
+from stored_graphs import differences, planned_together, same, skewed_graph, write
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from workers import Workers
@@ -104,9 +104,10 @@ def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", ["hybrid", *(pytest.param(e, marks=pytest.mark.slow) for e in ("post", "pre"))])
 @pytest.mark.parametrize(("merged", "on_each"), [(1, 4), (2, 2), (3, 2)])
 def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) -> None:
-    """The lists of each rank, also of merged parts, are those of the whole graph."""
-    from pyg_dist.data.stored_graph import stored_share
+    """The lists of each rank, also of merged parts, are those of the whole graph, planned alone and together."""
+    from pyg_dist.data.stored_graph import stored_share, stored_ways
     from pyg_dist.halo.plan.share import halo_share
+    from pyg_dist.halo.plan.two_level import Task, exchanged
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
@@ -114,10 +115,17 @@ def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) ->
     path = write(graph, tmp_path, parts, 8)
     store, ranks = HaloStore(path, Manifest.load(path)), torch.arange(8) // merged
     num_ranks = int(ranks.max()) + 1
+    shared = planned_together(
+        num_ranks,
+        lambda rank, send: exchanged(
+            stored_ways(store, Task.shared(rank, num_ranks, on_each), ranks, exchange), num_ranks, on_each, send
+        ),
+    )
     for rank in range(num_ranks):
         made = halo_share(graph.edge_index, ranks[parts], rank, num_ranks, exchange, ranks_per_machine=on_each)
         assert made.row_transfer.relay is not None
-        assert differences(made, stored_share(store, rank, ranks, exchange, on_each)) == []
+        for ways in (stored_ways(store, Task.alone(rank, num_ranks, on_each), ranks, exchange), shared[rank]):
+            assert differences(made, stored_share(store, rank, ranks, exchange, ways=ways)) == []
 
 
 def training(data: Any, conv: str) -> list[Tensor]:

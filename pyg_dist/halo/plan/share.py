@@ -131,7 +131,7 @@ def halo_share(
     ways = None
     if ranks_per_machine is not None and between is not None:
         machines = MachineEdges.of_list(*between[1:], all_nodes, load, ranks_per_machine, rank)
-        ways = {kind: machines.routes(kind) for kind in _kinds(exchange)}
+        ways = {kind: machines.routes(kind) for kind in kinds_of(exchange)}
         if send is not None:
             ways = exchanged(ways, num_ranks, ranks_per_machine, send)
         del machines
@@ -179,7 +179,8 @@ def _edges_of(
     return chosen(bits & 8), listed(chosen(bits & 9 == 1)), between
 
 
-def _kinds(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
+def kinds_of(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
+    """What a share has lists for: rows alone, and the chosen exchange."""
     return ("post",) if exchange == "post" else ("post", exchange)
 
 
@@ -276,7 +277,7 @@ def share_of(
     num_inner = int(boundary[0]) if boundary.numel() else num_local
     del order, boundary
 
-    kinds = _kinds(exchange)
+    kinds = kinds_of(exchange)
 
     def slots(edges: OneWay, hybrid: Cover, kind: ExchangeKind) -> Slots:
         cover = _cover(edges, hybrid, kind)

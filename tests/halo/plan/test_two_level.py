@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,7 @@ from hypothesis import strategies as st
 from random_graphs import random_graph
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
-from stored_graphs import differences
+from stored_graphs import differences, planned_together
 from torch import Tensor
 
 from pyg_dist.backend.ops.row_format import SUM_KEY
@@ -278,18 +275,11 @@ def test_keys_of_what_crosses() -> None:
 @pytest.mark.parametrize("exchange", ["post", "hybrid"])
 def test_ranks_that_plan_together_find_the_shares_of_each_alone(exchange: Any, num_ranks: int, on_each: int) -> None:
     edge_index, parts = random_edges(300, 3000, num_ranks)
-    tables: list[tuple[Tensor, ...]] = [()] * num_ranks
-    all_have_sent = threading.Barrier(num_ranks, timeout=60)
-
-    def together(rank: int) -> HaloShare:
-        def send(rows: Tensor, counts: Sequence[int]) -> Tensor:
-            tables[rank] = rows.split(list(counts))
-            all_have_sent.wait()
-            return torch.cat([pieces[rank] for pieces in tables])
-
-        return halo_share(edge_index, parts, rank, num_ranks, exchange, ranks_per_machine=on_each, send=send)
-
-    with ThreadPoolExecutor(num_ranks) as pool:
-        shares = list(pool.map(together, range(num_ranks)))
+    shares = planned_together(
+        num_ranks,
+        lambda rank, send: halo_share(
+            edge_index, parts, rank, num_ranks, exchange, ranks_per_machine=on_each, send=send
+        ),
+    )
     for rank, share in enumerate(shares):
         assert differences(share, halo_share(edge_index, parts, rank, num_ranks, exchange, None, on_each)) == []
