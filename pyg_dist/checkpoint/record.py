@@ -78,7 +78,7 @@ def fill(places: list[Tensor], tensors: list[Tensor]) -> None:
     torch._foreach_copy_(places, tensors)
 
 
-def described(head: Mapping[str, Any], states: Iterable[str]) -> Tensor:
+def described(head: Mapping[str, object], states: Iterable[str]) -> Tensor:
     """A description, the JSON of ``head`` and of states, whose entries are JSON already."""
     content = f'{json.dumps(head)[:-1]}, "state": {{{", ".join(states)}}}}}'.encode()
     content += b" " * (-len(content) % _HEAD_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from math import isclose
 from typing import Any
 
@@ -206,7 +207,7 @@ def _with_identity(weight: Tensor, beta: float, scale: float) -> Tensor:
     return torch.add(identity * (scale * (1 - beta)), weight, alpha=scale * beta)
 
 
-_FACTORS: Any = WeakIdKeyDictionary()
+_FACTORS: MutableMapping[Tensor, tuple[int | None, float | None]] = WeakIdKeyDictionary()
 
 
 def _factor_of_root(conv: GINConv) -> float | None:
@@ -220,7 +221,7 @@ def _factor_of_root(conv: GINConv) -> float | None:
         rounding = max(torch.finfo(dtype).eps for dtype in (conv.eps.dtype, torch.float32))  # it may have been cast
         is_initial = isclose(conv.eps, conv.initial_eps, rel_tol=rounding)
         known = _FACTORS[conv.eps] = version, float(1 + conv.eps) if is_initial else None
-    return known[1]  # type: ignore[no-any-return]
+    return known[1]
 
 
 def _side_by_side(weight: Tensor) -> Tensor:

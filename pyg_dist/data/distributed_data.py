@@ -137,7 +137,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
         self,
         data: Data,
         layout: str = "halo",
-        partition: str | Tensor | np.ndarray[Any, Any] | Plan = "metis",
+        partition: str | Tensor | np.typing.NDArray[np.generic] | Plan = "metis",
         epsilon: float = 0.03,
         exchange: ExchangeKind = "hybrid",
         bits: int | tuple[int, int] = 32,

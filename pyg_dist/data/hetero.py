@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         self,
         data: HeteroData,
         layout: str = "halo",
-        partition: str | Tensor | np.ndarray[Any, Any] | Mapping[str, object] = "metis",
+        partition: str | Tensor | np.typing.NDArray[np.generic] | Mapping[str, object] = "metis",
         epsilon: float = 0.03,
         exchange: ExchangeKind = "hybrid",
         bits: int | tuple[int, int] = 32,

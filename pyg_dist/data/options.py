@@ -36,7 +36,7 @@ class Options:
     """See :class:`pyg_dist.DistributedData`. Each is checked by itself, then with the layout."""
 
     layout: str = "halo"
-    partition: str | Tensor | np.ndarray[Any, Any] | Plan = "metis"
+    partition: str | Tensor | np.typing.NDArray[np.generic] | Plan = "metis"
     epsilon: float = 0.03
     exchange: ExchangeKind = "hybrid"
     bits: int | tuple[int, int] = 32

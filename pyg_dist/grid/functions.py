@@ -70,7 +70,7 @@ def _is_whole(x: RowTensor, tile: Tile) -> bool:
     return x._sharding is tile.grid.node_sharding or (isinstance(x, TileTensor) and x._sharding.grid is tile.grid)
 
 
-def elementwise(function: Function, *args: Any, **kwargs: Any) -> Any:
+def elementwise(function: Function, *args: object, **kwargs: Any) -> Any:
     """Broadcasting functions: operands come to the layout of the first tile (collective where one has another)."""
     first = next(a for a in (*args, *kwargs.values()) if isinstance(a, TileTensor))
     tile = first._sharding
@@ -249,7 +249,7 @@ def replicated_linear(x: TileTensor, weight: Tensor, transport: Transport) -> Te
 
 @TILES.implements("layer_norm", "rms_norm")
 def norm_of_each_row(
-    function: Function, x: Tensor, normalized_shape: Sequence[int], *args: Any, **kwargs: Any
+    function: Function, x: Tensor, normalized_shape: Sequence[int], *args: object, **kwargs: object
 ) -> object:
     """``(x - mean) / sqrt(var + eps)`` or ``x / sqrt(mean square + eps)`` (ScaleGNN, eq. 29) by row (collective)."""
     centres = function.__name__ == "layer_norm"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ def partition(
     edge_index: Tensor,
     num_nodes: int,
     num_parts: int,
-    method: str | Tensor | np.ndarray[Any, Any] = "metis",
+    method: str | Tensor | np.typing.NDArray[np.generic] = "metis",
     train_mask: Tensor | None = None,
     epsilon: float = 0.03,
     seed: int = 0,

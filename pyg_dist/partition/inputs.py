@@ -54,7 +54,7 @@ def as_parts(parts: object) -> Tensor:
     return vector
 
 
-def check_given(parts: Tensor | np.ndarray[Any, Any], num_nodes: int, num_parts: int) -> Tensor:
+def check_given(parts: Tensor | np.typing.NDArray[np.generic], num_nodes: int, num_parts: int) -> Tensor:
     """Return ``parts`` as an int32 CPU tensor. Not collective.
 
     Shapes:

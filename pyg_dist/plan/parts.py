@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ def _silent(step: str, parts: Tensor) -> None:
 class PartsOptions:
     """How parts are found. See :func:`pyg_dist.partition.partition` for all but the first and the last two."""
 
-    method: str | Tensor | np.ndarray[Any, Any] = "metis"  # one of METHODS, or the parts themselves
+    method: str | Tensor | np.typing.NDArray[np.generic] = "metis"  # one of METHODS, or the parts themselves
     epsilon: float = 0.03  # how much heavier than the mean a part may be
     seed: int = 0  # of solvers
     solver: Solver = "mt-kahypar"  # of hypergraphs

@@ -75,7 +75,7 @@ class RowTensor(Tensor):
     _cached_aggregates: tuple[Any, ...] = ()
     _sparse_form: SparseForm | None = None  # of constant rows
     _places: tuple[int | None, Tensor] | None = None  # of a mask: where it holds, on the host; version, local rows
-    _as_rows: tuple[Any, NodeTensor] | None = None  # a tile's whole rows
+    _as_rows: tuple[object, NodeTensor] | None = None  # a tile's whole rows
     _counters: tuple[Tensor, ...] = ()  # this memory under torch's two counters of changes: its own and that of `.data`
     _uncounted: int = 0  # changes that neither counter has seen
     # What a batch's rows were picked from: this tensor's version, then that tensor and the picked rows' ids.
@@ -175,12 +175,12 @@ class RowTensor(Tensor):
             f"Iterating over a {type(self).__name__} would need one collective per row: use .full_tensor() or .tolist()"
         )
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         if not torch._C._is_torch_function_enabled():  # hooks of autograd that save tensors: of this rank, for it
             return self.as_subclass(Tensor).__reduce_ex__(protocol)
         return super().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def set_(self, *args: Any, **kwargs: object) -> NoReturn:
+    def set_(self, *args: object, **kwargs: object) -> NoReturn:
         """Refused: torch asks nobody before it gives a tensor another memory."""
         raise MixedRowsError(
             f"set_ has no distributed form for a {type(self).__name__}, whose rows lie on several ranks: write x[:] = "

@@ -173,7 +173,7 @@ def _sequence(value: Any) -> list[Any]:
     return [value] if isinstance(value, (Tensor, GradientEdge)) else list(value)
 
 
-def _edge(x: object) -> Any:
+def _edge(x: object) -> object:
     """Where the gradient of x arrives; torch takes it in place of a tensor, and dispatches on it no more."""
     if not isinstance(x, RowTensor):
         return x
@@ -197,7 +197,7 @@ def backward(function: Function, tensors: object, grad_tensors: object = None, *
 
 
 def grad(
-    function: Function, outputs: object, inputs: object, grad_outputs: object = None, *args: Any,
+    function: Function, outputs: object, inputs: object, grad_outputs: object = None, *args: object,
     is_grads_batched: bool = False, materialize_grads: bool = False, **kwargs: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """``torch.autograd.grad`` with row tensors among outputs and inputs (collective)."""

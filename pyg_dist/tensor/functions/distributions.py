@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.local_function import Context
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError
 from pyg_dist.tensor.functions.random import draw, draw_seed, refuse_generator
@@ -27,7 +28,7 @@ _MOST = 2**53
 
 
 @implements("normal", namespaces=(torch,))
-def normal(function: Function, mean: Any = 0.0, std: Any = 1.0, *, generator: object = None) -> Tensor:
+def normal(function: Function, mean: object = 0.0, std: Any = 1.0, *, generator: object = None) -> Tensor:
     """``mean + std * z``; one of them may be a number or a plain tensor."""
     refuse_generator(function, generator)
     with torch.no_grad():
@@ -145,13 +146,13 @@ class _Gamma(torch.autograd.Function):
     """Standard gamma numbers, with the derivative by the concentration that torch has for its own."""
 
     @staticmethod
-    def forward(ctx: Any, concentration: Tensor, drawn: Tensor) -> Tensor:
+    def forward(ctx: Context, concentration: Tensor, drawn: Tensor) -> Tensor:
         ctx.save_for_backward(concentration, drawn)
         return drawn.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         concentration, drawn = ctx.saved_tensors
         return grad * torch._standard_gamma_grad(concentration, drawn), None
 

@@ -141,7 +141,7 @@ def norm_of_each_row(
 
 @implements_anywhere("lstm", "gru")
 def sequences(
-    function: Function, x: Any, states: Any, weights: Sequence[Tensor], has_biases: bool, num_layers: int,
+    function: Function, x: Any, states: object, weights: Sequence[Tensor], has_biases: bool, num_layers: int,
     dropout: float, training: bool, bidirectional: bool, *batch_first: bool,
 ) -> object:  # fmt: skip
     """One sequence per row, from states of zero or a state a row; last states have rows second."""
@@ -275,7 +275,7 @@ def _normalise(
 
 
 @MOVED.implements("conv2d")
-def _conv2d_of_moved(function: Function, x: object, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _conv2d_of_moved(function: Function, x: object, weight: Tensor, *args: object, **kwargs: object) -> Tensor:
     """``[B, C, T, N]`` and ``[B, C, N, T]`` along time: a kernel of size one along the nodes."""
     bound = bind(function, "bias stride padding dilation groups", args, kwargs)
     if type(x) is not MovedRows or x.place < 2 or x.dim() != 4:

@@ -54,12 +54,12 @@ class _Context(FunctionCtx):
         self.input_shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for value in arguments]
         self.output_rows: list[Rows] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._node, name)
 
-    mark_dirty: Any = property(attrgetter("_node.mark_dirty"))
-    mark_non_differentiable: Any = property(attrgetter("_node.mark_non_differentiable"))
-    set_materialize_grads: Any = property(attrgetter("_node.set_materialize_grads"))
+    mark_dirty = property(attrgetter("_node.mark_dirty"))
+    mark_non_differentiable = property(attrgetter("_node.mark_non_differentiable"))
+    set_materialize_grads = property(attrgetter("_node.set_materialize_grads"))
 
     def save_for_backward(self, *tensors: object) -> None:
         """As torch's."""
@@ -89,7 +89,7 @@ class _OnRows(LocalFunction):
         return out
 
     @classmethod
-    def _backward(cls, node: Any, *gradients: Any) -> object:
+    def _backward(cls, node: Any, *gradients: object) -> object:
         context: _Context = node.context
         seen: Any = list(map(_as_rows, gradients, context.output_rows))
         script = cls.script

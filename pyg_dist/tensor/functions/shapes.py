@@ -81,7 +81,7 @@ def _refuse(function: Function, x: Tensor, what: str) -> MixedRowsError:
 
 
 @implements("view", "reshape")
-def view(function: Function, x: RowTensor, *sizes: Any, **named: Any) -> Tensor:
+def view(function: Function, x: RowTensor, *sizes: Any, **named: object) -> Tensor:
     """Reshape each row, or split each into several, or put those together that were one.
 
     Dimensions of size one may also come before the rows.
