@@ -18,16 +18,19 @@ import json
 import multiprocessing
 import resource
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import machine
 import numpy as np
+import resident_memory
 import torch
 
 # Probabilities of the four quadrants (Chakrabarti, Zhan and Faloutsos, "R-MAT", 2004; these values: Graph500).
 QUADRANTS = (0.57, 0.19, 0.19, 0.05)
+T = TypeVar("T")
 
 
 def r_mat(num_nodes_log2: int, num_edges: int, seed: int = 0) -> torch.Tensor:
@@ -76,45 +79,75 @@ def measure(num_edges: int, num_ranks: int, path: Path | None, on_each: int | No
     }
 
 
-def measure_share(num_edges: int, num_ranks: int, on_each: int, way: str) -> float:
-    """Seconds of one rank's share, the best of five; what the other ranks would send it is made first, and not counted.
-
-    ``way``: "one level"; in two levels "alone", or "together" with the ranks of its machine.
-    """
-    from pyg_dist.halo.plan.share import halo_share
+def random_graph(num_edges: int, num_ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """An R-MAT graph and random parts."""
     from pyg_dist.partition import partition
 
     torch.set_num_threads(1)
-    rank, num_nodes = min(3, on_each - 1), 2 ** max(4, (num_edges // 16).bit_length())
+    num_nodes = 2 ** max(4, (num_edges // 16).bit_length())
     edge_index = r_mat(num_nodes.bit_length() - 1, num_edges)
-    parts = partition(edge_index, num_nodes, num_ranks, "random")
-    options: dict[str, Any] = {} if way == "one level" else {"ranks_per_machine": on_each}
-    if way == "together":
-        arriving: list[torch.Tensor] = []
+    return edge_index, partition(edge_index, num_nodes, num_ranks, "random")
 
-        def keep(rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-            arriving.append(rows.split(counts)[rank].clone())
-            raise InterruptedError  # the sender's share is of no use
 
-        for sender in range(num_ranks):
-            with suppress(InterruptedError):
-                halo_share(edge_index, parts, sender, num_ranks, **options, send=keep)
-        whole = torch.cat(arriving)
-        options["send"] = lambda rows, counts: whole
-    seconds = []
+def arriving_rows(num_edges: int, num_ranks: int, on_each: int, rank: int) -> np.ndarray[Any, Any]:
+    """What all ranks send one of them when they plan together."""
+    from pyg_dist.halo.plan.share import halo_share
+
+    edge_index, parts = random_graph(num_edges, num_ranks)
+    arriving: list[torch.Tensor] = []
+
+    def keep(rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        arriving.append(rows.split(counts)[rank].clone())
+        raise InterruptedError  # the sender's share is of no use
+
+    for sender in range(num_ranks):
+        with suppress(InterruptedError):
+            halo_share(edge_index, parts, sender, num_ranks, ranks_per_machine=on_each, send=keep)
+    return torch.cat(arriving).numpy()
+
+
+def measure_share(
+    num_edges: int, num_ranks: int, rank: int, on_each: int | None, arriving: np.ndarray[Any, Any] | None
+) -> tuple[float, float]:
+    """Seconds of one rank's share, the best of five, and the MiB that the first takes above the graph and its parts.
+
+    ``on_each``: in two levels; ``arriving``: what the others send a rank that plans together with them.
+    """
+    from pyg_dist.backend.ops.memory import release_free_memory
+    from pyg_dist.halo.plan.share import halo_share
+
+    edge_index, parts = random_graph(num_edges, num_ranks)
+    options: dict[str, Any] = {"ranks_per_machine": on_each}
+    if arriving is not None:
+        whole = torch.from_numpy(arriving)
+        options["send"] = lambda rows, counts: whole.clone()
+    halo_share(edge_index[:, :1000], parts, rank, num_ranks)  # loads what planning needs
+    release_free_memory()
+    resident_memory.forget_peak()
+    before, seconds, mib = resident_memory.current_mib(), [], 0.0
     for _ in range(5):
         start = time.perf_counter()
         halo_share(edge_index, parts, rank, num_ranks, **options)
         seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        mib = mib or resident_memory.peak_mib() - before
+    return min(seconds), mib
 
 
 def shares(args: argparse.Namespace) -> None:
-    print(f"{'edges':>12}{'ranks':>8}{'ms':>10}  way")
-    for num_edges, way in itertools.product(args.edges, ("one level", "alone", "together")):
+    """Each in a process of its own, which has freed nothing before that the C library might keep."""
+
+    def apply(function: Callable[..., T], *given: Any) -> T:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            seconds = pool.apply(measure_share, (num_edges, args.ranks, args.ranks_per_node, way))
-        print(f"{num_edges:>12,}{args.ranks:>8}{1e3 * seconds:>10.1f}  {way}", flush=True)
+            return pool.apply(function, given)
+
+    rank, on_each = min(3, args.ranks_per_node - 1), args.ranks_per_node
+    print(f"{'edges':>12}{'ranks':>8}{'ms':>10}{'MiB':>10}  way")
+    for num_edges in args.edges:
+        arriving = apply(arriving_rows, num_edges, args.ranks, on_each, rank)
+        ways = (("one level", None, None), ("alone", on_each, None), ("together", on_each, arriving))
+        for way, *options in ways:
+            seconds, mib = apply(measure_share, num_edges, args.ranks, rank, *options)
+            print(f"{num_edges:>12,}{args.ranks:>8}{1e3 * seconds:>10.1f}{mib:>10.1f}  {way}", flush=True)
 
 
 def main() -> None:

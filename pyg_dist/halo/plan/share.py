@@ -132,9 +132,10 @@ def halo_share(
     if ranks_per_machine is not None and between is not None:
         machines = MachineEdges.of_list(*between[1:], all_nodes, load, ranks_per_machine, rank)
         ways = {kind: machines.routes(kind) for kind in kinds_of(exchange)}
+        del machines
+        between = None  # not held while the ways are exchanged
         if send is not None:
             ways = exchanged(ways, num_ranks, ranks_per_machine, send)
-        del machines
     del own, between, edge, source, target, sender, receiver
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,

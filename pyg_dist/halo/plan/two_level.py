@@ -265,8 +265,14 @@ def exchanged(
             which = routes.is_sum[item] + 2 * (level + _LEVELS * number)
             found.append(torch.stack([routes.node[item], routes.owner[item], sender, receiver, which], 1))
     hops = torch.cat(found)
+    found.clear()
     to, order = torch.cat([hops[:, 2], hops[:, 3]]).sort(stable=True)
-    arrived = send(hops[order % len(hops)] if len(hops) else hops, torch.bincount(to, minlength=num_ranks).tolist())
+    counts = torch.bincount(to, minlength=num_ranks).tolist()
+    del to
+    hops = hops[order % len(hops)] if len(hops) else hops
+    del order
+    arrived = send(hops, counts)
+    del hops
     node, owner, sender, receiver, which = arrived.unbind(1)
     is_sum = which % 2
     # The end that ranks share: with the node it tells the items of a kind apart.
