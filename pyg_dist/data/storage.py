@@ -133,18 +133,6 @@ class TypedNodes(RowStorage, NodeStorage):
 class TypedEdges(RowStorage, EdgeStorage):
     """That of one relation."""
 
-    @staticmethod
-    def of(given: GraphInput, graph: DistributedGraph, plan: DistributionPlan) -> LocalGraph:
-        """This rank's rows of every attribute of the input, where that lay (not collective)."""
-        edges, device = graph.edge_sharding, given.device
-        rows = {
-            name: local_rows(value, graph.attribute_sharding(name, value), device)
-            for name, value in given.node_attributes.items()
-        }
-        rows |= {name: local_rows(value, edges, device) for name, value in given.edge_attributes.items()}
-        weight = None if given.adj_values is None else local_rows(given.adj_values, edges, device)
-        return LocalGraph(graph, plan, given.form.key, weight, rows | given.other_attributes)
-
     @property
     def handle(self) -> DistributedEdgeIndex:
         """Its ``edge_index`` or ``adj_t``."""
