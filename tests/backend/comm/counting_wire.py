@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from pyg_dist.backend.comm.wires import Message
@@ -16,6 +18,11 @@ class CountingWire(PointToPoint):
         super().__init__(wire.rank, wire.ranks)
         self._wire = wire
         self.num_bytes = 0
+
+    def among(self, ranks: Sequence[int]) -> CountingWire:
+        other = super().among(ranks)
+        other._wire = self._wire.among(ranks)
+        return other
 
     def send(self, x: Tensor, peer: int, tag: int) -> Message:
         self.num_bytes += x.nbytes

@@ -315,3 +315,18 @@ def num_bytes() -> int:
 
 def test_a_wire_that_counts(workers: Pools) -> None:
     assert workers(3).run(num_bytes) == [48] * 3
+
+
+def of_some_ranks() -> float:
+    import pyg_dist
+
+    pyg_dist.init()
+    wire = CountingWire(GlooWire(dist.group.WORLD))
+    x = torch.tensor([float(wire.rank)])
+    if wire.rank != 1:
+        wire.among([2, 0]).broadcast(x, 0, 1)
+    return x.item()
+
+
+def test_some_ranks_of_a_wire_reach_one_another(workers: Pools) -> None:
+    assert workers(3).run(of_some_ranks) == [2, 1, 2]
