@@ -32,7 +32,7 @@ from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.plan.parts import PartsOptions
-from pyg_dist.store.graph_input import read_hetero
+from pyg_dist.store.graph_input import as_one_type, read_hetero
 from pyg_dist.store.source import Reading
 from pyg_dist.store.sources.rmat import RMat
 
@@ -111,11 +111,11 @@ def training_epoch(num_edges: int, kind: str, is_stock: bool) -> Epoch:
 def rows_sent(num_edges: int) -> Iterator[dict[str, float]]:
     """For some numbers of ranks: the rows that one layer sends, and those that the homogeneous form would send."""
     hetero = read_hetero(graph_of(num_edges), allow_nan=True, warn=False)
-    edges = {relation: given.edge_index for relation, given in hetero.relations.items()}
+    edges = hetero.edge_indices()
     for num_ranks in (2, 4, 8):
-        parts = find_parts_by_type(hetero, num_ranks, PartsOptions("metis", 0.03, 0))
+        parts = find_parts_by_type(edges, hetero.num_nodes, None, num_ranks, PartsOptions("metis", 0.03, 0))
         plan = HeteroPlan.of(edges, parts, num_ranks)
-        whole = Plan.of(hetero.homogeneous_edge_index(), torch.cat(list(parts.values())), num_ranks)
+        whole = Plan.of(as_one_type(edges, hetero.num_nodes), torch.cat(list(parts.values())), num_ranks)
         one_kind, sent = len(edges) * whole.rows["post"], plan.rows["hybrid"]
         yield {
             "ranks": num_ranks, "by relation": sent, "homogeneous": one_kind,

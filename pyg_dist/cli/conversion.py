@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.cli.inputs import model_columns, read_parts, require, require_parts, say_what_was_read, train_mask_of
-from pyg_dist.cli.stored_plan import parts_of_types
 from pyg_dist.errors import DataError, PygDistError, StoreError
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.mesh_shape import MeshShape
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import minimum_vertex_cover
 from pyg_dist.partition import Batches, check_given, partition
+from pyg_dist.partition.balance import balanced_by_kind
 from pyg_dist.partition.inputs import Array, node_work
 from pyg_dist.partition.solver import Preset, Solver, require_memory
 from pyg_dist.partition.stream import CHUNK, stream_parts
@@ -30,17 +31,18 @@ from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.attributes import NanCount
-from pyg_dist.store.folder import StoreFolder, clear, explained_disk_errors, lock, replace_text, require_space
+from pyg_dist.store.folder import PARTIAL, StoreFolder, explained_disk_errors, replace_text, require_space
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
-from pyg_dist.store.graph_input import WHOLE, HeteroInput, edges_key, nodes_key
+from pyg_dist.store.graph_input import WHOLE, edges_key, nodes_key
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
+from pyg_dist.store.manifest import FILE as MANIFEST
 from pyg_dist.store.manifest import Manifest, Shard
 from pyg_dist.store.source import Attribute
 from pyg_dist.store.sources import Source
-from pyg_dist.store.sources.saved_graph import GraphInMemory
 from pyg_dist.store.spool import Spool, SpoolFacts, load_spool, save_spool, spool
-from pyg_dist.store.typed_store import FILE, TypesManifest, joined
+from pyg_dist.store.typed_source import TypedSource
+from pyg_dist.store.typed_store import FILE, TypesManifest
 
 Progress = Callable[[str, int], None]
 """Called with the step and the number of further edges that are done in it."""
@@ -79,26 +81,25 @@ def write_halo_store(
     if source.num_nodes is not None and parts is None:
         require_parts("part", options.parts, source.num_nodes)
 
-    def write(work: _Conversion) -> tuple[dict[str, Shard], dict[str, object]]:
+    with _converting(source, out, options, progress, must_train=parts is None) as work:
+        edges, others = work.edges, work.write_others()
         if parts is None:
-            require_parts("part", options.parts, work.edges.num_nodes)
+            require_parts("part", options.parts, edges.num_nodes)
         owner = work.parts() if parts is None else parts.numpy()
         nodes = NodeParts.of(owner, options.parts)
         shards = write_nodes(work.folder, nodes, work.attributes(), options.memory, again=not work.knows_nan)
         work.note_nan()
-        load = np.bincount(owner, weights=work.edges.in_degree, minlength=options.parts)
+        load = np.bincount(owner, weights=edges.in_degree, minlength=options.parts)
         shards |= write_edges(
-            work.folder, work.edges, nodes, _cover(load), options.memory, lambda n: work.progress("sorting", n)
+            work.folder, edges, nodes, _cover(load), options.memory, lambda n: work.progress("sorting", n)
         )
-        return shards, {
+        return work.commit("halo", others | shards, {
             "partition": "given" if options.method.endswith(".npy") else options.method,
             "epsilon": options.epsilon,
             "seed": options.seed,
-            "edges": work.edges.digest(),
+            "edges": edges.digest(source.first_target),
             "parts": digest(torch.from_numpy(owner.astype(np.int32, copy=False))),
-        }
-
-    return _write("halo", source, out, options, write, progress, must_train=parts is None)
+        })  # fmt: skip
 
 
 def write_grid_store(
@@ -121,8 +122,9 @@ def write_grid_store(
     require(options.parts >= 1, f"one rank or more (got {options.parts})")
     wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
 
-    def write(work: _Conversion) -> tuple[dict[str, Shard], dict[str, object]]:
-        edges, edge_digest = work.edges, work.edges.digest()
+    with _converting(source, out, options, progress, repr(("grid", tiles, mesh, layers))) as work:
+        edges, others = work.edges, work.write_others()
+        edge_digest = edges.digest()
         model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(source), layers)
         machine = Machine.load()
         best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
@@ -136,94 +138,92 @@ def write_grid_store(
         )  # fmt: skip
         work.note_nan()
         stored = {name: value for name, value in asdict(plan).items() if name != "layout"}
-        return shards, stored | {"tiles": tiles, "edge_digest": edge_digest, "seed": options.seed}
-
-    return _write("grid", source, out, options, write, progress, repr(("grid", tiles, mesh, layers)))
+        more = {"tiles": tiles, "edge_digest": edge_digest, "seed": options.seed}
+        return work.commit("grid", others | shards, stored | more)
 
 
 def write_types_store(
-    path: Path, hetero: HeteroInput, out: Path, options: StoreOptions, progress: Progress | None = None
+    source: TypedSource, out: Path, options: StoreOptions, progress: Progress | None = None
 ) -> TypesManifest:
-    """Write the store of a graph that was read from ``path``; it appears whole. The graph is in memory."""
-    is_plain = not (options.undirected or options.resume or options.batches is not None)
-    require(is_plain, "no --undirected, --resume or --model stochastic with several types (got one): leave it out")
+    """Write the store of a graph with types, as :func:`write_halo_store` does of each piece; it appears whole."""
+    is_plain = not (options.undirected or options.batches is not None)
+    require(is_plain, "no --undirected or --model stochastic with several types (got one): leave it out")
+    require_parts("part", options.parts, sum(source.num_nodes.values()))
+    new, old = (out.with_name(f"{out.name}.{word}") for word in ("new", "old"))
     if out.exists() and not (options.force and (out / FILE).is_file()) and (not out.is_dir() or any(out.iterdir())):
         raise StoreError(f"Expected nothing in {out} (got files): choose another name, or --force replaces a store")
-    found_by = PartsOptions("metis", options.epsilon, options.seed, options.solver, options.preset, options.memory)
-    parts = parts_of_types(hetero, options.parts, options.method, found_by)
-    new = out.with_name(out.name + ".new")
-    with lock(new / "lock"):
-        try:
-            _write_pieces(path, hetero, parts, new, options, progress)
-        except PygDistError:
+    pieces = source.pieces()
+    for piece in pieces.values():
+        _check_names(piece)
+    try:
+        # What an interrupted run leaves to go on with is in this folder, that of each piece, and those that are whole.
+        with _converting(source.homogeneous(), new / "parts", options, progress) as whole:
+            options = replace(options, resume=whole.folder.known("parts", str) is not None)
+            if not options.resume:
+                for folder in new.iterdir():
+                    if folder != whole.folder.path:
+                        shutil.rmtree(folder)
+            parts = torch.from_numpy(whole.parts(list(source.num_nodes.values())))
+            shutil.rmtree(whole.folder.work / "spool", ignore_errors=True)
+            manifest = _write_pieces(source, pieces, parts, new, options, progress)
+            shutil.rmtree(whole.folder.path)
+    except PygDistError:
+        if new.exists() and not (new / "parts").exists():
             shutil.rmtree(new)
-            raise
-        (new / "lock").unlink()
-        old = out.with_name(out.name + ".old")  # whatever happens, one of the two is whole
-        shutil.rmtree(old, ignore_errors=True)
-        if out.exists():
-            os.replace(out, old)
-        os.replace(new, out)
-        shutil.rmtree(old, ignore_errors=True)
+        raise
+    replace_text(new / FILE, manifest.to_json())
+    shutil.rmtree(old, ignore_errors=True)  # whatever happens, the old store or the new one is whole
+    if out.exists():
+        os.replace(out, old)
+    os.replace(new, out)
+    shutil.rmtree(old, ignore_errors=True)
     return TypesManifest.load(out)
 
 
 def _write_pieces(
-    path: Path,
-    hetero: HeteroInput,
-    parts: dict[str, Tensor],
-    out: Path,
-    options: StoreOptions,
+    source: TypedSource, pieces: Mapping[str, Source], parts: Tensor, out: Path, options: StoreOptions,
     progress: Progress | None,
-) -> None:
-    """Write the stores of all types and relations, and their manifest, in place of what an interrupted writer left."""
-    clear(out)
-    owners = {WHOLE: torch.empty(0, dtype=torch.int32)}
-    owners |= {nodes_key(k): owner for k, owner in enumerate(parts.values())}
-    pieces = hetero.pieces()
-    for k, relation in enumerate(hetero.relations):
-        source, _, target = relation
-        owners[edges_key(k)] = parts[target] if source == target else torch.cat([parts[source], parts[target]])
-        pieces[edges_key(k)] = joined(pieces[edges_key(k)], relation, hetero.num_nodes)
+) -> TypesManifest:  # fmt: skip
+    """Write the stores of all types and relations; the manifest that names them."""
+    sizes = source.num_nodes
+    of_kind = dict(zip(sizes, torch.split(parts, list(sizes.values())), strict=True))
+    owners = {WHOLE: parts[:0]} | {nodes_key(k): owner for k, owner in enumerate(of_kind.values())}
+    for k, (first, _, last) in enumerate(source.relations):
+        owners[edges_key(k)] = of_kind[first] if first == last else torch.cat([of_kind[first], of_kind[last]])
     stores = {}
     for key, piece in pieces.items():
-        write_halo_store(GraphInMemory(path, piece), out / key, options, progress, owners[key])
-        stores[key] = Manifest.load(out / key).digest
-    manifest = TypesManifest(
-        options.parts, "given" if options.method.endswith(".npy") else options.method, hetero.num_nodes,
-        list(hetero.relations), [digest(graph.edge_index) for graph in hetero.relations.values()],
-        {kind: digest(owner.to(torch.int32)) for kind, owner in parts.items()}, stores,
+        is_there = options.resume and (out / key / MANIFEST).is_file() and not (out / key / PARTIAL).exists()
+        if not is_there:
+            write_halo_store(piece, out / key, options, progress, owners[key])
+        stores[key] = Manifest.load(out / key)
+    return TypesManifest(
+        options.parts, "given" if options.method.endswith(".npy") else options.method, sizes, list(source.relations),
+        [stores[edges_key(k)].planned("edges", str) for k in range(len(source.relations))],
+        {kind: digest(owner) for kind, owner in of_kind.items()},
+        {key: manifest.digest for key, manifest in stores.items()},
     )  # fmt: skip
-    replace_text(out / FILE, manifest.to_json())
 
 
-def _write(
-    layout: Literal["halo", "grid"], source: Source, out: Path, options: StoreOptions,
-    write: Callable[[_Conversion], tuple[dict[str, Shard], dict[str, object]]], progress: Progress | None,
-    mesh: str = "", must_train: bool = True,
-) -> Manifest:  # fmt: skip
-    """What both layouts have in common; ``write`` returns its files, and what the manifest keeps of its plan."""
+def _check_names(source: Source) -> None:
     for kind, attributes in (("node", source.nodes), ("edge", source.edges)):
         for name in (a.name for a in attributes if a.name in _OWN_COLUMNS[kind]):
             raise DataError(f"Expected no {kind} attribute '{name}', which stores have themselves (got one): rename it")
+
+
+@contextmanager
+def _converting(
+    source: Source, out: Path, options: StoreOptions, progress: Progress | None, mesh: str = "", must_train: bool = True
+) -> Iterator[_Conversion]:
+    """An input, and the folder of its store; an error leaves what ``--resume`` goes on with."""
+    _check_names(source)
     require_space(out, _space_needed(source))
     identity = _identity(source, options, mesh)
     with explained_disk_errors(out), StoreFolder(out, identity, options.resume, options.force) as folder:
-        work = _Conversion(folder, source, options, progress or (lambda step, count: None), must_train)
-        others, edges = work.write_others(), work.edges
-        shards, plan = write(work)
-        nan = {name: astuple(found) for name, found in (work.nan | edges.nan).items() if found.rows}
-        of_nodes, of_edges = ({a.name: TensorSpec(a.dtype, a.shape) for a in of} for of in (source.nodes, source.edges))
-        manifest = Manifest(
-            layout, edges.num_nodes, edges.num_edges, options.parts, source.graph, of_nodes, of_edges,
-            dict(source.other), plan | {"nan": nan}, dict(sorted((others | shards).items())),
-        )  # fmt: skip
-        folder.commit(manifest)
-    return manifest
+        yield _Conversion(folder, source, options, progress or (lambda step, count: None), must_train)
 
 
 class _Conversion:
-    """An input whose edges were read to disk, and the folder that its store is written to.
+    """An input, and the folder that its store is written to.
 
     Attributes:
         nan: what is NaN in each attribute of nodes, known once its rows were written.
@@ -236,15 +236,20 @@ class _Conversion:
     ) -> None:
         self.folder, self.source, self.options, self.progress = folder, source, options, progress
         self.must_train = must_train
-        path = folder.work / "spool"
-        edges = load_spool(path, folder.known("spool", tuple[SpoolFacts, dict[str, int]]), source.edges)
-        if edges is None:
-            edges = spool(source, path, options.undirected, options.memory, lambda n: progress("reading", n))
-            folder.note("spool", save_spool(edges))
-        self.edges = edges
-        say_what_was_read(source, edges)
         counted = folder.known("nan", dict[str, NanCount])
         self.knows_nan, self.nan = counted is not None, counted or {}
+
+    @cached_property
+    def edges(self) -> Spool:
+        """The edges, read to disk when they are first needed, or by an interrupted run."""
+        path, folder, source = self.folder.work / "spool", self.folder, self.source
+        edges = load_spool(path, folder.known("spool", tuple[SpoolFacts, dict[str, int]]), source.edges)
+        if edges is None:
+            options = self.options
+            edges = spool(source, path, options.undirected, options.memory, lambda n: self.progress("reading", n))
+            folder.note("spool", save_spool(edges))
+        say_what_was_read(source, edges)
+        return edges
 
     def attributes(self) -> tuple[Attribute, ...]:
         """Of nodes; their NaN entries are counted on the way."""
@@ -268,14 +273,17 @@ class _Conversion:
         """All rows of nodes were written."""
         self.folder.note("nan", self.nan)
 
-    def parts(self) -> Array:
-        """The part of each node, int32 ``[N]``, of an interrupted run where they are whole."""
+    def parts(self, kinds: Sequence[int] = ()) -> Array:
+        """The part of each node, int32 ``[N]``, of an interrupted run where they are whole.
+
+        ``kinds``: how many nodes each type has, all of which are balanced.
+        """
         path, known = self.folder.work / "parts", self.folder.known("parts", str)
         if known is not None and path.exists():
             kept = np.fromfile(path, np.int32)
             if digest(kept) == known:
                 return kept
-        parts: Array = _node_parts(self.edges, self.source, self.options).numpy()
+        parts: Array = _node_parts(self.edges, self.source, self.options, kinds).numpy()
         path.write_bytes(parts.data)
         sync(path)
         self.folder.note("parts", digest(parts))
@@ -291,6 +299,18 @@ class _Conversion:
         for name, (_, read) in others.items():
             writer.append({name: read()})
         return {"other": self.folder.keep("other", writer)}
+
+    def commit(self, layout: Literal["halo", "grid"], shards: dict[str, Shard], plan: dict[str, object]) -> Manifest:
+        """Make the store whole, of its files and what the manifest keeps of its plan."""
+        source, edges = self.source, self.edges
+        nan = {name: astuple(found) for name, found in (self.nan | edges.nan).items() if found.rows}
+        of_nodes, of_edges = ({a.name: TensorSpec(a.dtype, a.shape) for a in of} for of in (source.nodes, source.edges))
+        manifest = Manifest(
+            layout, edges.num_nodes, edges.num_edges, self.options.parts, source.graph, of_nodes, of_edges,
+            dict(source.other), plan | {"nan": nan}, dict(sorted(shards.items())),
+        )  # fmt: skip
+        self.folder.commit(manifest)
+        return manifest
 
 
 def _identity(source: Source, options: StoreOptions, mesh: str) -> str:
@@ -310,10 +330,17 @@ def _space_needed(source: Source) -> int:
     return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
 
 
-def _node_parts(edges: Spool, source: Source, options: StoreOptions) -> Tensor:
+def _node_parts(edges: Spool, source: Source, options: StoreOptions, kinds: Sequence[int]) -> Tensor:
     """The part of each node, int32 ``[N]``."""
     if options.method.endswith(".npy"):
         return check_given(read_parts(options.method), edges.num_nodes, options.parts)
+    parts = _found_parts(edges, source, options)
+    if not kinds:
+        return parts
+    return balanced_by_kind(lambda: edges.ends(CHUNK), parts, kinds, options.parts, options.epsilon)
+
+
+def _found_parts(edges: Spool, source: Source, options: StoreOptions) -> Tensor:
     chosen = PartsOptions(
         options.method, options.epsilon, options.seed, options.solver, options.preset, options.memory, options.batches
     )  # checked here

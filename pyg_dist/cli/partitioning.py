@@ -186,8 +186,9 @@ def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Bat
         if types is not None:
             require(args.layout == "halo", "--layout halo with several types (got grid): tiles are of square matrices")
             of_parts = ("parts", "model", "solver", "preset", "epsilon", "seed", "memory")
-            inputs.require_only(args, "several types", "graph", "out", "force", "json", "machine", "device", *of_parts)
-            found: Manifest | TypesManifest = write_types_store(Path(args.graph), types, out, options, progress)
+            of_store = ("graph", "out", "resume", "force", "json", "machine", "device")
+            inputs.require_only(args, "several types", *of_store, *of_parts)
+            found: Manifest | TypesManifest = write_types_store(types, out, options, progress)
         elif args.layout == "grid":
             mesh = None if args.mesh is None else dict(zip("xyz", args.mesh, strict=True))
             rows, columns = args.tiles or _TILES

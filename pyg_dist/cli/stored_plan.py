@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from pyg_dist.cli.inputs import read_parts, require, require_only, require_parts
+from pyg_dist.cli.inputs import machine_of, read_parts, require, require_only, require_parts, train_mask_of
 from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
-from pyg_dist.data.stored_graph import (
-    merged_hash,
-    rank_of_part,
-    stored_plan,
-    stored_rows_across,
-    stored_share,
-    stored_ways,
-)
+from pyg_dist.data.stored_graph import counted_plan, in_cheaper_levels, merged_hash, rank_of_part, stored_plan
 from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.grid.plan.cost import grid_plans
 from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.levels import Hierarchy, shares_machines
-from pyg_dist.halo.plan.plan import Plan, pairs_of
+from pyg_dist.halo.plan.levels import Hierarchy
+from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
-from pyg_dist.halo.plan.sizes import ShareSizes, rows_between_nodes
-from pyg_dist.halo.plan.two_level import Task
 from pyg_dist.partition import check_given
 from pyg_dist.plan.parts import PartsOptions
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.store.graph_input import HeteroInput
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import FILE, Manifest, Shard
@@ -71,36 +59,10 @@ def plan_of_store(
     if ranks == manifest.num_parts:
         plan = stored_plan(store, exchange, (32, 32), ranks_per_node)
     else:
-        plan = _counted_plan(store, of_part, exchange, ranks_per_node)
-    if ranks_per_node is None or not shares_machines(ranks, ranks_per_node):
-        return plan
-    hybrid = plan if exchange == "hybrid" else _counted_plan(store, of_part, "hybrid", ranks_per_node)
-    one = rows_between_nodes(hybrid.rows_between(), ranks_per_node)
-    plan = replace(plan, across=(one, stored_rows_across(store, of_part, ranks_per_node)))
-    if hierarchy == "off":
-        return plan
-    both = _counted_plan(store, of_part, exchange, ranks_per_node, two_levels=True)
-    both = replace(both, across=plan.across, hash=plan.hash)
-    return both if hierarchy == "on" else min(plan, both, key=lambda plan: plan.price(machine=machine).seconds)
-
-
-def _counted_plan(
-    store: HaloStore, of_part: Tensor, exchange: ExchangeKind, ranks_per_node: int | None, two_levels: bool = False
-) -> Plan:
-    """By the share of each rank, one after another."""
-    ranks, sizes = int(of_part.max()) + 1, []
-    rows = torch.zeros(ranks, ranks, dtype=torch.int64)
-    for rank in range(ranks):
-        ways = None
-        if two_levels and ranks_per_node is not None:
-            ways = stored_ways(store, Task.alone(rank, ranks, ranks_per_node), of_part, exchange)
-        share = stored_share(store, rank, of_part, exchange, ways=ways)
-        sizes.append(ShareSizes.of(share))
-        rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
-    return Plan(
-        "halo", store.manifest.planned("partition", str), exchange, tuple(sizes), pairs_of(rows),
-        merged_hash(store, of_part, exchange), ranks_per_node=ranks_per_node, two_levels=two_levels,
-    )  # fmt: skip
+        name, identity = manifest.planned("partition", str), merged_hash(store, of_part, exchange)
+        like = Plan("halo", name, exchange, (), (), identity, ranks_per_node=ranks_per_node)
+        plan = counted_plan(like, store, of_part)
+    return in_cheaper_levels(plan, store, of_part, hierarchy, machine)
 
 
 def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPlan:
@@ -113,38 +75,37 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
     return on_mesh(written, best.shape, best.sums, best.price, machine, edges)
 
 
-def parts_of_types(hetero: HeteroInput, num_parts: int, method: str, options: PartsOptions) -> dict[str, torch.Tensor]:
-    """The part of each node, int32 ``[N]`` by type; ``method``: by name, or a file with those of all types in a row."""
-    sizes = list(hetero.num_nodes.values())
-    require_parts("part", num_parts, sum(sizes))
-    if method.endswith(".npy"):
-        parts = check_given(read_parts(method), sum(sizes), num_parts)
-        return dict(zip(hetero.num_nodes, torch.split(parts, sizes), strict=True))
-    return find_parts_by_type(hetero, num_parts, replace(options, method=method))
-
-
 def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
     """What the command ``plan`` prints of a graph with types, for each number of ranks; ``None``: of other graphs."""
     is_stored = is_typed_store(args.graph)
-    hetero = None if is_stored else open_types(args.graph)
-    if hetero is None and not is_stored:
+    source = None if is_stored else open_types(args.graph)
+    if source is None and not is_stored:
         return None
     of_parts = () if is_stored else ("partition", "epsilon", "seed")
-    require_only(args, "several types", "graph", "ranks", "layout", "exchange", "widths", "json", *of_parts)
+    of_levels = ("hierarchy", "machine", "device", "ranks_per_node")
+    require_only(args, "several types", "graph", "ranks", "layout", "exchange", "widths", "json", *of_levels, *of_parts)
     require(args.layout in (None, "halo"), f"--layout halo with several types (got {args.layout}): leave it out")
     require(min(args.widths, default=1) >= 1, f"--widths of one column or more (got {min(args.widths, default=1)})")
     require(min(args.ranks) >= 1, f"--ranks of one rank or more (got {min(args.ranks)})")
-    if hetero is None:
-        return [stored_types_plan(Path(args.graph), ranks, args.exchange) for ranks in args.ranks]
-    edges = {relation: graph.edge_index for relation, graph in hetero.relations.items()}
-    options = PartsOptions("metis", args.epsilon, args.seed, exchange=args.exchange)
-    return [
-        HeteroPlan.of(
-            edges, parts_of_types(hetero, ranks, args.partition, options), ranks, args.exchange,
-            Path(args.partition).name,
-        )
-        for ranks in args.ranks
-    ]  # fmt: skip
+    machine, on_each = machine_of(args), args.ranks_per_node
+    require(on_each is None or on_each >= 1, f"--ranks-per-node of one or more (got {on_each})")
+    levels = on_each, args.hierarchy, machine if on_each is None else machine.with_ranks_per_node(on_each)
+    if source is None:
+        return [stored_types_plan(Path(args.graph), ranks, args.exchange, *levels) for ranks in args.ranks]
+    edges, sizes = {relation: source.edge_index(relation) for relation in source.relations}, source.num_nodes
+    require_parts("rank", max(args.ranks), sum(sizes.values()))
+    plans = []
+    for ranks in args.ranks:
+        if args.partition.endswith(".npy"):
+            owners = check_given(read_parts(args.partition), sum(sizes.values()), ranks)
+            parts = dict(zip(sizes, torch.split(owners, list(sizes.values())), strict=True))
+        else:
+            options = PartsOptions(
+                args.partition, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=on_each
+            )
+            parts = find_parts_by_type(edges, sizes, train_mask_of(source.homogeneous()), ranks, options)
+        plans.append(HeteroPlan.of(edges, parts, ranks, args.exchange, Path(args.partition).name, *levels))
+    return plans
 
 
 def check_store(path: Path) -> tuple[str, list[Shard]]:

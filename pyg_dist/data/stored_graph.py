@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +24,12 @@ from pyg_dist.data.storage import LocalGraph
 from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
-from pyg_dist.halo.plan.levels import Hierarchy
+from pyg_dist.halo.plan.levels import Hierarchy, shares_machines
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, kinds_of, share_of
-from pyg_dist.halo.plan.sizes import BlockNumbers, merged_parts
+from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts, rows_between_nodes
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes, Task, exchanged
+from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, Manifest
@@ -165,6 +166,47 @@ def stored_plan(store: HaloStore, exchange: ExchangeKind, bits: tuple[int, int],
     partition, edges, parts = (store.manifest.planned(name, str) for name in ("partition", "edges", "parts"))
     identity = hash_of_digests(edges, parts, store.num_parts, exchange)
     return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, None, bits, ranks_per_node)
+
+
+def counted_plan(
+    like: Plan, store: HaloStore, ranks: Tensor, ends: Callable[[int], RelationRows] | None = None,
+    two_levels: bool = False,
+) -> Plan:  # fmt: skip
+    """A plan with the numbers of each rank's share, which is read one after another (not collective).
+
+    ``like`` has all but these; ``ends``: of a relation in a graph with types, a rank's rows.
+    """
+    sizes, num_ranks = [], int(ranks.max()) + 1
+    rows = torch.zeros(num_ranks, num_ranks, dtype=torch.int64)
+    for rank in range(num_ranks):
+        own, ways = None if ends is None else ends(rank), None
+        if two_levels and like.ranks_per_node is not None:
+            task = Task.alone(rank, num_ranks, like.ranks_per_node)
+            ways = stored_ways(store, task, ranks, like.exchange, 0 if own is None else own.first_target)
+        share = stored_share(store, rank, ranks, like.exchange, own, ways)
+        sizes.append(ShareSizes.of(share))
+        rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
+    return replace(like, sizes=tuple(sizes), pairs=pairs_of(rows), two_levels=two_levels)
+
+
+def in_cheaper_levels(
+    plan: Plan, store: HaloStore, ranks: Tensor, hierarchy: Hierarchy, machine: Machine | None,
+    ends: Callable[[int], RelationRows] | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of a store in one level, or that in two, where its ranks share machines (not collective).
+
+    What crosses these is read; ``ends``: see :func:`counted_plan`.
+    """
+    on_each = plan.ranks_per_node
+    if on_each is None or not shares_machines(plan.ranks, on_each):
+        return plan
+    hybrid = plan if plan.exchange == "hybrid" else counted_plan(replace(plan, exchange="hybrid"), store, ranks, ends)
+    one = rows_between_nodes(hybrid.rows_between(), on_each)
+    plan = replace(plan, across=(one, stored_rows_across(store, ranks, on_each)))
+    if hierarchy == "off":
+        return plan
+    both = counted_plan(plan, store, ranks, ends, two_levels=True)
+    return both if hierarchy == "on" else min(plan, both, key=lambda plan: plan.price(machine=machine).seconds)
 
 
 def rank_of_part(path: Path, stores: Sequence[HaloStore], num_ranks: int) -> Tensor:

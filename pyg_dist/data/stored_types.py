@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,6 +18,8 @@ from pyg_dist.data.options import Options
 from pyg_dist.data.stored_graph import (
     RelationRows,
     block_numbers,
+    counted_plan,
+    in_cheaper_levels,
     in_levels,
     rank_of_part,
     rows_of,
@@ -26,10 +30,11 @@ from pyg_dist.data.stored_graph import (
 )
 from pyg_dist.data.typed_layout import LocalTypes, TypedGraph
 from pyg_dist.halo.plan.cover import ExchangeKind
+from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan, pairs_of
 from pyg_dist.halo.plan.relations import HeteroPlan, Relation, hash_of_relation
 from pyg_dist.halo.plan.share import HaloShare, LocalRows
-from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.store.typed_store import TypedStores, TypesManifest
@@ -80,30 +85,35 @@ def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
     return LocalTypes(graph, torch.device("cpu"), others, nodes, edges)
 
 
-def stored_types_plan(path: Path, num_ranks: int, exchange: ExchangeKind) -> HeteroPlan:
-    """The plan of a store on some number of ranks; if they are fewer than parts, each rank's part is read in turn."""
+def stored_types_plan(
+    path: Path, num_ranks: int, exchange: ExchangeKind, ranks_per_node: int | None = None,
+    hierarchy: Hierarchy = "auto", machine: Machine | None = None,
+) -> HeteroPlan:  # fmt: skip
+    """The plan of a store on some number of ranks; if they are fewer than parts, each rank's part is read in turn.
+
+    Where ranks share machines, so is what crosses these; ``machine`` is to choose levels by.
+    """
     manifest = TypesManifest.load(path)
     stores = manifest.halo_stores(path)
     ranks, plans = rank_of_part(path, _with_traffic(stores), num_ranks), {}
-    rows = [] if num_ranks == manifest.num_parts else [
-        _rows_of_types(manifest, stores, rank, ranks) for rank in range(num_ranks)
-    ]  # fmt: skip
+    rows = cache(lambda rank: _rows_of_types(manifest, stores, rank, ranks))
     nodes_of = {
         kind: torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, torch.tensor(store.nodes_of)).tolist()
         for kind, store in stores.nodes.items()
     }
     for relation, store in stores.edges.items():
-        if not rows:
-            sizes, sent = block_numbers(store, nodes_of[relation[-1]]).sizes(exchange)
-        else:
-            shares = [
-                stored_share(store, rank, ranks, exchange, _ends(manifest, relation, own))
-                for rank, own in enumerate(rows)
-            ]
-            sizes = tuple(ShareSizes.of(share) for share in shares)
-            sent = torch.tensor([share.sum_transfer.send_counts for share in shares])
+
+        def ends(rank: int, relation: Relation = relation) -> RelationRows:
+            return _ends(manifest, relation, rows(rank))
+
         identity = _hash(manifest, relation, ranks, exchange)
-        plans[relation] = Plan("halo", manifest.partition, exchange, sizes, pairs_of(sent), identity)
+        plan = Plan("halo", manifest.partition, exchange, (), (), identity, ranks_per_node=ranks_per_node)
+        if num_ranks == manifest.num_parts:
+            sizes, sent = block_numbers(store, nodes_of[relation[-1]]).sizes(exchange)
+            plan = replace(plan, sizes=sizes, pairs=pairs_of(sent))
+        else:
+            plan = counted_plan(plan, store, ranks, ends)
+        plans[relation] = in_cheaper_levels(plan, store, ranks, hierarchy, machine, ends)
     return HeteroPlan(nodes_of, plans)
 
 

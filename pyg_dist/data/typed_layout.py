@@ -25,9 +25,10 @@ from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.partition.balance import balanced_by_kind
 from pyg_dist.partition.inputs import as_parts, check_given
+from pyg_dist.partition.stream import chunks_of
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.model import Model
-from pyg_dist.store.graph_input import HeteroInput
+from pyg_dist.store.graph_input import HeteroInput, as_one_type
 from pyg_dist.store.manifest import LoopRule
 
 
@@ -53,17 +54,24 @@ def parts_by_type(hetero: HeteroInput, options: Options) -> dict[str, Tensor]:
             assert not isinstance(method, Plan)
             return check_given(method, sum(sizes), group.size)
         wanted = PartsOptions(method, options.epsilon, options.seed, exchange=options.exchange, ranks_per_node=machines)
-        return torch.cat(list(find_parts_by_type(hetero, group.size, wanted).values()))
+        edges, mask = hetero.edge_indices(), _train_mask(hetero)
+        return torch.cat(list(find_parts_by_type(edges, hetero.num_nodes, mask, group.size, wanted).values()))
 
     return dict(zip(hetero.num_nodes, torch.split(on_main(find), sizes), strict=True))
 
 
-def find_parts_by_type(hetero: HeteroInput, num_parts: int, options: PartsOptions) -> dict[str, Tensor]:
-    """The owner of each node, int32 ``[N]`` by type: of the whole graph, then balanced by type. Not collective."""
-    edge_index, sizes = hetero.homogeneous_edge_index(), list(hetero.num_nodes.values())
-    parts = find_parts(edge_index, sum(sizes), num_parts, options, _train_mask(hetero))
-    balanced = balanced_by_kind(edge_index, parts, sizes, num_parts, options.epsilon)
-    return dict(zip(hetero.num_nodes, torch.split(balanced, sizes), strict=True))
+def find_parts_by_type(
+    relations: Mapping[Relation, Tensor], num_nodes: Mapping[str, int], train_mask: Tensor | None, num_parts: int,
+    options: PartsOptions,
+) -> dict[str, Tensor]:  # fmt: skip
+    """The owner of each node, int32 ``[N]`` by type: of the whole graph, then balanced by type. Not collective.
+
+    ``relations`` are the edges of each, ``train_mask`` is that of the nodes of all types in a row.
+    """
+    edge_index, sizes = as_one_type(relations, num_nodes), list(num_nodes.values())
+    parts = find_parts(edge_index, sum(sizes), num_parts, options, train_mask)
+    balanced = balanced_by_kind(chunks_of(edge_index), parts, sizes, num_parts, options.epsilon)
+    return dict(zip(num_nodes, torch.split(balanced, sizes), strict=True))
 
 
 def _train_mask(hetero: HeteroInput) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heapreplace
 
 import numpy as np
@@ -9,29 +10,34 @@ import torch
 from torch import Tensor
 
 from pyg_dist.partition.inputs import Array
+from pyg_dist.partition.stream import Chunks
 
 
-def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_parts: int, epsilon: float) -> Tensor:
+def balanced_by_kind(chunks: Chunks, parts: Tensor, sizes: Sequence[int], num_parts: int, epsilon: float) -> Tensor:
     """Parts in which each kind's in-edges and nodes are balanced, made of parts that are balanced as a whole.
 
     A kind's convs run one after another, so what counts for time and memory is the balance of each of them, which METIS
     does not know: pymetis hands it one weight a node. From a part that has too many in-edges of a kind, or too many of
     its nodes, those that have the fewest neighbours there, for what they weigh, move to parts with room, each to the
-    one where it has most. Greedy, deterministic, not collective; O(E + N log N) time.
+    one where it has most. Greedy, deterministic, not collective; O(E + N log N) time. Where the edges are on disk, O(N)
+    memory and a number for each part of each node that may move.
 
-    Shapes: int64 ``[2, E]``, of the whole graph; ``[N]`` integers -> int32 ``[N]``
+    Shapes: ``[N]`` integers -> int32 ``[N]``
 
-    ``sizes``: how many nodes each kind has; the nodes of a kind follow one another. ``epsilon``: how many times more
-    than the mean a part of a kind may have.
+    ``chunks``: passes over the edges of the whole graph, integers ``[2, c]`` each. ``sizes``: how many nodes each kind
+    has; the nodes of a kind follow one another. ``epsilon``: how many times more than the mean a part of a kind may
+    have.
 
     Example:
         >>> edge_index, parts = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]), torch.tensor([0, 0, 1, 1, 0, 0, 0, 0])
-        >>> balanced_by_kind(edge_index, parts, [4, 4], num_parts=2, epsilon=0.03).tolist()
+        >>> balanced_by_kind(lambda: [edge_index.numpy()], parts, [4, 4], num_parts=2, epsilon=0.03).tolist()
         [0, 0, 1, 1, 0, 0, 1, 1]
     """
     found: Array = parts.numpy().astype(np.int64)
-    source, target = (end.numpy() for end in edge_index)
-    weights = np.stack([np.bincount(target, minlength=found.size), np.ones(found.size, np.int64)])
+    weights = np.ones((2, found.size), np.int64)  # in-edges, nodes
+    weights[0] = 0
+    for ends in chunks():
+        np.add.at(weights[0], ends[1], 1)
     first = 0
     for size in sizes:
         nodes = slice(first, first + size)
@@ -39,14 +45,12 @@ def balanced_by_kind(edge_index: Tensor, parts: Tensor, sizes: list[int], num_pa
         mean = load.sum(1) / num_parts
         limit = np.maximum((1 + epsilon) * mean, np.ceil(mean))  # fewer than that cannot be
         for what in (0, 1, 0, 1, 0):  # what one weight moves may be too much of the other
-            _balance(found, (source, target), weights, load, limit, nodes, what)
+            _balance(found, chunks, weights, load, limit, nodes, what)
         first += size
     return torch.from_numpy(found.astype(np.int32))
 
 
-def _balance(
-    parts: Array, ends: tuple[Array, Array], weights: Array, load: Array, limit: Array, nodes: slice, what: int
-) -> None:
+def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: Array, nodes: slice, what: int) -> None:
     """Move nodes of one kind, in place, until each part has at most its limit of one of the weights."""
     heavy = load[what] > limit[what]
     if not heavy.any():
@@ -56,9 +60,10 @@ def _balance(
     movable[nodes] = heavy[parts[nodes]] & (weights[what, nodes] > 0)
     number = np.cumsum(movable) - 1
     neighbours = np.zeros((int(movable.sum()), num_parts), np.int32)
-    for one, other in (ends, ends[::-1]):
-        edges = movable[one] & (one != other)
-        np.add.at(neighbours, (number[one[edges]], parts[other[edges]]), 1)
+    for ends in chunks():
+        for one, other in (ends, ends[::-1]):
+            edges = movable[one] & (one != other)
+            np.add.at(neighbours, (number[one[edges]], parts[other[edges]]), 1)
     candidates = np.flatnonzero(movable)
     lost = neighbours[np.arange(candidates.size), parts[candidates]] / weights[what, candidates]
     for k in np.lexsort((candidates, lost)):

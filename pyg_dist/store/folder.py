@@ -66,6 +66,7 @@ class StoreFolder:
             return
         if self.work.exists():
             if not resume:
+                lock(self.work / "lock").close()  # of a writer that is at work, that is said
                 raise StoreError(f"Expected no interrupted work in {self.path}: --resume goes on, --force starts anew")
         elif (self.path / FILE).exists():
             raise StoreError(f"Expected no store in {self.path} (there is one): --force replaces it")

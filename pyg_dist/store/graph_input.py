@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -187,28 +187,21 @@ class HeteroInput:
             found[nodes_key(k)] = without_edges(self.num_nodes[kind], attributes)
         return found | {edges_key(k): graph for k, graph in enumerate(self.relations.values())}
 
-    @staticmethod
-    def of_pieces(kinds: Sequence[str], relations: Sequence[EdgeType], pieces: Mapping[str, GraphInput]) -> HeteroInput:
-        """The reverse of :meth:`pieces`."""
-        of_nodes = {kind: pieces[nodes_key(k)] for k, kind in enumerate(kinds)}
-        return HeteroInput(
-            {kind: graph.num_nodes for kind, graph in of_nodes.items()},
-            {kind: Attributes(graph.node_attributes, {}, graph.other_attributes) for kind, graph in of_nodes.items()},
-            {relation: pieces[edges_key(k)] for k, relation in enumerate(relations)},
-            pieces[WHOLE].other_attributes,
-            torch.device("cpu"),
-        )
+    def edge_indices(self) -> dict[EdgeType, Tensor]:
+        """The edges of each relation."""
+        return {relation: graph.edge_index for relation, graph in self.relations.items()}
 
-    def homogeneous_edge_index(self) -> Tensor:
-        """All edges, nodes numbered through all types in their order, as by ``to_homogeneous()``: int64 ``[2, E]``."""
-        first, number = {}, 0
-        for kind, size in self.num_nodes.items():
-            first[kind], number = number, number + size
-        pieces = [
-            graph.edge_index + torch.tensor([[first[source]], [first[target]]])
-            for (source, _, target), graph in self.relations.items()
-        ]
-        return torch.cat([torch.empty(2, 0, dtype=torch.int64), *pieces], dim=1)
+
+def as_one_type(relations: Mapping[EdgeType, Tensor], num_nodes: Mapping[str, int]) -> Tensor:
+    """All edges, nodes numbered through all types in their order, as by ``to_homogeneous()``: int64 ``[2, E]``."""
+    first, number = {}, 0
+    for kind, size in num_nodes.items():
+        first[kind], number = number, number + size
+    pieces = [
+        edge_index + torch.tensor([[first[source]], [first[target]]])
+        for (source, _, target), edge_index in relations.items()
+    ]
+    return torch.cat([torch.empty(2, 0, dtype=torch.int64), *pieces], dim=1)
 
 
 def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:

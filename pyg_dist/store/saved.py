@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_dist.backend.plain_json import typed
 from pyg_dist.errors import DataError
-from pyg_dist.partition.inputs import check_ends
 from pyg_dist.store.attributes import by_kind
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_storage, spec_of, sync
-from pyg_dist.store.graph_input import GraphInput, HeteroInput, read_graph, read_hetero
-from pyg_dist.store.manifest import ADJ_VALUES, GraphForm, to_json
+from pyg_dist.store.graph_input import GraphInput, read_graph, read_hetero
+from pyg_dist.store.manifest import to_json
 from pyg_dist.store.source import is_plain
 
 GRAPH, TYPES, EDGE_INDEX = "pyg_dist graph", "pyg_dist graph with types", "edge_index"
@@ -44,6 +40,8 @@ def save_graph(data: Data | HeteroData, path: str | Path) -> None:
     path = Path(path)
     if path.suffix != ".safetensors":
         raise DataError(f"Expected a name that ends in .safetensors (got {path.name!r}): rename it")
+    if not path.parent.is_dir():
+        raise DataError(f"Expected a folder that exists (got {path.parent}): make it, or choose another one")
     if isinstance(data, HeteroData):
         hetero = read_hetero(data, allow_nan=True, warn=False)
         described = {key: _described(graph, f"{key}/") for key, graph in hetero.pieces().items()}
@@ -54,6 +52,10 @@ def save_graph(data: Data | HeteroData, path: str | Path) -> None:
     else:
         tensors, content = _described(read_graph(data, allow_nan=True, warn=False))
         metadata = {GRAPH: to_json(content)}
+    if "__metadata__" in tensors:
+        raise DataError(
+            "Expected no tensor named '__metadata__', which the file's header has itself (got one): rename it"
+        )
     new = path.with_name(path.name + ".new")
     writer = ShardWriter(new, {name: spec_of(t) for name, t in tensors.items()}, metadata)
     for name, tensor in tensors.items():
@@ -104,41 +106,12 @@ def specs_of(file: Any) -> dict[str, TensorSpec]:
     return {name: TensorSpec(one.get_dtype(), tuple(one.get_shape())) for name, one in found.items()}
 
 
-def require_rows(specs: Mapping[str, TensorSpec], content: Mapping[str, Any], prefix: str = "") -> int:
+def require_rows(specs: Mapping[str, TensorSpec], content: Mapping[str, Any]) -> int:
     """Check the sizes of a graph's tensors against each other; the number of edges."""
-    edges = specs[prefix + EDGE_INDEX]
+    edges = specs[EDGE_INDEX]
     if edges.dtype != "I64" or len(edges.shape) != 2 or edges.shape[0] != 2:
         raise ValueError(f"edge_index of {edges.dtype} {list(edges.shape)}")
     for kind, size in (("node_attributes", int(content["num_nodes"])), ("edge_attributes", edges.shape[1])):
-        if any(specs[prefix + name].shape[0] != size for name in content[kind]):
+        if any(specs[name].shape[0] != size for name in content[kind]):
             raise ValueError("attributes of another number of rows")
     return edges.shape[1]
-
-
-def read_saved_types(path: Path) -> HeteroInput | None:
-    """A saved graph with types, whose tensors lie in the mapped file; ``None``: it has one type."""
-    with opened(path) as file:
-        metadata = file.metadata() or {}
-        if TYPES not in metadata:
-            return None
-        content, specs = json.loads(metadata[TYPES]), specs_of(file)
-        relations = [(str(source), str(name), str(target)) for source, name, target in content["relations"]]
-        pieces = {key: _piece(file, specs, piece, f"{key}/") for key, piece in content["pieces"].items()}
-        hetero = HeteroInput.of_pieces([str(kind) for kind in content["types"]], relations, pieces)
-        for (source, _, target), graph in hetero.relations.items():
-            for end, kind in enumerate((source, target)):
-                check_ends(graph.edge_index[end], hetero.num_nodes[kind], f"edge_index of {kind!r}")
-        return hetero
-
-
-def _piece(file: Any, specs: Mapping[str, TensorSpec], content: Mapping[str, Any], prefix: str) -> GraphInput:
-    def tensors(names: list[str]) -> dict[str, Tensor]:
-        return {name: file.get_tensor(prefix + name) for name in names}
-
-    require_rows(specs, content, prefix)
-    columns, form = tensors(content["edge_attributes"]), typed(GraphForm, content["graph"])
-    values = columns.pop(ADJ_VALUES, None)
-    return GraphInput(
-        tensors([EDGE_INDEX])[EDGE_INDEX], int(content["num_nodes"]), form, values, torch.device("cpu"),
-        tensors(content["node_attributes"]), columns, tensors(content["other_tensors"]) | content["other"],
-    )  # fmt: skip

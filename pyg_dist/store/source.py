@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
+from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import TensorSpec, is_storable, of_rows
 from pyg_dist.store.manifest import GraphForm
@@ -87,6 +88,7 @@ class Source(ABC):
         num_nodes: N; None: the largest id plus one.
         num_edges: E, where the input says so.
         stands_once: whether each edge stands for both directions.
+        first_target: the number of the first target; 0 but for edges between two types.
         nodes: attributes with a row per node.
         edges: attributes with a row per edge.
         other: attributes that are neither and that JSON has.
@@ -98,6 +100,7 @@ class Source(ABC):
     num_nodes: int | None = None
     num_edges: int | None = None
     stands_once = False
+    first_target = 0
     nodes: tuple[Attribute, ...] = ()
     edges: tuple[Attribute, ...] = ()
     other: Mapping[str, object] = {}
@@ -124,9 +127,21 @@ class TensorSource(Source):
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The ends of edges, and as many rows of each attribute."""
         rows = {attribute.name: _Stream(attribute.rows(_BLOCK)) for attribute in self.edges}
+        done = 0
         for chunk in self.ends(size):
             count = len(chunk.source)
-            yield replace(chunk, attributes={name: stream.next(count) for name, stream in rows.items()})
+            found = {name: stream.next(count) for name, stream in rows.items()}
+            done += count
+            for name, piece in found.items():
+                if len(piece) != count:
+                    raise self._wrong_rows(name, f"{done - count + len(piece)}")
+            yield replace(chunk, attributes=found)
+        for name, stream in rows.items():
+            if len(stream.next(1)):
+                raise self._wrong_rows(name, f"more than {done}")
+
+    def _wrong_rows(self, name: str, count: str) -> DataError:
+        return DataError(f"Expected a row of '{name}' for each edge in {self.path} (got {count} rows): save both again")
 
     @abstractmethod
     def ends(self, size: int) -> Iterator[EdgeChunk]:

@@ -77,12 +77,15 @@ class Spool(SpoolFacts):
                     file.readinto(whole[row].numpy().data)
         return whole
 
-    def digest(self) -> str:
-        """The digest of :meth:`edge_index`, as :func:`~pyg_dist.backend.session.agreement.digest` has it."""
+    def digest(self, first_target: int = 0) -> str:
+        """The digest of :meth:`edge_index`, as :func:`~pyg_dist.backend.session.agreement.digest` has it.
+
+        ``first_target``: from which the targets are counted.
+        """
         hasher = xxhash.xxh3_128(f"{torch.int64}{(2, self.num_edges)}".encode())
-        for name in ("source", "target"):
+        for name, first in (("source", 0), ("target", first_target)):
             for piece in read_records(self.folder / name, np.dtype(np.int64), 1 << 20):
-                hasher.update(piece.view(np.uint8).data)
+                hasher.update((piece - first).view(np.uint8).data)
         return str(hasher.hexdigest())
 
 

@@ -7,15 +7,14 @@ parts. What belongs to all of the graph is a store without nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import torch
 from torch_geometric.typing import EdgeType
 
 from pyg_dist.errors import StoreError
-from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key
+from pyg_dist.store.graph_input import WHOLE, edges_key, nodes_key
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import Kind, Manifest, Signed
 
@@ -80,12 +79,3 @@ class TypedStores:
 def num_joined(sizes: Mapping[str, int], relation: EdgeType) -> int:
     """Nodes of a relation's store, of the number of nodes of each type."""
     return sum(sizes[kind] for kind in {relation[0], relation[-1]})
-
-
-def joined(graph: GraphInput, relation: EdgeType, sizes: Mapping[str, int]) -> GraphInput:
-    """The edges of a relation over the nodes of both types in a row."""
-    source, _, target = relation
-    if source == target:
-        return graph
-    offset = torch.tensor([[0], [sizes[source]]])
-    return replace(graph, edge_index=graph.edge_index + offset, num_nodes=num_joined(sizes, relation))

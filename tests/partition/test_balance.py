@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyg_dist.partition.balance import balanced_by_kind, whole_graphs
+from pyg_dist.partition.stream import chunks_of
 
 
 def loads(edge_index: torch.Tensor, parts: torch.Tensor, sizes: list[int], num_parts: int) -> list[np.ndarray]:
@@ -28,13 +29,13 @@ def test_each_kind(sizes: list[int], num_parts: int, seed: int) -> None:
     rng, size = torch.Generator().manual_seed(seed), sum(sizes)
     edge_index = torch.randint(0, max(size, 1), (2, 3 * size), generator=rng)
     before = torch.randint(0, num_parts, (size,), generator=rng) ** 2 % num_parts
-    after = balanced_by_kind(edge_index, before, sizes, num_parts, 0.05)
+    after = balanced_by_kind(chunks_of(edge_index, 16), before, sizes, num_parts, 0.05)
     assert after.dtype == torch.int32
     assert after.shape == (size,)
     heaviest = np.bincount(edge_index[1].numpy(), minlength=size).max(initial=1)
     for load in loads(edge_index, after, sizes, num_parts):
         assert load.max() <= 1.05 * load.mean() + heaviest
-    assert torch.equal(after, balanced_by_kind(edge_index, before, sizes, num_parts, 0.05))
+    assert torch.equal(after, balanced_by_kind(chunks_of(edge_index), before, sizes, num_parts, 0.05))
 
 
 @pytest.mark.parametrize("num_parts", [2, 4])
@@ -43,14 +44,14 @@ def test_balanced_parts_stay(num_parts: int) -> None:
     part, few, many = torch.arange(num_parts), 5 * num_parts, 15 * num_parts
     parts = torch.cat([part.repeat_interleave(5), part.repeat_interleave(15)])
     edge_index = torch.stack([torch.arange(few).repeat_interleave(3), few + torch.arange(many)])
-    assert torch.equal(balanced_by_kind(edge_index, parts, [few, many], num_parts, 0.03), parts.int())
+    assert torch.equal(balanced_by_kind(chunks_of(edge_index), parts, [few, many], num_parts, 0.03), parts.int())
 
 
 def test_few_neighbours_are_lost() -> None:
     """All of a kind lies on part 0; those whose neighbours are on part 1 go there."""
     parts = torch.tensor([0, 0, 1, 1, 0, 0, 0, 0])
     edge_index = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]])
-    assert balanced_by_kind(edge_index, parts, [4, 4], 2, 0.03).tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert balanced_by_kind(chunks_of(edge_index), parts, [4, 4], 2, 0.03).tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 def test_graphs_stay_whole_and_parts_are_balanced() -> None:

@@ -16,6 +16,7 @@ import torch
 from killing import calls_of, run_killed
 from stored_graphs import skewed_graph, write
 from test_grid_store import write as write_grid
+from torch_geometric.data import Data
 
 from pyg_dist import DistributedData, save_graph
 from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
@@ -23,7 +24,7 @@ from pyg_dist.cli.stored_plan import check_store
 from pyg_dist.data.grid_data import edges_of_tile, stored_grid_plan
 from pyg_dist.data.stored_graph import rank_of_part, rows_of, stored_share
 from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
-from pyg_dist.store.folder import PARTIAL, StoreFolder
+from pyg_dist.store.folder import PARTIAL, StoreFolder, lock
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import Manifest, digest_of
@@ -301,6 +302,11 @@ def test_what_is_in_the_way(store: Path, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
+    def saved(path: Path, **attributes: Any) -> str:
+        with pytest.raises(PygDistError) as caught:
+            save_graph(Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2, **attributes), path)
+        return str(caught.value)
+
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("do not delete")
     before = files_of(store)
@@ -313,6 +319,11 @@ def test_what_is_in_the_way(store: Path, tmp_path: Path) -> None:
     assert "one part" in message(tmp_path / "new", parts=0)
     assert "--memory" in message(tmp_path / "new", memory=1 << 10)
     assert not (tmp_path / "new").exists()  # nothing is in the way of other options
+    with lock(tmp_path / "new" / ".partial" / "lock"):
+        assert "Expected no other writer" in message(tmp_path / "new")
+    assert "Expected no interrupted work" in message(tmp_path / "new")
+    assert "make it" in saved(tmp_path / "none" / "g.safetensors")
+    assert "'__metadata__'" in saved(tmp_path / "g.safetensors", __metadata__=torch.ones(3))
 
 
 def test_a_wrong_input_leaves_nothing(store: Path, tmp_path: Path) -> None:

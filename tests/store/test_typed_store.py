@@ -9,6 +9,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from pyg_dist import save_graph
 from pyg_dist.cli import main
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.store.folder import lock
+from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.graph_input import HeteroInput, read_hetero
+from pyg_dist.store.source import Source
 from pyg_dist.store.sources import open_types
+from pyg_dist.store.typed_source import TypedSource
 
 Pools = Callable[[int], Workers]
 PARTS = 4
@@ -56,19 +60,38 @@ def typed_graph() -> HeteroData:
     return data
 
 
-def assert_equal(found: HeteroInput, expected: HeteroInput) -> None:
+def content_of(source: Source, num_bytes: int = 64) -> dict[str, Tensor]:
+    """What a source of one type holds, read in pieces."""
+    chunks = list(source.chunks(7))
+    ends = [np.concatenate([getattr(chunk, end) for chunk in chunks] or [[]]) for end in ("source", "target")]
+    found = {"edge_index": torch.from_numpy(np.stack(ends).astype(np.int64))}
+    for a in source.edges:
+        rows = [chunk.attributes[a.name] for chunk in chunks] or [np.empty((0, *a.shape), storage_dtype(a.dtype))]
+        found[a.name] = as_torch(np.array(np.concatenate(rows)), a.dtype)
+    for a in source.nodes:
+        found[a.name] = as_torch(np.array(np.concatenate(list(a.rows(num_bytes)))), a.dtype)
+    for name, (spec, read) in source.other_tensors.items():
+        found[name] = as_torch(np.array(read()), spec.dtype)
+    return found
+
+
+def assert_equal(found: TypedSource, expected: HeteroInput) -> None:
     assert found.num_nodes == expected.num_nodes
     assert list(found.relations) == list(expected.relations)
-    tensors = [dict(hetero.tensors()) for hetero in (found, expected)]
-    assert tensors[0].keys() == tensors[1].keys()
-    for name, value in tensors[1].items():
-        assert tensors[0][name].dtype == value.dtype, name
-        assert torch.equal(tensors[0][name].nan_to_num(), value.nan_to_num()), name
-    assert {k: v for k, v in found.others.items() if not isinstance(v, Tensor)} == {"name": "typed"}
-    for kind, attributes in expected.nodes.items():
-        assert found.nodes[kind].others.get("note") == attributes.others.get("note")
+    sources = {"whole": found.whole, **found.nodes, **found.relations}
+    keys = dict(zip(expected.pieces(), sources, strict=True))
+    for key, graph in expected.pieces().items():
+        others = {k: v for k, v in graph.other_attributes.items() if isinstance(v, Tensor)}
+        wanted = {"edge_index": graph.edge_index, **graph.node_attributes, **graph.edge_columns, **others}
+        tensors = content_of(sources[keys[key]])
+        assert tensors.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert tensors[name].dtype == value.dtype, name
+            assert torch.equal(tensors[name].nan_to_num(), value.nan_to_num()), name
+        assert sources[keys[key]].other == {k: v for k, v in graph.other_attributes.items() if k not in others}
     for relation, graph in expected.relations.items():
-        assert found.relations[relation].form == graph.form
+        assert found.relations[relation].graph == graph.form
+        assert torch.equal(found.edge_index(relation), graph.edge_index)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +180,10 @@ def test_ogbn_mag_as_ogb_reads_it(mag: Path) -> None:
     assert found.num_nodes == expected["num_nodes_dict"]
     assert list(found.relations) == list(expected["edge_index_dict"])
     for relation, edges in expected["edge_index_dict"].items():
-        assert np.array_equal(found.relations[relation].edge_index.numpy(), edges)
-        kind = found.relations[relation].edge_attributes["edge_reltype"].numpy()
-        assert np.array_equal(kind, expected["edge_reltype"][relation])
-    paper = found.nodes["paper"].nodes
+        content = content_of(found.relations[relation])
+        assert np.array_equal(content["edge_index"].numpy(), edges)
+        assert np.array_equal(content["edge_reltype"].numpy(), expected["edge_reltype"][relation])
+    paper = content_of(found.nodes["paper"])
     assert np.array_equal(paper["x"].numpy(), expected["node_feat_dict"]["paper"])
     assert np.array_equal(paper["node_year"].numpy(), expected["node_year"]["paper"])
     assert np.array_equal(paper["y"].numpy(), raw.read_node_label_hetero(str(mag / "raw"))["paper"])
@@ -225,11 +248,13 @@ def opened(num_ranks: int, path: str, hierarchy: Any = "off") -> None:
         assert torch.equal(found[relation].edge_index.full_tensor(), graph[relation].edge_index)
     assert found.plan.to_dict()["relations"].keys() == made.plan.to_dict()["relations"].keys()
     assert {plan.two_levels for plan in found.plan.relations.values()} == {hierarchy == "on"}
-    alone = stored_types_plan(Path(path), num_ranks, "hybrid") if hierarchy == "off" else found.plan
-    assert (alone.rows, alone.nodes, alone.edges, alone.hash) == (
-        found.plan.rows, found.plan.nodes, found.plan.edges, found.plan.hash
-    )  # fmt: skip
-    assert (alone.rows, alone.messages) == (made.plan.rows, made.plan.messages)
+    alone = stored_types_plan(Path(path), num_ranks, "hybrid", 2 if hierarchy == "on" else None, hierarchy)
+    assert (alone.nodes, alone.hash) == (found.plan.nodes, found.plan.hash)
+    for relation, plan in alone.relations.items():
+        for other in (found.plan.relations[relation], made.plan.relations[relation]):
+            assert plan.pairs == other.pairs
+            for one, two in zip(plan.sizes, other.sizes, strict=True):
+                assert replace(one, inner=two.inner) == two  # rows have an order for all relations together
     torch.manual_seed(0)
     kinds = ("venue", "paper")
     relations = [r for r in graph.edge_types if {r[0], r[-1]} <= set(kinds)]
@@ -273,9 +298,13 @@ def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pat
     graph = str(store.parent / "graph.safetensors")
     plans = []
     for name in (graph, str(store)):
-        assert main(["plan", name, "--ranks", str(PARTS), "--json", "--widths", "8"]) == 0
-        plans.append(json.loads(capsys.readouterr().out))
-    assert plans[0] == plans[1]
+        for levels in ([], ["--ranks-per-node", "2", "--hierarchy", "on"]):
+            assert main(["plan", name, "--ranks", str(PARTS), "--json", "--widths", "8", *levels]) == 0
+            plans.append(json.loads(capsys.readouterr().out))
+    assert (plans[0], plans[1]["relations"].keys()) == (plans[2], plans[3]["relations"].keys())
+    assert {relation["levels"] for relation in plans[1]["relations"].values()} == {2}
+    assert main(["plan", str(store), "--ranks", "4", "--ranks-per-node", "2", "--hierarchy", "on"]) == 0
+    assert "levels  rows that leave a machine" in capsys.readouterr().out
     assert main(["plan", str(store), "--ranks", "2", "4"]) == 0
     text = capsys.readouterr().out
     assert all(text.count(" ".join(relation)) == 2 for relation in typed_graph().edge_types)
@@ -289,15 +318,17 @@ def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Pat
         ["partition", graph, str(tmp_path / "many"), "--parts", "2", "--columns", "source,target"],
         ["plan", graph, "--ranks", "2", "--save", str(tmp_path / "plan")],
         ["plan", graph, "--ranks", "2", "--widths", "0"],
+        ["plan", graph, "--ranks", "2", "--ranks-per-node", "0"],
         ["plan", graph, "--ranks", "2", "--data-groups", "2"],
         ["plan", str(store), "--ranks", "2", "--partition", "random"],
         ["plan", str(store), "--ranks", "5"],
     ):
         assert main(command) != 0, command
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    with lock(store.with_name(f"{store.name}.new") / "lock"):  # of another writer
-        assert main(["partition", graph, str(store), "--parts", str(PARTS), "--force"]) == 1
-        assert "Expected no other writer" in capsys.readouterr().err
+    with lock(tmp_path / "second.new" / "parts" / ".partial" / "lock"):  # of another writer
+        for options in ([], ["--force"], ["--resume"]):
+            assert main(["partition", graph, str(tmp_path / "second"), "--parts", str(PARTS), *options]) == 1
+            assert "Expected no other writer" in capsys.readouterr().err
     assert main(["partition", graph, str(store), "--parts", str(PARTS), "--force"]) == 0
     assert not any(store.with_name(f"{store.name}.{kind}").exists() for kind in ("new", "old"))
 
@@ -324,3 +355,106 @@ def test_damaged_stores(store: Path, tmp_path: Path) -> None:
         damage(folder / name)
         with pytest.raises(PygDistError, match=r"Expected (the manifest|a store in|the store that)"):
             DistributedData.open(folder)
+
+
+def arrays(graph: HeteroData, folder: Path, join: str) -> Path:
+    """A folder of ``.npy`` files of what it holds with rows, as MAG240M (``___``) and IGB (``__``) have them."""
+    names = {"x": "node_feat", "y": "node_label", "edge_attr": "edge_feat"}
+    for key, store in zip([*graph.node_types, *graph.edge_types], graph.stores[1:], strict=True):
+        below = folder / (key if isinstance(key, str) else join.join(key))
+        below.mkdir(parents=True)
+        for name, value in store.items():
+            if name == "edge_index":
+                value = value.T if join == "__" else value
+            elif not isinstance(value, Tensor) or name in ("half", "index_of"):
+                continue
+            np.save(below / f"{names.get(name, name)}.npy", np.asfortranarray(value.numpy()))
+    return folder
+
+
+@pytest.mark.parametrize("form", ["mag240m", "igb"])
+def test_folders_of_arrays(tmp_path: Path, form: str) -> None:
+    data = typed_graph()
+    for kind in ("paper", "venue"):
+        for name in ("half", "index_of", "note"):
+            data[kind].pop(name, None)
+    for name in ("scale", "name", "of_papers"):
+        delattr(data, name)
+    folder = arrays(data, tmp_path / "graph" / "processed", "___" if form == "mag240m" else "__")
+    if form == "mag240m":
+        torch.save({"author": 25, "paper": 40, "num_classes": 4}, tmp_path / "graph" / "meta.pt")
+        (folder / "author" / "node_label.npy").unlink()
+        (folder / "author" / "train_mask.npy").unlink()
+        data["author"].pop("y"), data["author"].pop("train_mask")
+    expected = HeteroData({kind: data[kind].to_dict() for kind in sorted(data.node_types)})
+    for relation in sorted(data.edge_types, key="__".join):
+        expected[relation].update(data[relation].to_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.save(folder / "paper" / "names.npy", np.array([None] * 40))
+    with pytest.warns(UserWarning, match=r"names\.npy is left out"):
+        found = open_types(str(tmp_path / "graph"))
+    assert found is not None
+    assert_equal(found, read_hetero(expected, allow_nan=True, warn=False))
+    (folder / "paper" / "names.npy").unlink()
+    for name, wrong, match in (
+        ("lonely/node_feat.npy", np.zeros((5, 2)), "Expected .* rows in .*npy"),
+        ("lonely/num_nodes.npy", np.zeros(2), "Expected one number of nodes in"),
+        (f"{next(folder.glob('venue_*')).name}/edge_weight.npy", np.zeros(3), "Expected 50 rows in"),
+        ("lonely/odd.npy", None, "Expected a NumPy array in"),
+    ):
+        path = folder / name
+        before = path.read_bytes() if path.exists() else None
+        path.write_bytes(b"no array") if wrong is None else np.save(path, wrong)
+        with pytest.raises(DataError, match=match):
+            open_types(str(tmp_path / "graph"))
+        path.unlink() if before is None else path.write_bytes(before)
+    edges = next(folder.glob("author_*writes*")) / "edge_index.npy"
+    np.save(edges, np.where(np.arange(90) == 7, 25, np.load(edges) if form == "mag240m" else np.load(edges).T))
+    found = open_types(str(tmp_path / "graph"))
+    assert found is not None
+    with pytest.raises(DataError, match=r"Expected nodes of type 'author' in \[0, 25\) in .*edge 7 .got 25"):
+        found.edge_index(("author", "writes", "paper"))
+    for path in [*(folder / "author").iterdir(), *tmp_path.glob("graph/meta.pt")]:
+        path.unlink()
+    with pytest.raises(DataError, match="Expected the number of nodes of type 'author'"):
+        open_types(str(tmp_path / "graph"))
+
+
+def test_interrupted_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Work goes on with the parts and the pieces that are there, and gives the same store; not with other options."""
+    from pyg_dist.cli import conversion
+    from pyg_dist.store.typed_store import TypesManifest
+
+    save_graph(typed_graph(), tmp_path / "graph.safetensors")
+    command = ["partition", str(tmp_path / "graph.safetensors"), "", "--parts", "2", "--model", "stream"]
+    command[2] = str(tmp_path / "whole")
+    assert main(command) == 0
+    command[2], written, write = str(tmp_path / "store"), list[str](), conversion.write_halo_store
+
+    def stops(source: Source, out: Path, *args: Any) -> Any:
+        if len(written) == 7:
+            raise KeyboardInterrupt
+        written.append(out.name)
+        return write(source, out, *args)
+
+    monkeypatch.setattr(conversion, "write_halo_store", stops)
+    with pytest.raises(KeyboardInterrupt):
+        main(command)
+    assert not (tmp_path / "store").exists()
+    capsys.readouterr()
+    for options, match in (
+        ([], "Expected no interrupted work"),
+        (["--resume", "--seed", "1"], "to be of this input and these options"),
+    ):
+        assert main([*command, *options]) == 1
+        assert match in capsys.readouterr().err
+    first = written.copy()
+    written.clear()
+    assert main([*command, "--resume"]) == 0
+    assert not set(first) & set(written)
+    manifests = [TypesManifest.load(tmp_path / name) for name in ("whole", "store")]
+    assert manifests[0] == manifests[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.safetensors", "store", "whole"]

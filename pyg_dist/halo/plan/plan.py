@@ -153,6 +153,10 @@ class Plan(DistributionPlan):
             rows[sender, receiver] = count
         return rows
 
+    def rows_between_nodes(self) -> int:
+        """Rows sent in one aggregation, in the plan's levels, that leave their machine."""
+        return self._levels(None).between
+
     def halo_bytes(self, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False) -> int:
         """Bytes sent in one aggregation of ``width`` columns, all ranks together; as many backward, unless bits differ.
 

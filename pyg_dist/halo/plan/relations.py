@@ -10,9 +10,11 @@ from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.levels import LevelCounts
+from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts, shares_machines
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.pricing.base import aligned, fold
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model
 
 Relation = tuple[str, str, str]
 
@@ -38,6 +40,9 @@ class HeteroPlan:
         num_ranks: int,
         exchange: ExchangeKind = "hybrid",
         partition: str = "given",
+        ranks_per_node: int | None = None,
+        hierarchy: Hierarchy = "auto",
+        machine: Machine | None = None,
     ) -> HeteroPlan:
         """The plan for any number of ranks, in this process. Not collective, O(E log E) time.
 
@@ -47,6 +52,9 @@ class HeteroPlan:
             num_ranks: how many ranks.
             exchange: what sums send.
             partition: how the parts were made.
+            ranks_per_node: ranks that share a machine; ``None``: it is not known.
+            hierarchy: the levels of what crosses machines; "auto": for each relation the cheaper ones.
+            machine: whose constants that goes by; ``None``: those measured here, or the defaults.
 
         Example:
             >>> edges = {("user", "buys", "item"): torch.tensor([[0, 1, 2], [0, 0, 1]])}
@@ -54,13 +62,20 @@ class HeteroPlan:
             >>> plan.nodes, plan.rows
             ([2, 3], {'post': 2, 'pre': 1, 'hybrid': 1})
         """
+        machine = Machine.load() if machine is None else machine
+        machine = machine if ranks_per_node is None else machine.with_ranks_per_node(ranks_per_node)
         plans = {}
         for relation, edge_index in relations.items():
             of_sources, of_targets = (parts[kind].long() for kind in (relation[0], relation[-1]))
             both = of_targets if relation[0] == relation[-1] else (of_sources, of_targets)
-            found = LevelCounts.of(edge_index, both, num_ranks, None).counted(exchange)
-            identity = relation_hash(edge_index, of_sources, of_targets, num_ranks, exchange)
-            plans[relation] = Plan("halo", partition, exchange, found.sizes, pairs_of(found.rows), identity)
+            counts = LevelCounts.of(edge_index, both, num_ranks, ranks_per_node)
+            model = Model.of_layers(of_targets.numel(), edge_index.shape[1], None, None)
+            found = counts.chosen(exchange, hierarchy, model, machine)
+            plans[relation] = Plan(
+                "halo", partition, exchange, found.sizes, pairs_of(found.rows),
+                relation_hash(edge_index, of_sources, of_targets, num_ranks, exchange), ranks_per_node=ranks_per_node,
+                two_levels=found.two_levels, across=counts.across,
+            )  # fmt: skip
         nodes = {kind: torch.bincount(owner, minlength=num_ranks).tolist() for kind, owner in parts.items()}
         return HeteroPlan(nodes, plans, torch.cat([owner.int() for owner in parts.values()]))
 
@@ -118,7 +133,7 @@ class HeteroPlan:
             "relations": {
                 "__".join(relation): {
                     "edges": [sizes.edges for sizes in plan.sizes], "rows": plan.rows, "messages": plan.messages,
-                    "hash": plan.hash,
+                    "hash": plan.hash, "levels": 1 + plan.two_levels, "rows_between_nodes": plan.rows_between_nodes(),
                 }
                 for relation, plan in self.relations.items()
             },
@@ -138,17 +153,20 @@ class HeteroPlan:
             [kind, f"{sum(counts):,}", f"{max(counts):,}", f"{Plan.imbalance(counts):.2f}"]
             for kind, counts in self.nodes_of.items()
         ]
-        of_relations = []
+        header, of_relations = ["relation", "edges", "max/mean", *(f"rows {kind}" for kind in EXCHANGES)], []
+        shares = any(shares_machines(self.ranks, plan.ranks_per_node) for plan in plans)
+        if shares:
+            header += ["levels", "rows that leave a machine"]
         for relation, plan in self.relations.items():
             edges = [sizes.edges for sizes in plan.sizes]
             rows = [f"{plan.rows[kind]:,}" for kind in EXCHANGES]
             of_relations.append([" ".join(relation), f"{sum(edges):,}", f"{Plan.imbalance(edges):.2f}", *rows])
+            if shares:
+                of_relations[-1] += [f"{1 + plan.two_levels}", f"{plan.rows_between_nodes():,}"]
         lines = [
             f"{title}, plan {self.hash[:12]}, {self.ranks} ranks",
             *aligned([["type", "nodes", "most of a rank", "max/mean"], *of_types], left=(0,)),
-            *aligned(
-                [["relation", "edges", "max/mean", *(f"rows {kind}" for kind in EXCHANGES)], *of_relations], left=(0,)
-            ),
+            *aligned([header, *of_relations], left=(0,)),
             *(f"width {w}: {self.halo_bytes(w):,} bytes per aggregation over each relation" for w in widths),
         ]
         return fold("\n".join(lines))

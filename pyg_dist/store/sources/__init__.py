@@ -1,28 +1,29 @@
-"""Input graphs, one file for each format: what they hold, in chunks; those with types, in memory."""
+"""Input graphs, one file for each format: what they hold, in chunks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.store.graph_input import HeteroInput
-from pyg_dist.store.saved import read_saved_types
 from pyg_dist.store.source import Reading, Source
+from pyg_dist.store.sources.arrays import array_types, relations_in
 from pyg_dist.store.sources.edge_list import TextEdges
 from pyg_dist.store.sources.edge_table import ArrayEdges, Parquet
 from pyg_dist.store.sources.headed_text import BANNER, Dimacs, MatrixMarket, Metis, is_dimacs
 from pyg_dist.store.sources.npz import Npz
-from pyg_dist.store.sources.ogb import OGB, is_ogb_folder, is_ogb_typed, read_typed
+from pyg_dist.store.sources.ogb import OGB, is_ogb_folder, is_ogb_typed, ogb_types
 from pyg_dist.store.sources.rmat import PREFIX, RMat
-from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, TorchFile, torch_file_types
+from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, TorchFile, saved_types, torch_file_types
 from pyg_dist.store.sources.text import first_lines, unpacked
+from pyg_dist.store.typed_source import TypedSource
 
 __all__ = ["KINDS", "Reading", "Source", "open_source", "open_types"]
 
 KINDS = (
     ".npz; .pt of torch.save; .safetensors of pyg_dist.save_graph; the folder of a dataset of PyG or of an OGB node "
-    "dataset; edges in .txt .csv .tsv .edges .edgelist .el, KONECT's out.*, Matrix Market .mtx, METIS' .graph, "
-    "DIMACS' .col .gr (these packed as .gz .bz2 .xz .zst, too), .parquet or .npy; rmat:scale=22,edges=100000000,seed=0"
+    "dataset, or of .npy files by type and relation; edges in .txt .csv .tsv .edges .edgelist .el, KONECT's out.*, "
+    "Matrix Market .mtx, METIS' .graph, DIMACS' .col .gr (these packed as .gz .bz2 .xz .zst, too), .parquet or .npy; "
+    "rmat:scale=22,edges=100000000,seed=0"
 )
 _TEXT: dict[str, type[Source]] = {
     ".mtx": MatrixMarket,
@@ -52,7 +53,7 @@ def open_source(graph: str, reading: Reading = Reading()) -> Source:  # noqa: B0
     return kind(path, reading)
 
 
-def open_types(graph: str) -> HeteroInput | None:
+def open_types(graph: str) -> TypedSource | None:
     """The graph with types that commands are given a name of; ``None``: it has one type of nodes, or there is none.
 
     Raises:
@@ -61,9 +62,11 @@ def open_types(graph: str) -> HeteroInput | None:
     path = Path(graph)
     if path.is_dir():
         if is_ogb_typed(path):
-            return read_typed(path)
+            return ogb_types(path)
+        if relations_in(path):
+            return array_types(path)
         path = path / PROCESSED
-    read = {".safetensors": read_saved_types, ".pt": torch_file_types}.get(path.suffix)
+    read = {".safetensors": saved_types, ".pt": torch_file_types}.get(path.suffix)
     return None if read is None or not path.is_file() else read(path)
 
 

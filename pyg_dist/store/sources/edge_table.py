@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,15 @@ from pyg_dist.store.source import EDGE_WEIGHT, Attribute, EdgeChunk, Source, edg
 from pyg_dist.store.sources.edge_list import ASK, SOURCE, TARGET, WEIGHT, given_roles, roles_of
 
 
+def mapped(path: Path) -> Array:
+    """The array of an ``.npy`` file, of which a page is read when it is used."""
+    try:
+        whole: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"Expected a NumPy array in {path} (got: {error}): write it with numpy.save") from error
+    return whole
+
+
 class ArrayEdges(Source):
     """An ``.npy`` file of integers, ``[2, E]`` or ``[E, 2]``; of two edges it is read as ``[2, E]``."""
 
@@ -21,10 +31,7 @@ class ArrayEdges(Source):
     def open(self) -> None:
         """The array's shape."""
         path = self.path
-        try:
-            whole = self._mapped()
-        except (ValueError, EOFError) as error:
-            raise DataError(f"Expected a NumPy array in {path} (got: {error}): write it with numpy.save") from error
+        whole = mapped(path)
         if whole.ndim != 2 or 2 not in whole.shape or whole.dtype.kind not in "iu":
             raise DataError(
                 f"Expected integers [2, E] or [E, 2] in {path} (got {whole.dtype} {list(whole.shape)}): one column per "
@@ -35,14 +42,10 @@ class ArrayEdges(Source):
         self.first_id = self.reading.first_id or 0
         self.understood = f"an array [{'2, E' if self.is_wide else 'E, 2'}]; ids from {self.first_id}"
 
-    def _mapped(self) -> Array:
-        whole: Array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        return whole
-
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The edges in their order."""
         for low in range(0, self.num_edges, size):
-            whole = self._mapped()  # anew for each piece: pages are let go
+            whole = mapped(self.path)  # anew for each piece: pages are let go
             ends = (whole if self.is_wide else whole.T)[:, low : low + size].astype(np.int64) - self.first_id
             yield EdgeChunk(ends[0], ends[1], {}, edge_place(self.path, low))
 

@@ -13,16 +13,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch_geometric.data import HeteroData
+from torch_geometric.typing import EdgeType
 
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, storage_dtype
-from pyg_dist.store.graph_input import HeteroInput, read_hetero
-from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, TensorSource, fixed_rows
+from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, Source, TensorSource, fixed_rows
 from pyg_dist.store.sources.npz import Member, edge_columns, edge_member, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
+from pyg_dist.store.typed_source import Piece, TypedSource
 
 NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}
 _SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
@@ -89,8 +88,7 @@ class OGB(TensorSource):
         self.num_edges = self.num_entries * (2 if self.inverse else 1)
         self.nodes = (*self._attributes("node"), self._labels(), *self._masks())
         self.edges = tuple(self._attributes("edge"))
-        folders = (self.raw, path / "split")
-        self.files = tuple(p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file())
+        self.files = tuple(_files(self.raw, path / "split"))
 
     def _member(self, name: str) -> Member:
         """An array that ``data.npz`` must have."""
@@ -112,13 +110,10 @@ class OGB(TensorSource):
         if self.members is not None:
             member = self.members.get(key)
             return None if member is None else (dtype_name(member.dtype), member.shape[1:], member.pieces)
-        path = self.raw / f"{key.replace('_feat', '-feat')}.csv.gz"
+        path = _csv(self.raw, key)
         if key == "node_species" and not path.exists():  # ogb renames this one when it reads it
             path = self.raw / "species.csv.gz"
-        if not path.exists():
-            return None
-        dtype = _csv_dtype(path)
-        return dtype, (_width(path),), partial(_csv_rows, path, dtype)
+        return _csv_table(path) if path.exists() else None
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
         """The edges in their order; with ``add_inverse_edge``, each is followed by its reverse."""
@@ -141,9 +136,7 @@ class OGB(TensorSource):
             edges = edge_member(self._member("edge_index"))
             yield from self.ends_of(edge_columns(edges, size), edges.path)
             return
-        for rows in same_columns(self.raw / "edge.csv.gz", "i8", 2).rows():
-            source, target = np.ascontiguousarray(matrix(rows).T)
-            yield EdgeChunk(source, target, {}, rows.place)
+        yield from _csv_ends(self.raw / "edge.csv.gz", size)
 
     def _labels(self) -> Attribute:
         """Whole numbers where all are known and name classes, else float32."""
@@ -155,26 +148,24 @@ class OGB(TensorSource):
             labels = found["node_label"].array()
         else:
             path = self.raw / "node-label.csv.gz"
-            labels = numbers(path, "F64")
-        if len(labels) != self.num_nodes:
-            raise DataError(f"Expected {self.num_nodes} rows in {path} (got {len(labels)}): fetch it again")
-        labels = as_labels(labels, self.options)
-        return Attribute("y", dtype_name(labels.dtype), labels.shape[1:], fixed_rows(labels))
+            labels = _csv_labels(path)
+        return _labels(path, labels, self.num_nodes, self.options)
 
     def _masks(self) -> Iterator[Attribute]:
-        for name, mask in split_masks(self.path / "split" / self.options["split"], self.num_nodes).items():
-            yield Attribute(name, "BOOL", (), fixed_rows(mask))
+        return _split_masks(self.path / "split" / self.options["split"], self.num_nodes)
 
 
-def as_labels(labels: Array, options: Mapping[str, str]) -> Array:
+def _labels(path: Path, labels: Array, num_nodes: int, options: Mapping[str, str]) -> Attribute:
     """Labels in the type that ``ogb`` gives them."""
+    if len(labels) != num_nodes:
+        raise DataError(f"Expected {num_nodes} rows in {path} (got {len(labels)}): fetch it again")
     is_whole = "classification" in options["task type"] and not np.isnan(labels).any()
-    return labels.astype(np.int64 if is_whole else np.float32)
+    labels = labels.astype(np.int64 if is_whole else np.float32)
+    return Attribute("y", dtype_name(labels.dtype), labels.shape[1:], fixed_rows(labels))
 
 
-def split_masks(folder: Path, num_nodes: int) -> dict[str, Array]:
-    """The nodes that train, validate and test, by the name of a mask, bool ``[N]`` each."""
-    masks = {}
+def _split_masks(folder: Path, num_nodes: int) -> Iterator[Attribute]:
+    """The nodes that train, validate and test."""
     for split, name in _SPLITS.items():
         mask = np.zeros(num_nodes, np.bool_)
         for rows in same_columns(folder / f"{split}.csv.gz", "i8", 1).rows():
@@ -186,8 +177,7 @@ def split_masks(folder: Path, num_nodes: int) -> dict[str, Array]:
                     f"again"
                 )
             mask[node] = True
-        masks[name] = mask
-    return masks
+        yield Attribute(name, "BOOL", (), fixed_rows(mask))
 
 
 def _of_pair(chunk: EdgeChunk, number: int) -> str:
@@ -213,9 +203,27 @@ def _csv_dtype(path: Path) -> str:
     return "I64"
 
 
-def numbers(path: Path, dtype: str | None = None) -> Array:
-    """All of a table, ``[rows, columns]``; ``None``: in the type that ``ogb`` gives it."""
-    return np.concatenate(list(_csv_rows(path, dtype or _csv_dtype(path), 0)))
+def _csv(folder: Path, key: str) -> Path:
+    """The file of an attribute."""
+    return folder / f"{key.replace('_feat', '-feat')}.csv.gz"
+
+
+def _csv_table(path: Path) -> tuple[str, tuple[int, ...], ReadRows]:
+    """Type and shape of a row, and what reads the rows."""
+    dtype = _csv_dtype(path)
+    return dtype, (_width(path),), partial(_csv_rows, path, dtype)
+
+
+def _csv_labels(path: Path) -> Array:
+    """All labels, as they may be unknown."""
+    return np.concatenate(list(_csv_rows(path, "F64", 0)))
+
+
+def _csv_ends(path: Path, size: int) -> Iterator[EdgeChunk]:
+    """The edges of a table."""
+    for rows in same_columns(path, "i8", 2).rows():
+        source, target = np.ascontiguousarray(matrix(rows).T)
+        yield EdgeChunk(source, target, {}, rows.place)
 
 
 def _csv_rows(path: Path, dtype: str, num_bytes: int) -> Iterator[Array]:
@@ -223,34 +231,42 @@ def _csv_rows(path: Path, dtype: str, num_bytes: int) -> Iterator[Array]:
     return (matrix(found).astype(wanted, copy=False) for found in same_columns(path, kind, _width(path)).rows())
 
 
-def read_typed(path: Path) -> HeteroInput:
+def ogb_types(path: Path) -> TypedSource:
     """A dataset of OGB, as ``ogb`` reads it: types and relations in alphabetical order, the split as masks."""
-    raw, options, data = path / "raw", master_options(path.name.replace("_", "-")), HeteroData()
+    raw, options = path / "raw", master_options(path.name.replace("_", "-"))
     split, has_label = path / "split" / options["split"], _row_of(raw / "nodetype-has-label.csv.gz")
     has_split = _row_of(split / "nodetype-has-split.csv.gz")
+    nodes, relations = dict[str, Source](), dict[EdgeType, Source]()
     for kind, count in sorted(_row_of(raw / "num-node-dict.csv.gz").items()):
-        store, folder = data[kind], raw / "node-feat" / kind
-        store.num_nodes = _whole(raw, count)
-        for key in ["node_feat", *more_files(options, "node")]:
-            _add(store, key, folder)
+        folder, size = raw / "node-feat" / kind, _whole(raw, count)
+        found = list(_csv_attributes(folder, ["node_feat", *more_files(options, "node")]))
         if has_label.get(kind) == "True":
-            labels = numbers(raw / "node-label" / kind / "node-label.csv.gz", "F64")
-            store.y = torch.from_numpy(as_labels(labels, options))
+            file = raw / "node-label" / kind / "node-label.csv.gz"
+            found.append(_labels(file, _csv_labels(file), size, options))
         if has_split.get(kind) == "True":
-            for name, mask in split_masks(split / kind, store.num_nodes).items():
-                store[name] = torch.from_numpy(mask)
+            found += _split_masks(split / kind, size)
+        nodes[kind] = Piece(folder, _files(folder, raw / "node-label" / kind, split / kind), size, found)
     for line in sorted(first_lines(raw / TRIPLETS)):
         words = line.split(",")
         if len(words) != 3:
             raise DataError(f"Expected source,relation,target in {raw / TRIPLETS} (got {line!r}): fetch it again")
-        store, folder = data[tuple(words)], raw / "relations" / "___".join(words)
-        ends = numbers(folder / "edge.csv.gz", "I64")
-        if ends.shape[1] != 2:
-            raise DataError(f"Expected 2 columns in {folder / 'edge.csv.gz'} (got {ends.shape[1]}): fetch it again")
-        store.edge_index = torch.from_numpy(ends).T.contiguous()
-        for key in ["edge_feat", *more_files(options, "edge")]:
-            _add(store, key, folder)
-    return read_hetero(data, allow_nan=True, warn=False)
+        folder = raw / "relations" / "___".join(words)
+        edges, ends = _csv_attributes(folder, ["edge_feat", *more_files(options, "edge")]), folder / "edge.csv.gz"
+        relations[words[0], words[1], words[2]] = Piece(
+            folder, _files(folder), edges=list(edges), num_edges=None, read_ends=partial(_csv_ends, ends)
+        )
+    return TypedSource(path, Piece(path, [raw / TRIPLETS, raw / "num-node-dict.csv.gz"]), nodes, relations)
+
+
+def _files(*folders: Path) -> list[Path]:
+    return [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _csv_attributes(folder: Path, keys: list[str]) -> Iterator[Attribute]:
+    """Those that a type has."""
+    for key in keys:
+        if (path := _csv(folder, key)).exists():
+            yield Attribute(NAMES.get(key, key), *_csv_table(path))
 
 
 def _row_of(path: Path) -> Mapping[str, str]:
@@ -265,10 +281,3 @@ def _whole(raw: Path, count: str) -> int:
     if not count.isdecimal():
         raise DataError(f"Expected numbers of nodes in {raw / 'num-node-dict.csv.gz'} (got {count!r}): fetch it again")
     return int(count)
-
-
-def _add(store: object, key: str, folder: Path) -> None:
-    """An attribute, where this type has it."""
-    path = folder / f"{key.replace('_feat', '-feat')}.csv.gz"
-    if path.exists():
-        setattr(store, NAMES.get(key, key), torch.from_numpy(numbers(path)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,31 +13,45 @@ import torch
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
+from torch_geometric.typing import EdgeType
 
 from pyg_dist.backend.plain_json import typed
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind
 from pyg_dist.store.format import as_storage, spec_of
-from pyg_dist.store.graph_input import GraphInput, HeteroInput, read_graph, read_hetero
+from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key, read_graph, read_hetero
 from pyg_dist.store.manifest import GraphForm
 from pyg_dist.store.saved import EDGE_INDEX, GRAPH, TYPES, opened, require_rows, specs_of
-from pyg_dist.store.source import EdgeChunk, Reading, TensorSource, attributes_of, fixed_rows, storable
+from pyg_dist.store.source import EdgeChunk, Reading, Source, TensorSource, attributes_of, fixed_rows, storable
+from pyg_dist.store.typed_source import TypedSource
 
 
 class SavedGraph(TensorSource):
-    """Tensors ``edge_index`` ``[2, E]`` and attributes; the header says which of them have a row per node or edge."""
+    """Tensors ``edge_index`` ``[2, E]`` and attributes; the header says which of them have a row per node or edge.
+
+    ``piece``: which one of a graph with types.
+    """
 
     num_nodes: int
     num_edges: int
 
+    def __init__(self, path: Path, reading: Reading, piece: str | None = None) -> None:
+        self.piece, self.prefix = piece, "" if piece is None else f"{piece}/"
+        super().__init__(path, reading)
+
     def open(self) -> None:
         """The header."""
         with opened(self.path) as file:
-            self.specs, metadata = specs_of(file), file.metadata() or {}
-            if TYPES in metadata:
+            metadata, prefix = file.metadata() or {}, self.prefix
+            self.specs = {
+                name.removeprefix(prefix): spec for name, spec in specs_of(file).items() if name.startswith(prefix)
+            }
+            if self.piece is None and TYPES in metadata:
                 raise DataError(f"Expected a graph with one type in {self.path} (got several): use to_homogeneous()")
-            content = json.loads(metadata[GRAPH])
+            content = json.loads(metadata[GRAPH if self.piece is None else TYPES])
+            if self.piece is not None:
+                content = content["pieces"][self.piece]
             self.num_nodes, self.num_edges = int(content["num_nodes"]), require_rows(self.specs, content)
             of_nodes, of_edges, others = (
                 {name: self.specs[name] for name in content[kind]}
@@ -54,11 +68,11 @@ class SavedGraph(TensorSource):
 
     def _slice(self, name: str, *place: slice) -> Array:
         with opened(self.path) as file:
-            return as_storage(file.get_slice(name)[place].contiguous())
+            return as_storage(file.get_slice(self.prefix + name)[place].contiguous())
 
     def _whole(self, name: str) -> Array:
         with opened(self.path) as file:
-            return as_storage(file.get_tensor(name))
+            return as_storage(file.get_tensor(self.prefix + name))
 
     def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
         spec = self.specs[name]
@@ -125,16 +139,39 @@ class TorchFile(GraphInMemory):
             raise type(error)(f"{self.path}: {error}") from error
 
 
-def torch_file_types(path: Path) -> HeteroInput | None:
-    """The ``HeteroData`` in a file of ``torch.save``, checked; ``None``: it has another graph."""
+def saved_types(path: Path) -> TypedSource | None:
+    """The graph with types of ``pyg_dist.save_graph``; ``None``: it has one type."""
+    with opened(path) as file:
+        metadata = file.metadata() or {}
+        if TYPES not in metadata:
+            return None
+        content = json.loads(metadata[TYPES])
+        kinds, relations = typed(list[str], content["types"]), typed(list[EdgeType], content["relations"])
+    return _of_pieces(path, kinds, relations, partial(SavedGraph, path, Reading()))
+
+
+def _of_pieces(
+    path: Path, kinds: Iterable[str], relations: Iterable[EdgeType], source: Callable[[str], Source]
+) -> TypedSource:
+    """A graph with types of what :meth:`~pyg_dist.store.graph_input.HeteroInput.pieces` names."""
+    return TypedSource(
+        path, source(WHOLE), {kind: source(nodes_key(k)) for k, kind in enumerate(kinds)},
+        {relation: source(edges_key(k)) for k, relation in enumerate(relations)},
+    )  # fmt: skip
+
+
+def torch_file_types(path: Path) -> TypedSource | None:
+    """The ``HeteroData`` in a file of ``torch.save``, in memory; ``None``: it has another graph."""
     content = _content(path)
     if _IS_TYPED not in content:
         return None
     try:
         stores = {key: storable(path, value) if isinstance(value, Mapping) else value for key, value in content.items()}
-        return read_hetero(HeteroData.from_dict(stores), allow_nan=True, warn=False)
+        hetero = read_hetero(HeteroData.from_dict(stores), allow_nan=True, warn=False)
     except PygDistError as error:
         raise type(error)(f"{path}: {error}") from error
+    pieces = hetero.pieces()
+    return _of_pieces(path, hetero.num_nodes, hetero.relations, lambda key: GraphInMemory(path, pieces[key]))
 
 
 def _content(path: Path) -> Mapping[object, object]:

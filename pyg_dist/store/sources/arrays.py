@@ -1,0 +1,124 @@
+"""Folders of ``.npy`` files, one for each type of nodes and each relation, as MAG240M and IGB have them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch_geometric.typing import EdgeType
+
+from pyg_dist.errors import DataError
+from pyg_dist.partition.inputs import Array
+from pyg_dist.store.format import dtype_name
+from pyg_dist.store.source import Attribute, Reading, Source
+from pyg_dist.store.sources.edge_table import ArrayEdges, mapped
+from pyg_dist.store.sources.ogb import NAMES
+from pyg_dist.store.typed_source import Piece, TypedSource
+
+_NAMES = NAMES | {"node_label": "y"}
+_EDGES, _COUNT, _COUNTS = "edge_index.npy", "num_nodes.npy", "meta.pt"
+
+
+def relations_in(path: Path) -> dict[EdgeType, Path]:
+    """The relations of a folder that have one of their own, ``SOURCE___NAME___TARGET`` or with two ``_`` each."""
+    found = dict[EdgeType, Path]()
+    for edges in sorted([*path.glob(f"*/{_EDGES}"), *path.glob(f"processed/*/{_EDGES}")]):
+        name = edges.parent.name
+        words = name.split("___" if "___" in name else "__")
+        if len(words) == 3 and all(words):
+            found[words[0], words[1], words[2]] = edges.parent
+    return found
+
+
+def array_types(path: Path) -> TypedSource:
+    """Arrays by the names of their files, ``[N, ...]`` in a type's folder, ``[E, ...]`` in a relation's.
+
+    ``node_feat``, ``node_label`` and ``edge_feat`` are ``x``, ``y`` and ``edge_attr``. How many nodes a type without
+    arrays has is in ``num_nodes.npy`` in its folder, or in MAG240M's ``meta.pt``.
+    """
+    folders = relations_in(path)
+    top = next(iter(folders.values())).parent
+    of_nodes = {folder.name: folder for folder in sorted(top.iterdir()) if folder.is_dir()}
+    of_nodes = {name: folder for name, folder in of_nodes.items() if folder not in folders.values()}
+    for relation in folders:
+        for kind in (relation[0], relation[-1]):
+            of_nodes.setdefault(kind, top / kind)
+    counts = {kind: count for place in (path, top) for kind, count in _meta(place / _COUNTS).items()}
+    nodes = dict[str, Source]()
+    for kind, folder in sorted(of_nodes.items()):
+        size, found = counts.get(kind), _arrays(folder, (_COUNT,))
+        if (folder / _COUNT).exists():
+            size = _count(folder / _COUNT)
+        if size is None:
+            if not found:
+                raise DataError(
+                    f"Expected the number of nodes of type {kind!r} in {folder / _COUNT} (there is none, and no other "
+                    f"array): save it"
+                )
+            size = len(next(iter(found.values())))
+        nodes[kind] = Piece(folder, sorted(folder.glob("*.npy")), size, _attributes(folder, found, size))
+    relations = dict[EdgeType, Source]()
+    for relation, folder in folders.items():
+        edges = ArrayEdges(folder / _EDGES, Reading())
+        columns = _attributes(folder, _arrays(folder, (_EDGES,)), edges.num_edges)
+        relations[relation] = Piece(
+            folder, sorted(folder.glob("*.npy")), edges=columns, num_edges=edges.num_edges, read_ends=edges.chunks
+        )
+    return TypedSource(path, Piece(path), nodes, relations)
+
+
+def _arrays(folder: Path, but: tuple[str, ...]) -> dict[str, Array]:
+    """The arrays in a folder by name; Python objects are left out."""
+    found = {}
+    for path in sorted(folder.glob("*.npy")):
+        if path.name not in but:
+            try:
+                found[path.stem] = mapped(path)
+            except DataError as error:
+                if "Python objects" not in str(error):
+                    raise
+                warnings.warn(f"{path} is left out: it has Python objects, which are not unpickled", stacklevel=4)
+    return found
+
+
+def _attributes(folder: Path, arrays: dict[str, Array], size: int) -> list[Attribute]:
+    found = []
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        if array.shape[:1] != (size,):
+            raise DataError(f"Expected {size} rows in {path} (got shape {list(array.shape)}): save it again")
+        found.append(Attribute(_NAMES.get(name, name), dtype_name(array.dtype), array.shape[1:], partial(_rows, path)))
+    return found
+
+
+def _rows(path: Path, num_bytes: int) -> Iterator[Array]:
+    whole = mapped(path)
+    step = max(1, num_bytes // max(whole.itemsize * int(np.prod(whole.shape[1:])), 1))
+    for low in range(0, len(whole), step):
+        piece = mapped(path)[low : low + step]  # anew for each piece: pages are let go
+        yield np.array(piece, piece.dtype.newbyteorder("="), order="C")
+
+
+def _count(path: Path) -> int:
+    count = mapped(path)
+    if count.size != 1 or count.dtype.kind not in "iu" or count.item() < 0:
+        raise DataError(
+            f"Expected one number of nodes in {path} (got {count.dtype} {list(count.shape)}): save an integer"
+        )
+    return int(count.item())
+
+
+def _meta(path: Path) -> dict[str, int]:
+    """Numbers by name."""
+    if not path.exists():
+        return {}
+    try:
+        content = torch.load(path, weights_only=True)
+        return {str(kind): count for kind, count in content.items() if isinstance(count, int)}
+    except Exception as error:  # of a file by torch: any
+        got = str(error).splitlines()[0][:100]
+        raise DataError(f"Expected numbers of nodes by type in {path} (got: {got}): save them again") from error
