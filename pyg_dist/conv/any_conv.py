@@ -278,20 +278,23 @@ class _OnEdges(MessagePassing):
         return edge_index.edges(needs_no_edges(self))
 
     def _require_cached(self, graph: EdgeView) -> None:
-        """What ``cached=True`` has kept must be this graph's."""
-        for value in self._kept().values():
+        """What ``cached=True`` has kept must be this graph's; what it has kept of plain edges is forgotten."""
+        for name, value in self._kept(Tensor).items():
             first = value[0] if isinstance(value, tuple) else value
+            if not isinstance(first, (Edges, NodeTensor)):
+                setattr(self, name, None)
+                continue
             is_its = have_same_edges(first.graph, graph) if isinstance(first, Edges) else graph.owns(first, 1)
             if not is_its:
                 raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
 
-    def _kept(self) -> dict[str, Any]:
-        """What ``cached=True`` has kept of a distributed graph, by PyG's names: edges with their norm, or rows."""
+    def _kept(self, *kinds: type[Tensor]) -> dict[str, Any]:
+        """What ``cached=True`` has kept, by PyG's names: edges with their norm, or rows; of a distributed graph."""
         named = {name: value for name, value in vars(self).items() if name.startswith("_cached_")}
         return {
             name: value
             for name, value in named.items()
-            if isinstance(value[0] if isinstance(value, tuple) and value else value, (Edges, NodeTensor))
+            if isinstance(value[0] if isinstance(value, tuple) and value else value, kinds or (Edges, NodeTensor))
         }
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:

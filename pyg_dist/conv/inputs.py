@@ -202,6 +202,8 @@ def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: obj
                 f"{rows.size} nodes): take both from one DistributedData"
             )
         return x
+    if isinstance(x, Tensor) and x.layout != torch.strided:
+        raise UnsupportedError(f"{name} expected dense features (got {x.layout}): use .to_dense()")
     if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows.size:
         return NodeTensor.from_local(rows.slice(x), rows)
     shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__

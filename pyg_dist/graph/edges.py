@@ -366,3 +366,6 @@ class NodeIds(RowIndex):
         """
         out = self.edges.reduce(local_values(values, self.edges.rows), self.end, reduce)
         return cast(NodeTensor, as_row_tensor_(out, nodes_at(self.edges.graph, self.end)))
+
+    def selected(self, mask: RowTensor) -> NodeIds:
+        return self.edges.selected(mask).end(self.end)

@@ -27,6 +27,10 @@ class RowIndex(EdgeTensor):
         """The sum of the values of each node's edges, ``[E, ...] -> [N, ...]``: the transpose of :meth:`fetch`."""
         raise NotImplementedError(f"{type(self).__name__}.add_up")  # likewise
 
+    def selected(self, mask: RowTensor) -> RowIndex:
+        """The ids of the edges where ``mask``, bool ``[E]``, holds (collective at the mask's first use)."""
+        raise NotImplementedError(f"{type(self).__name__}.selected")  # likewise
+
 
 P = TypeVar("P", bound="PickedRows")
 

@@ -221,6 +221,7 @@ CASES: dict[str, Case] = {
     "RGCN fast": Case(lambda: gnn.FastRGCNConv(F, G, 3), "XET"),
     "RGCN fast blocks": Case(lambda: gnn.FastRGCNConv(F, G, 3, num_blocks=2), "XET"),
     "RGAT": Case(lambda: gnn.RGATConv(F, G, 3), "XET"),
+    "RGAT within": Case(lambda: gnn.RGATConv(F, G, 3, attention_mechanism="within-relation"), "XET"),
     "DNA": Case(lambda: gnn.DNAConv(F, heads=2), "SE"),
     "DNA groups": Case(lambda: gnn.DNAConv(F, heads=2, groups=2), "SE"),
     "PointNet": Case(lambda: gnn.PointNetConv(mlp(F + 3, G)), "XQE"),
@@ -441,6 +442,23 @@ def kept_norms() -> None:
 
 def test_what_is_cached_belongs_to_one_graph(workers: Pools) -> None:
     workers(2).run(kept_norms)
+
+
+def kept_of_plain_edges() -> None:
+    import pyg_dist
+
+    data = graph()
+    ours = pyg_dist.DistributedData(data)
+    convs = (gnn.EGConv(F, 8, cached=True), gnn.SGConv(F, G, cached=True), gnn.GCNConv(F, G, cached=True))
+    for stock in convs:
+        stock.to(data.x.dtype)
+        expected = stock(data.x, data.edge_index).detach()  # keeps the plain edges, or rows
+        model = pyg_dist.distribute(nn.ModuleList([stock]))
+        torch.testing.assert_close(model[0](ours.x, ours.edge_index).full_tensor().detach(), expected)
+
+
+def test_what_is_cached_of_plain_edges_is_forgotten(workers: Pools) -> None:
+    workers(2).run(kept_of_plain_edges)
 
 
 def kept_norms_of_edges() -> None:

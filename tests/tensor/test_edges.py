@@ -140,6 +140,9 @@ def views(mesh: dict[str, int] | None) -> None:
     assert torch.equal(some.full_tensor(), data.edge_index[:, plain_mask])
     values = ours.edge_attr[mask]
     assert values._sharding is some.rows
+    some_target = data.edge_index[1][plain_mask]
+    assert torch.equal(ours.edge_index[1][mask].full_tensor(), some_target)
+    assert torch.equal(ours.x[ours.edge_index[1][mask]].full_tensor(), data.x[some_target])
     others, places = edges.without_loops
     loop = data.edge_index[0] == data.edge_index[1]
     assert torch.equal(others.full_tensor(), data.edge_index[:, ~loop])

@@ -141,6 +141,8 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
     """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
+    if isinstance(x, RowIndex) and isinstance(index, RowTensor) and index.dtype == torch.bool:
+        return x.selected(index)
     if isinstance(index, RowTensor) and index._selection is not None:
         with local_tensors():
             if index.dim() == 1 and index.dtype == torch.bool:
