@@ -21,19 +21,30 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import (
     GATConv,
-    GATv2Conv,
-    GCNConv,
     GraphConv,
     HANConv,
     HeteroConv,
-    HeteroDictLinear,
     HGTConv,
-    Linear,
-    MessagePassing,
     MetaPath2Vec,
-    RGCNConv,
     SAGEConv,
     to_hetero,
+)
+from typed_models import (
+    AUTHOR,
+    MODELS,
+    PAPER,
+    RELATIONS,
+    SIZES,
+    VENUE,
+    WIDTHS,
+    Plain,
+    both,
+    hetero_graph,
+    leaves,
+    loss_of,
+    owners,
+    run_model,
+    sage,
 )
 from workers import Workers
 
@@ -43,173 +54,6 @@ from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.pricing.machine import Machine
 
 Pools = Callable[[int], Workers]
-Results = dict[str, Any]
-
-PAPER, AUTHOR, VENUE = "paper", "author", "venue"
-SIZES = {PAPER: 23, AUTHOR: 17, VENUE: 5}
-WIDTHS = {PAPER: 6, AUTHOR: 4, VENUE: 3}
-RELATIONS = [
-    (AUTHOR, "writes", PAPER), (PAPER, "written_by", AUTHOR), (PAPER, "cites", PAPER), (VENUE, "has", PAPER),
-    (PAPER, "in", VENUE), (AUTHOR, "knows", AUTHOR),
-]  # fmt: skip
-CLASSES = 3
-
-
-def hetero_graph(
-    sizes: dict[str, int] | None = None, num_edges: int = 60, seed: int = 0, relations: Any = None
-) -> HeteroData:
-    """Every type with features, edges with attributes and weights, duplicates, and nodes without edges."""
-    sizes, rng = sizes or SIZES, torch.Generator().manual_seed(seed)
-    data = HeteroData()
-    for kind, size in sizes.items():
-        data[kind].x = torch.randn(size, WIDTHS.get(kind, 4), generator=rng, dtype=torch.float64)
-        data[kind].y = torch.randint(0, CLASSES, (size,), generator=rng)
-        data[kind].train_mask = torch.rand(size, generator=rng) < 0.6
-    for relation in relations or RELATIONS:
-        source, _, target = relation
-        number = num_edges if min(sizes[source], sizes[target]) > 0 else 0
-        ends = [torch.randint(0, max(sizes[kind], 1), (number,), generator=rng) for kind in (source, target)]
-        store = data[relation]
-        store.edge_index = torch.stack(ends)
-        store.edge_weight = torch.rand(number, generator=rng, dtype=torch.float64) + 0.1
-        store.edge_attr = torch.randn(number, 2, generator=rng, dtype=torch.float64)
-    data.name = "made up"
-    return data
-
-
-def owners(data: HeteroData, num_ranks: int, seed: int = 0) -> dict[str, Tensor]:
-    """With three ranks or more the last owns nothing, and of venues only the first owns any."""
-    rng, used = torch.Generator().manual_seed(seed), num_ranks - 1 if num_ranks >= 3 else num_ranks
-    return {
-        kind: torch.randint(0, 1 if kind == VENUE else used, (data[kind].num_nodes,), generator=rng)
-        for kind in data.node_types
-    }
-
-
-def both(num_ranks: int, **options: Any) -> tuple[HeteroData, Any]:
-    from pyg_dist import DistributedData
-
-    data = hetero_graph()
-    return data, DistributedData(copy.copy(data), partition=owners(data, num_ranks), **options)
-
-
-def leaves(data: Any) -> dict[str, Any]:
-    return {kind: x.detach().clone().requires_grad_() for kind, x in data.x_dict.items()}
-
-
-def loss_of(outs: dict[str, Any], data: Any) -> Tensor:
-    """Of each type that a model gives rows for, over its training nodes."""
-    losses = [
-        F.cross_entropy(out[data[kind].train_mask], data[kind].y[data[kind].train_mask]) for kind, out in outs.items()
-    ]
-    return sum(losses)  # type: ignore[return-value]
-
-
-def run_model(model: nn.Module, data: Any, steps: int = 5, *more: Any, **kwargs: Any) -> Results:
-    """Outputs and gradients of a forward, then training: parameters, losses and accuracies."""
-    x = leaves(data)
-    outs = model(x, data.edge_index_dict, *more, **kwargs)
-    loss = loss_of(outs, data)
-    loss.backward()
-    found: Results = {"loss": loss} | {f"out {kind}": out for kind, out in outs.items()}
-    found |= {f"x {kind}": x[kind].grad for kind in x}
-    found |= {f"{name}.grad": p.grad for name, p in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for number in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of(model(data.x_dict, data.edge_index_dict, *more, **kwargs), data)
-        loss.backward()
-        optimizer.step()
-        found[f"loss {number}"] = loss
-    outs = model(data.x_dict, data.edge_index_dict, *more, **kwargs)
-    for kind, out in outs.items():
-        is_right = out.argmax(-1) == data[kind].y
-        found[f"accuracy {kind}"] = float(is_right[data[kind].train_mask].double().mean())
-    return found | dict(model.named_parameters())
-
-
-class Relational(nn.Module):
-    """Two layers of ``HeteroConv``, with a linear map for each type before them."""
-
-    def __init__(self, make: Callable[[tuple[str, str, str]], Any], aggr: str | None, width: int = 8) -> None:
-        super().__init__()
-        self.lin = HeteroDictLinear(WIDTHS, width)
-        self.convs = nn.ModuleList(HeteroConv({r: make(r) for r in RELATIONS}, aggr=aggr) for _ in range(2))
-        self.out = nn.ModuleDict({kind: Linear(-1, CLASSES) for kind in SIZES})
-
-    def forward(self, x: Any, edges: Any, **kwargs: Any) -> Any:
-        x = {kind: out.tanh() for kind, out in self.lin(x).items()}
-        for conv in self.convs:
-            x = {kind: out.tanh() for kind, out in conv(x, edges, **kwargs).items()}
-            x = {kind: out.flatten(1)[:, :8] for kind, out in x.items()}
-        return {kind: self.out[kind](out) for kind, out in x.items()}
-
-
-def mixed(relation: tuple[str, str, str]) -> Any:
-    """GCN within a type; SAGE, GAT and GraphConv between two."""
-    if relation[0] == relation[2]:
-        return GCNConv(8, 8)
-    between = {
-        "writes": lambda: SAGEConv((8, 8), 8), "has": lambda: GATConv((8, 8), 4, heads=2, add_self_loops=False)
-    }  # fmt: skip
-    return between.get(relation[1], lambda: GraphConv((8, 8), 8))()
-
-
-def a_sage_of(relation: tuple[str, str, str]) -> SAGEConv:
-    """SAGE in another form for each relation."""
-    options: dict[str, Any] = [
-        {"bias": False}, {"root_weight": False}, {"aggr": "sum"}, {"project": True}, {"normalize": True}, {}
-    ][RELATIONS.index(relation) % 6]  # fmt: skip
-    return SAGEConv((8, 8), 8, **options)
-
-
-class Plain(nn.Module):
-    """For ``to_hetero``."""
-
-    def __init__(self, make: Callable[[Any, int], Any]) -> None:
-        super().__init__()
-        self.first, self.second = make((-1, -1), 8), make((-1, -1), CLASSES)
-        self.lin = Linear(-1, 8)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = self.first(x, edge_index).tanh() + self.lin(x)
-        return self.second(x, edge_index)  # type: ignore[no-any-return]
-
-
-def sage(channels: Any, out: int) -> Any:
-    return SAGEConv(channels, out)
-
-
-def gat(channels: Any, out: int) -> Any:
-    return GATConv(channels, out, add_self_loops=False)
-
-
-class Typed(nn.Module):
-    """Two layers of a conv that takes the edges of all relations."""
-
-    def __init__(self, make: Callable[[Any, int], Any]) -> None:
-        super().__init__()
-        self.first, self.second = make(WIDTHS, 8), make(dict.fromkeys(WIDTHS, 8), 8)
-        self.out = nn.ModuleDict({kind: Linear(8, CLASSES) for kind in WIDTHS})
-
-    def forward(self, x: Any, edges: Any) -> Any:
-        x = {kind: out.tanh() for kind, out in self.first(x, edges).items()}
-        return {kind: self.out[kind](out) for kind, out in self.second(x, edges).items()}
-
-
-MODELS: dict[str, Callable[[Any], nn.Module]] = {
-    "HeteroConv of SAGE, sum": lambda _: Relational(lambda r: SAGEConv((8, 8), 8), "sum"),
-    "HeteroConv of SAGE, mean": lambda _: Relational(lambda r: SAGEConv((8, 8), 8, aggr="max"), "mean"),
-    "HeteroConv of many SAGEs, mean": lambda _: Relational(a_sage_of, "mean"),
-    "HeteroConv of GATv2, max": lambda _: Relational(lambda r: GATv2Conv((8, 8), 8, add_self_loops=False), "max"),
-    "HeteroConv of GAT, cat": lambda _: Relational(lambda r: GATConv((8, 8), 8, add_self_loops=False), "cat"),
-    "HeteroConv, mixed": lambda _: Relational(mixed, "sum"),
-    "HeteroConv, stacked": lambda _: Relational(lambda r: SAGEConv((8, 8), 8), None),
-    "to_hetero of SAGE": lambda metadata: to_hetero(Plain(sage), metadata, aggr="mean"),
-    "to_hetero of GAT": lambda metadata: to_hetero(Plain(gat), metadata, aggr="sum"),
-    "HGT": lambda metadata: Typed(lambda channels, out: HGTConv(channels, out, metadata, heads=2)),
-    "HAN": lambda metadata: Typed(lambda channels, out: HANConv(channels, out, metadata, heads=2)),
-}
 
 
 def models(num_ranks: int, name: str) -> None:
@@ -301,112 +145,6 @@ def first_values(num_ranks: int) -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_first_values(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(first_values, num_ranks)
-
-
-class Interaction(MessagePassing):
-    """GraphCast's step: edges have a state, which both ends change."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(aggr="sum")
-        self.edge, self.node = nn.Linear(3 * width, width), nn.Linear(2 * width, width)
-
-    def forward(self, x: Any, edge_index: Any, edge_attr: Any) -> tuple[Any, Any]:
-        edge_attr = edge_attr + self.edge_updater(edge_index, x=x, edge_attr=edge_attr)
-        sums = self.propagate(edge_index, x=x, edge_attr=edge_attr)
-        return x[1] + self.node(torch.cat([x[1], sums], dim=-1)).tanh(), edge_attr
-
-    def edge_update(self, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        return self.edge(torch.cat([x_i, x_j, edge_attr], dim=-1)).tanh()  # type: ignore[no-any-return]
-
-    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
-        return edge_attr
-
-
-class Forecast(nn.Module):
-    """Encode a grid into a mesh, process, decode; ``author`` is the grid, ``paper`` the mesh."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.grid, self.mesh, self.out = (nn.Linear(w, v) for w, v in ((4, width), (6, width), (width, CLASSES)))
-        self.edges = nn.ModuleList(nn.Linear(2, width) for _ in range(3))
-        self.steps = nn.ModuleList(Interaction(width) for _ in range(4))
-
-    def forward(self, x: Any, edges: Any, attr: Any) -> Any:
-        up, within, down = (AUTHOR, "writes", PAPER), (PAPER, "cites", PAPER), (PAPER, "written_by", AUTHOR)
-        encode, *process, decode = self.steps
-        grid, mesh = self.grid(x[AUTHOR]), self.mesh(x[PAPER])
-        states = {r: lin(attr[r]) for lin, r in zip(self.edges, (up, within, down), strict=True)}
-        mesh, _ = encode((grid, mesh), edges[up], states[up])
-        for step in process:
-            mesh, states[within] = step((mesh, mesh), edges[within], states[within])
-        grid, _ = decode((mesh, grid), edges[down], states[down])
-        return {AUTHOR: self.out(grid)}
-
-
-def forecast(num_ranks: int) -> None:
-    from pyg_dist import distribute
-
-    stock_data, data = both(num_ranks)
-    torch.manual_seed(1)
-    stock = Forecast().double()
-    ours = distribute(copy.deepcopy(stock))
-    results = [run_model(m, d, 5, d.edge_attr_dict) for m, d in ((ours, data), (stock, stock_data))]
-    assert_same(*results)
-
-
-def users_and_items(num_ranks: int) -> None:
-    """Scores of pairs of rows of two types, an embedding for one of them, and parts that METIS finds."""
-    from pyg_dist import DistributedData, distribute
-    from pyg_dist.nn import NodeEmbedding
-
-    rng = torch.Generator().manual_seed(5)
-    graph = HeteroData()
-    graph["user"].num_nodes, graph["item"].x = 30, torch.randn(20, 4, generator=rng, dtype=torch.float64)
-    pairs = torch.stack([torch.randint(0, n, (80,), generator=rng) for n in (30, 20)])
-    graph["user", "buys", "item"].edge_index, graph["item", "of", "user"].edge_index = pairs, pairs.flip(0)
-    data: Any = DistributedData(copy.copy(graph))
-    embedding = NodeEmbedding(data["user"], 3, dtype=torch.float64)
-    rows = embedding().full_tensor().detach()
-    torch.manual_seed(1)
-    relations = graph.edge_types
-    stock = HeteroConv({r: SAGEConv(((3, 4) if r[0] == "user" else (4, 3)), 5) for r in relations}).double()
-    ours = distribute(copy.deepcopy(stock))
-    labels, found = torch.rand(40, generator=rng, dtype=torch.float64), []
-    for model, source, users in ((ours, data, embedding()), (stock, graph, rows.clone().requires_grad_())):
-        z = model({"user": users, "item": source["item"].x}, source.edge_index_dict)
-        scores = (z["user"][pairs[0, :40]] * z["item"][pairs[1, :40]]).sum(-1)
-        loss = F.binary_cross_entropy_with_logits(scores, labels)
-        loss.backward()
-        gradients = {f"{name}.grad": p.grad for name, p in model.named_parameters()}
-        found.append({"loss": loss, "scores": scores, "users": users.grad, **z, **gradients})
-    assert_same(*found)
-    assert all(min(of_type) > 0 for of_type in data.plan.nodes_of.values()), data.plan.nodes_of
-
-
-def homogeneous(num_ranks: int) -> None:
-    """Relational GCN on ``to_homogeneous()``."""
-    from pyg_dist import DistributedData, distribute
-
-    graph = hetero_graph()
-    for kind in SIZES:
-        graph[kind].x = graph[kind].x[:, :3]
-    plain = graph.to_homogeneous()
-    data: Any = DistributedData(plain.clone())
-    torch.manual_seed(1)
-    stock = RGCNConv(3, 5, len(RELATIONS)).double()
-    ours, found = distribute(copy.deepcopy(stock)), []
-    for conv, source in ((ours, data), (stock, plain)):
-        x = source.x.detach().clone().requires_grad_()
-        out = conv(x, source.edge_index, source.edge_type)
-        out.square().sum().backward()
-        found.append({"out": out, "x": x.grad} | {f"{name}.grad": p.grad for name, p in conv.named_parameters()})
-    assert_same(*found)
-
-
-@pytest.mark.parametrize("script", [forecast, users_and_items, homogeneous], ids=lambda script: script.__name__)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_scripts(workers: Pools, num_ranks: int, script: Any) -> None:
-    workers(num_ranks).run(script, num_ranks)
 
 
 def mapping(num_ranks: int) -> None:
