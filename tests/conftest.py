@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ for _folder in (TESTS, TESTS.parent):
 SLOW_FOLDERS = ("benchmarks", "docs", "examples", "release")
 TRANSPORT = os.environ.get("PYG_DIST_TEST_TRANSPORT", "gloo")
 QUICK_FILES = ("test_links.py", "test_where.py")
+LONG_FILES = ("test_ops_cuda.py", "test_ops_isa.py", "test_gpu_all.py", "test_examples.py", "test_mpi.py")
+"""With tests of a minute or more, from the longest on."""
 
 import leftovers  # noqa: E402
 import templates  # noqa: E402
@@ -39,7 +42,26 @@ os.environ.setdefault("PYG_DIST_STOCK_ELEMENTS", "0")
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Mark what is slow; xdist's workers begin with what takes longest, for which all would wait at the end."""
+    _mark(items)
+    chosen = yield
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [[item for item in items if item.path.name == name] for name in LONG_FILES]
+    others = [item for item in items if item.path.name not in LONG_FILES]
+    ordered: list[pytest.Item] = []
+    for number in range(num_workers):  # as "worksteal" deals them out
+        size = (len(items) - len(ordered)) // (num_workers - number)
+        share = list(itertools.chain(*long[number::num_workers]))
+        filled = max(0, size - len(share))
+        ordered += share + others[:filled]
+        del others[:filled]
+    items[:] = ordered + others
+    return chosen
+
+
+def _mark(items: list[pytest.Item]) -> None:
     """Mark as slow what tests no part of the package, and 2 and 4 ranks of what also runs on 3.
 
     3 is the smallest number whose ranks have two different peers. Grids need 4 for two axes, so 4 counts by the name
