@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference_ops as reference
-import scipy.stats
 import torch
 import torch.nn.functional as F
 from bits import assert_same_bits
@@ -105,12 +104,14 @@ def test_what_is_dropped_is_multiplied_by_zero(dtype: torch.dtype, p: float) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_uniform_and_normal_distributions(dtype: torch.dtype) -> None:
+    from scipy import stats  # half a second, in all that import this module
+
     key = torch.arange(3000)
     uniform = ops.keyed_uniform(key, 64, 5, dtype=dtype)
     assert bool((uniform >= 0).all() and (uniform < 1).all())
-    assert scipy.stats.kstest(uniform.flatten().numpy(), "uniform").pvalue > 1e-3
+    assert stats.kstest(uniform.flatten().numpy(), "uniform").pvalue > 1e-3
     normal = ops.keyed_normal(key, 64, 5, dtype=dtype)
-    assert scipy.stats.kstest(normal.flatten().numpy(), "norm").pvalue > 1e-3
+    assert stats.kstest(normal.flatten().numpy(), "norm").pvalue > 1e-3
     for values in (uniform, normal):
         correlation = np.corrcoef(values[:, :8].numpy(), rowvar=False) - np.eye(8)
         assert np.abs(correlation).max() < 0.09

@@ -10,7 +10,6 @@ import pytest
 import torch
 from against_torch import distribute, node_rows
 from bits import assert_same_bits
-from scipy.stats import beta, cauchy, expon, gamma, geom, kstest, laplace, lognorm, norm, poisson, randint, uniform
 from torch.nn import init
 from workers import Workers
 
@@ -164,6 +163,9 @@ def of_distributions() -> dict[str, torch.Tensor]:
 
 def test_distributions(workers: Callable[[int], Workers]) -> None:
     """The same at every world size; and a test of each against SciPy's distribution function."""
+    # Half a second, in each rank that imports this module.
+    from scipy.stats import beta, cauchy, expon, gamma, geom, kstest, laplace, lognorm, norm, poisson, randint, uniform
+
     (alone,) = workers(1).run(of_distributions)
     for others in workers(3).run(of_distributions):
         for name, tensor in others.items():
