@@ -3,11 +3,13 @@
     python benchmarks/two_machines.py                                     # graph A, 1 Gbit/s and 200 Mbit/s; root
     python benchmarks/two_machines.py --graph small --rates 50 --epochs 1
     python benchmarks/two_machines.py --ranks-per-machine 2               # with the exchange in two levels
+    python benchmarks/two_machines.py --ranks-per-machine 2 --partition metis-cover --graph hubs
 
 Each namespace stands for a machine with one core: ranks reach those of the other over the link alone (``ip netns``,
 ``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
-layers of 256, forward, loss, backward, Adam. Beside each time stands what the plan predicts for a machine with such a
-link. All that is made is removed in the end. Where namespaces are not allowed, the script says so and ends well.
+layers of 256, forward, loss, backward, Adam. Every variant has the parts that DistributedData finds for it. Beside each
+time stands what the plan predicts for a machine with such a link. All that is made is removed in the end. Where
+namespaces are not allowed, the script says so and ends well.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def limit(megabits: int) -> None:
 class Rank:
     """A process in a namespace that does what it is told."""
 
-    def __init__(self, rank: int, on_each: int, graph: str, parts: Path) -> None:
+    def __init__(self, rank: int, on_each: int, graph: str) -> None:
         machine = rank // on_each
         places = {
             "RANK": str(rank), "WORLD_SIZE": str(2 * on_each), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT),
@@ -92,7 +94,7 @@ class Rank:
         command = ["ip", "netns", "exec", NAMES[machine], sys.executable, __file__, "--worker", "--graph", graph]
         command += ["--ranks-per-machine", str(on_each)]
         self.process = subprocess.Popen(
-            [*command, "--parts", str(parts)], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def ask(self, **request: Any) -> None:
@@ -108,7 +110,7 @@ class Rank:
         return json.loads(line)
 
 
-def serve(graph: str, parts: Path, on_each: int) -> None:
+def serve(graph: str, on_each: int) -> None:
     """A rank: lays out a variant, or runs epochs of the last one."""
     import torch
     import torch.nn.functional as F
@@ -122,7 +124,7 @@ def serve(graph: str, parts: Path, on_each: int) -> None:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))  # a machine has one
     os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) // on_each % len(cores)]})
-    whole, owner = power_law.load(graph), torch.from_numpy(np.load(parts))
+    whole = power_law.load(graph)
     num_classes = int(whole.y.max()) + 1
     stack = Model.of_layers(whole.num_nodes, whole.num_edges, whole.num_features, num_classes, (3, 256), "sage")
     stack = replace(stack, activation_passes=stack.activation_passes + NORM_PASSES + DROPOUT_PASSES)
@@ -131,7 +133,7 @@ def serve(graph: str, parts: Path, on_each: int) -> None:
         request = json.loads(line)
         if "options" in request:
             options = request["options"]
-            given = {} if options.get("layout") == "grid" else {"partition": owner}
+            given = {"partition": torch.from_numpy(np.load(request["parts"]))} if "parts" in request else {}
             data = DistributedData(whole, **given, **options)
             torch.manual_seed(0)
             model = sage(whole.num_features, num_classes, DistributedSAGEConv)
@@ -158,14 +160,36 @@ def serve(graph: str, parts: Path, on_each: int) -> None:
         print(json.dumps(found), flush=True)
 
 
-def measured(args: argparse.Namespace, parts: Path) -> list[dict[str, Any]]:
+def parts_for(name: str, args: argparse.Namespace, folder: Path) -> dict[str, str]:
+    """The file of the parts of a variant, found if it is not there; a grid has none."""
+    from pyg_dist.plan.parts import FOR_SUMS, PartsOptions, find_parts
+
+    options = VARIANTS[name]
+    if "layout" in options:
+        return {}
+    exchange, two_levels = options.get("exchange", "hybrid"), options["hierarchy"] == "on"
+    method = "metis" if args.partition in FOR_SUMS and exchange == "post" else args.partition
+    file = folder / f"{args.graph}-{args.ranks_per_machine}-{method}-{exchange}-{1 + two_levels}.npy"
+    if not file.exists():
+        data = power_law.load(args.graph)
+        wanted = PartsOptions(method, exchange=exchange, ranks_per_node=args.ranks_per_machine, two_levels=two_levels)
+        num_ranks = 2 * args.ranks_per_machine
+        owner = find_parts(data.edge_index, data.num_nodes, num_ranks, wanted, data.train_mask)
+        np.save(file, owner.numpy())
+    return {"parts": str(file)}
+
+
+def measured(args: argparse.Namespace, parts: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
     """A row for each rate and variant; the processes stay, and the link changes under them."""
     rows = []
-    ranks = [Rank(rank, args.ranks_per_machine, args.graph, parts) for rank in range(2 * args.ranks_per_machine)]
+    ranks = [Rank(rank, args.ranks_per_machine, args.graph) for rank in range(2 * args.ranks_per_machine)]
     try:
         for name in tqdm(args.variants, desc="variants", disable=None):
             limit(10_000)
-            for requests in ({"options": VARIANTS[name]}, {"epochs": 1, "megabits": 10_000}):  # the first epoch plans
+            for requests in (
+                {"options": VARIANTS[name], **parts[name]},
+                {"epochs": 1, "megabits": 10_000},
+            ):  # the first epoch plans
                 for rank in ranks:
                     rank.ask(**requests)
                 [rank.answer() for rank in ranks]
@@ -223,12 +247,13 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), help="default: all; two levels need "
                         "several ranks on a machine")  # fmt: skip
     parser.add_argument("--ranks-per-machine", type=int, default=1)
-    parser.add_argument("--parts", type=Path, help=".npy file of parts to use; if it is not there, METIS' are written")
+    parser.add_argument("--partition", default="metis", help="how parts are found; of post METIS' where it is for sums")
+    parser.add_argument("--parts", type=Path, help="folder where parts are kept for the next run")
     parser.add_argument("--output", type=Path, default=RESULTS / "two-machines.json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        serve(args.graph, args.parts, args.ranks_per_machine)
+        serve(args.graph, args.ranks_per_machine)
         return
     several = args.ranks_per_machine > 1
     args.variants = args.variants or [name for name in VARIANTS if several or "levels" not in name]
@@ -238,18 +263,15 @@ def main() -> None:
         print(f"skipped: no network namespaces here: {why}")
         return
     with tempfile.TemporaryDirectory() as folder:
-        parts = args.parts or Path(folder) / "parts.npy"
-        if not parts.exists():
-            from pyg_dist.partition import partition
-
-            data = power_law.load(args.graph)
-            num_ranks = 2 * args.ranks_per_machine
-            owner = partition(data.edge_index, data.num_nodes, num_ranks, "metis", train_mask=data.train_mask)
-            np.save(parts, owner.numpy())
+        parts = {name: parts_for(name, args, args.parts or Path(folder)) for name in args.variants}
         with two_machines():
             rows = measured(args, parts)
     print(report(rows))
-    content = {"command": " ".join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]), "graph": args.graph}
+    content = {
+        "command": " ".join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]),
+        "graph": args.graph,
+        "partition": args.partition,
+    }
     args.output.write_text(json.dumps(content | {"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
 
 

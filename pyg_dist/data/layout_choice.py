@@ -36,7 +36,7 @@ from pyg_dist.store.manifest import LoopRule
 if TYPE_CHECKING:
     from pyg_dist.grid.plan.plan import GridPlan
 
-_SEND_LITTLE = ("metis", "metis-cut", "hypergraph", "cover")
+_SEND_LITTLE = ("metis", "metis-cut", "metis-cover", "hypergraph", "cover")
 """Methods that look for parts with few messages: whole graphs have none."""
 
 _HEAVIER = 1.1

@@ -81,6 +81,7 @@ _BYTES: dict[str, tuple[int, int, int, int, float]] = {
     "stream": (400 << 20, 120, 0, 100, 0),  # most of it a chunk of edges
     "metis": (4 << 20, 400, 180, 0, 0),
     "metis-cut": (4 << 20, 400, 180, 0, 0),
+    "metis-cover": (4 << 20, 400, 260, 0, 0),
     "hypergraph": (40 << 20, 1000, 350, 0, 1.5),
     "cover": (60 << 20, 1000, 450, 0, 8),
     "stochastic": (60 << 20, 1000, 1900, 0, 50),

@@ -79,12 +79,30 @@ def test_cover_sends_the_fewest_hybrid_rows(shared_data: Path) -> None:
     assert rows["cover"]["hybrid"] < min(rows["metis"]["hybrid"], rows["hypergraph"]["hybrid"])
 
 
+@pytest.mark.parametrize(("num_parts", "share"), [(2, 0.9), (8, 1.0)])
+def test_metis_cover_saves_rows_where_there_are_hubs(num_parts: int, share: float) -> None:
+    """Against METIS; edges and nodes together are about as balanced, each edge where it is multiplied."""
+    num_nodes = 3000
+    ends = num_nodes * torch.rand(2, 40_000, generator=torch.Generator().manual_seed(0)) ** 3
+    edge_index = torch.cat([ends.long(), ends.long().flip(0)], 1)
+    plans = [
+        Plan.of(edge_index, solve(edge_index, num_nodes, num_parts, PartsOptions(method)), num_parts)
+        for method in ("metis-cover", "metis")
+    ]
+    rows = [plan.rows["hybrid"] for plan in plans]
+    assert rows[0] < share * rows[1]
+    mean = edge_index.shape[1] / num_nodes
+    heaviest = [max(s.work - s.rows_sent - s.rows_received + mean * s.nodes for s in plan.sizes) for plan in plans]
+    assert heaviest[0] <= 1.1 * heaviest[1]
+
+
+@pytest.mark.parametrize("method", ["cover", "metis-cover"])
 @pytest.mark.parametrize(("num_nodes", "num_parts"), [(1, 1), (3, 5), (40, 4)])
-def test_cover_of_awkward_graphs(num_nodes: int, num_parts: int) -> None:
+def test_cover_of_awkward_graphs(method: str, num_nodes: int, num_parts: int) -> None:
     """One part, more parts than nodes, no edges, loops alone."""
     loops = torch.arange(num_nodes).repeat(2, 1)
     for edge_index in (torch.empty(2, 0, dtype=torch.long), loops):
-        parts = find_parts(edge_index, num_nodes, num_parts, PartsOptions("cover", ranks_per_node=2))
+        parts = find_parts(edge_index, num_nodes, num_parts, PartsOptions(method, ranks_per_node=2))
         assert parts.unique().numel() == min(num_nodes, num_parts)
 
 
@@ -92,7 +110,7 @@ def test_cover_of_awkward_graphs(num_nodes: int, num_parts: int) -> None:
     ("options", "words"),
     [
         ({"method": "cover", "exchange": "post"}, "exchange='hybrid' with partition='cover'.*'hypergraph'"),
-        ({"method": "cover", "exchange": "pre"}, "got 'pre'"),
+        ({"method": "metis-cover", "exchange": "pre"}, "partition='metis-cover' .got 'pre'"),
         ({"method": "cover", "solver": "kahypar"}, "solver='mt-kahypar' with partition='cover'"),
         ({"method": "covers"}, "metis, .*cover.*'covers'"),
         ({"epsilon": -0.1}, "epsilon.*-0.1"),
@@ -160,7 +178,13 @@ def test_fewer_rows_cross_than_with_plain_metis(shared_data: Any, name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("method", "two_levels"), [("metis", False), ("metis", True), pytest.param("cover", True, marks=pytest.mark.slow)]
+    ("method", "two_levels"),
+    [
+        ("metis", False),
+        ("metis", True),
+        pytest.param("metis-cover", True, marks=pytest.mark.slow),
+        pytest.param("cover", True, marks=pytest.mark.slow),
+    ],
 )
 def test_machines_first_where_fewer_rows_cross(shared_data: Any, method: str, two_levels: bool) -> None:
     """Never more than with the parts that are found at once; on a graph with communities fewer."""
@@ -174,5 +198,10 @@ def test_machines_first_where_fewer_rows_cross(shared_data: Any, method: str, tw
     crossing = [rows_across(graph.edge_index, parts, 16, 4, two_levels=two_levels) for parts in (found, placed)]
     assert crossing[0] <= crossing[1] - two_levels
     assert found.bincount(minlength=16).min() > 0
-    work = [parts[graph.edge_index[1]].bincount() for parts in (found, placed)]
-    assert work[0].max() <= 1.05 * work[1].max()
+    plans = [
+        Plan.of(graph.edge_index, parts, 16, ranks_per_node=4, hierarchy="on" if two_levels else "off")
+        for parts in (found, placed)
+    ]
+    mean = graph.num_edges / graph.num_nodes
+    load = [max(s.edges if method == "metis" else s.work + mean * s.nodes for s in plan.sizes) for plan in plans]
+    assert load[0] <= 1.05 * load[1]
