@@ -91,14 +91,22 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("find_sorted(Tensor sorted, Tensor value) -> Tensor");
   // Where each value that is not known comes first, by ascending value, and the place of each value among the known
   // ones and, behind them, these: cpu/distinct.h
-  m.def("distinct(Tensor known, Tensor value, Tensor(a!)? place_of) -> (Tensor, Tensor)");
+  m.def("distinct(Tensor known, Tensor value) -> (Tensor, Tensor)");
+  // The distinct values without a place, ascending, which get the next ones: cpu/add_places.h
+  m.def("add_places(Tensor(a!) place_of, Tensor value, int next) -> Tensor");
+  // The edges that begin at a rank's own nodes, then those of each other rank's; targets and slots of the sources of
+  // these, and how many each rank has: cpu/crossing_edges.h
+  m.def(
+      "crossing_edges(Tensor source, Tensor target, int num_nodes, Tensor run, int rank, int num_ranks) -> (Tensor, "
+      "Tensor, Tensor, Tensor)");
   // How many numbers of several ascending lists are less than each of some ascending values: cpu/count_less.h
   m.def("count_less(Tensor value, Tensor number, Tensor size) -> Tensor");
   // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h
   m.def("encode_ids(Tensor rows, Tensor count, bool is_ascending) -> (Tensor, Tensor)");
   m.def("decode_ids(Tensor content, Tensor num_bytes, int num_columns, bool is_ascending) -> (Tensor, Tensor)");
-  // The column of each row in a maximum matching of rows and columns along the entries, or -1
-  m.def("bipartite_matching(Tensor rowptr, Tensor col, int num_cols) -> Tensor");
+  // The column of each row in a maximum matching of rows and columns along the entries, or -1; and which rows and
+  // columns alternating paths reach from those without a partner: problems/bipartite_matching.h
+  m.def("bipartite_matching(Tensor rowptr, Tensor col, int num_cols) -> (Tensor, Tensor, Tensor)");
 
   // y = dropout(relu(norm(x) * weight + bias)), mean, 1 / deviation; norm: 0 none, 1 layer, 2 RMS; without a key
   // dropout drops nothing and only scales. The gradients by x, and by weight and bias in [:, 0] and [:, 1] of partial

@@ -283,24 +283,54 @@ def count_less(value: Tensor, number: Tensor) -> Tensor:
     return (number.view(1, -1) < value.view(-1, 1)).sum(1)
 
 
+def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
+    """One value after the other."""
+    new = sorted({v for v in value.tolist() if int(place_of[v]) < 0})
+    for k, v in enumerate(new):
+        place_of[v] = next + k
+    return torch.tensor(new, dtype=torch.int64)
+
+
+def crossing_edges(
+    source: Tensor, target: Tensor, num_nodes: int, run: Tensor, rank: int, num_ranks: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Edge by edge."""
+    at = [(rank, 0)] * num_nodes
+    for peer, place, slot, size in run.tolist():
+        at[place : place + size] = [(peer, slot + k) for k in range(size)]
+    of_rank: list[list[int]] = [[] for _ in range(num_ranks)]
+    for edge, node in enumerate(source.tolist()):
+        of_rank[at[node][0]].append(edge)
+    crossing = [edge for peer, edges in enumerate(of_rank) if peer != rank for edge in edges]
+    found = of_rank[rank] + crossing, [int(target[e]) for e in crossing], [at[int(source[e])][1] for e in crossing]
+    order, targets, slots = (torch.tensor(x, dtype=torch.int64) for x in found)
+    return order, targets, slots, torch.tensor([len(edges) for edges in of_rank])
+
+
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> list[int]:
     """Number by number; the bytes alone."""
     content = []
     for part in rows.split(count.tolist()) if count.numel() else ():
-        before = 0
+        if not len(part):
+            continue
+        before, numbers = 0, []
         for row in part.tolist():
-            for column, value in enumerate(row):
-                number = (value - before if column == 0 else value) % 2**64
-                while number >= 128:
-                    content.append(number % 128 + 128)
-                    number //= 128
-                content.append(number)
+            numbers += [(row[0] - before) % 2**64, *(value % 2**64 for value in row[1:])]
             before = row[0] if is_ascending else 0
+        codes = [sum(number >= 256**k for k in (1, 2, 3)) for number in numbers]
+        content += len(part).to_bytes(8, "little")
+        for k in range(0, len(codes), 4):
+            content.append(sum(code << (2 * j) for j, code in enumerate(codes[k : k + 4])))
+        for number, code in zip(numbers, codes, strict=True):
+            content += number.to_bytes(8, "little")[: (1, 2, 3, 8)[code]]
     return content
 
 
-def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
-    """One row after the other, by any augmenting path (Kuhn, 1955). The op's matching may be another of that size."""
+def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    """One row after the other, by any augmenting path (Kuhn, 1955). The op's matching may be another of that size.
+
+    What is reached grows along all entries, until it stays.
+    """
     row_of: dict[int, int] = {}
 
     def is_matched(row: int, seen: set[int]) -> bool:
@@ -318,7 +348,16 @@ def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
     col_of = torch.full((rowptr.numel() - 1,), -1, dtype=torch.int32)
     for column, row in row_of.items():
         col_of[row] = column
-    return col_of
+    row = torch.repeat_interleave(torch.arange(rowptr.numel() - 1), rowptr.diff()).tolist()
+    entries = [*zip(row, col.tolist(), strict=True)]
+    rows, columns = set((col_of < 0).nonzero().view(-1).tolist()), set(range(num_cols)) - set(row_of)
+    for _ in range(rowptr.numel()):
+        rows |= {row_of[c] for r, c in entries if r in rows and c in row_of}
+        columns |= {int(col_of[r]) for r, c in entries if c in columns and col_of[r] >= 0}
+    reached = (
+        torch.tensor([x in some for x in range(n)]).bool() for some, n in ((rows, len(col_of)), (columns, num_cols))
+    )
+    return col_of, *reached
 
 
 def norm_relu_dropout(

@@ -1,5 +1,6 @@
 // csrc/problems/bipartite_matching.h on a CPU.
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "cpu/table.h"
@@ -40,6 +41,40 @@ class Matching {
       if (level_[static_cast<size_t>(r)] == 0) augment(static_cast<int32_t>(r));
     }
     return true;
+  }
+
+  // Which rows are reached from those without a column: the levels of the last search, which has found no free column.
+  void reach_rows() {
+    for (int64_t r = 0; r < p_.num_rows; ++r) p_.row_reached[r] = level_[static_cast<size_t>(r)] >= 0;
+  }
+
+  // Which columns are reached from those without a row, breadth first. The rows of a reached column all have partners,
+  // or the matching could be larger.
+  void reach_cols() {
+    std::vector<int64_t> end(static_cast<size_t>(p_.num_cols) + 1);
+    std::vector<int32_t> rows(static_cast<size_t>(p_.num_entries)), cols;
+    for (int64_t e = 0; e < p_.num_entries; ++e) ++end[static_cast<size_t>(p_.col[e]) + 1];
+    std::partial_sum(end.begin(), end.end(), end.begin());
+    std::vector<int64_t> next(end.begin(), end.end() - 1);
+    for (int64_t r = 0; r < p_.num_rows; ++r) {
+      for (int64_t e = p_.rowptr[r]; e < p_.rowptr[r + 1]; ++e) {
+        rows[static_cast<size_t>(next[static_cast<size_t>(p_.col[e])]++)] = static_cast<int32_t>(r);
+      }
+    }
+    cols.reserve(static_cast<size_t>(p_.num_cols));
+    for (int32_t c = 0; c < p_.num_cols; ++c) {
+      p_.col_reached[c] = row_of(c) < 0;
+      if (row_of(c) < 0) cols.push_back(c);
+    }
+    for (size_t at = 0; at < cols.size(); ++at) {
+      const auto c = static_cast<size_t>(cols[at]);
+      for (int64_t k = end[c]; k < end[c + 1]; ++k) {
+        const int32_t partner = p_.col_of[rows[static_cast<size_t>(k)]];
+        if (p_.col_reached[partner]) continue;
+        p_.col_reached[partner] = true;
+        cols.push_back(partner);
+      }
+    }
   }
 
  private:
@@ -122,6 +157,8 @@ BadIndex bipartite_matching(const BipartiteMatching& p) {
   matching.start();
   while (matching.improve()) {
   }
+  matching.reach_rows();
+  matching.reach_cols();
   return {};
 }
 

@@ -8,7 +8,8 @@ namespace pyg_dist {
 
 // out[i] = sum over the lists of how many of their numbers are less than value[i]. Each step goes on from the last by
 // doubling its length (Bentley and Yao, "An almost optimal algorithm for unbounded searching", 1976): O(k log(m / k))
-// for k values and m numbers. Of lists or values that do not ascend the counts are any.
+// for k values and m numbers; where there are few numbers for each value, all of them are looked at. Of lists or values
+// that do not ascend the counts are any.
 struct CountLess {
   const int64_t* value;   // [num_values]
   const int64_t* number;  // the lists, one after another

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <numeric>
-#include <utility>
+
+#include "cpu/radix_sort.h"
 
 namespace pyg_dist {
 namespace {
@@ -62,35 +62,15 @@ class HashTable {
   int shift_ = 0;
 };
 
-// The same, of values that a list has room for.
-class PlaceTable {
- public:
-  explicit PlaceTable(int32_t* place_of) : place_of_(place_of) {}
-
-  template <class T>
-  void prefetch(const T* value, int64_t k, int64_t size) const {
-    constexpr int64_t kAhead = 16;
-    if (k + kAhead < size) __builtin_prefetch(place_of_ + value[k + kAhead]);
-  }
-
-  int32_t add(int64_t value, int32_t next) {
-    if (place_of_[value] < 0) place_of_[value] = next;
-    return place_of_[value];
-  }
-
- private:
-  int32_t* place_of_;
-};
-
 struct Numbered {
   uint64_t value;  // over the smallest
   int32_t number;
 };
 
-// A radix sort of value[first[0 ..]] from the lowest digit up; numbers are places in `first`.
+// Ascending value[first[0 ..]]; numbers are places in `first`.
 template <class T>
 std::vector<Numbered> ascending(const T* value, const std::vector<int64_t>& first) {
-  std::vector<Numbered> sorted(first.size()), next(first.size());
+  std::vector<Numbered> sorted(first.size());
   if (first.empty()) return sorted;
   int64_t least = value[first[0]], most = least;
   for (const int64_t k : first) {
@@ -101,24 +81,12 @@ std::vector<Numbered> ascending(const T* value, const std::vector<int64_t>& firs
   for (size_t i = 0; i < first.size(); ++i) {
     sorted[i] = {static_cast<uint64_t>(static_cast<int64_t>(value[first[i]])) - low, static_cast<int32_t>(i)};
   }
-  constexpr int kMostBits = 11;
-  const int num_bits = std::bit_width(static_cast<uint64_t>(most) - low);
-  const int num_digits = (num_bits + kMostBits - 1) / kMostBits;
-  const int bits = num_digits == 0 ? 0 : (num_bits + num_digits - 1) / num_digits;
-  std::vector<int32_t> begin(size_t{1} << bits);
-  for (int shift = 0; shift < num_bits; shift += bits) {
-    const auto digit = [&](const Numbered& x) { return (x.value >> shift) & (begin.size() - 1); };
-    std::fill(begin.begin(), begin.end(), 0);
-    for (const Numbered& x : sorted) ++begin[digit(x)];
-    std::exclusive_scan(begin.begin(), begin.end(), begin.begin(), 0);
-    for (const Numbered& x : sorted) next[static_cast<size_t>(begin[digit(x)]++)] = x;
-    sorted.swap(next);
-  }
+  radix_sort(sorted, static_cast<uint64_t>(most) - low, [](const Numbered& x) { return x.value; });
   return sorted;
 }
 
-template <class Table, class T>
-void add_values(const Distinct& p, const T* value, Table& table, std::vector<int64_t>& first) {
+template <class T>
+void add_values(const Distinct& p, const T* value, HashTable& table, std::vector<int64_t>& first) {
   std::vector<int64_t> added;
   for (int64_t k = 0; k < p.num_values; ++k) {
     table.prefetch(value, k, p.num_values);
@@ -141,31 +109,19 @@ void add_values(const Distinct& p, const T* value, Table& table, std::vector<int
 }
 
 template <class T>
-BadDistinct find_distinct(const Distinct& p, const T* value, std::vector<int64_t>& first) {
-  if (p.place_of == nullptr) {
-    HashTable table(p.num_known);
-    for (int64_t i = 0; i < p.num_known; ++i) {
-      table.prefetch(p.known, i, p.num_known);
-      if (table.add(p.known[i], static_cast<int32_t>(i)) != i) return {.known = {i, p.known[i]}, .value = {}};
-    }
-    add_values(p, value, table, first);
-    return {};
+BadIndex find_distinct(const Distinct& p, const T* value, std::vector<int64_t>& first) {
+  HashTable table(p.num_known);
+  for (int64_t i = 0; i < p.num_known; ++i) {
+    table.prefetch(p.known, i, p.num_known);
+    if (table.add(p.known[i], static_cast<int32_t>(i)) != i) return {i, p.known[i]};
   }
-  const auto [least, most] = std::minmax_element(value, value + p.num_values);
-  for (const T* bad : {least, most}) {
-    if (p.num_values > 0 && (*bad < 0 || *bad >= p.span)) return {.known = {}, .value = {bad - value, *bad}};
-  }
-  PlaceTable table(p.place_of);
   add_values(p, value, table, first);
-  for (size_t k = 0; k < first.size(); ++k) {
-    p.place_of[value[first[k]]] = static_cast<int32_t>(p.num_known + static_cast<int64_t>(k));
-  }
   return {};
 }
 
 }  // namespace
 
-BadDistinct distinct(const Distinct& p, std::vector<int64_t>& first) {
+BadIndex distinct(const Distinct& p, std::vector<int64_t>& first) {
   return p.value.is_wide ? find_distinct(p, static_cast<const int64_t*>(p.value.data), first)
                          : find_distinct(p, static_cast<const int32_t*>(p.value.data), first);
 }

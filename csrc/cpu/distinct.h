@@ -13,7 +13,7 @@ namespace pyg_dist {
 // place[k] = i where known[i] = value[k]; else num_known + its number among the values that are not known, ascending.
 // O(num_known + num_values) time, and a radix sort of those that are not known.
 //
-// Without `place_of` by open addressing with linear probing (Knuth, TAOCP 3, 6.4): slots by the top bits of value *
+// By open addressing with linear probing (Knuth, TAOCP 3, 6.4): slots by the top bits of value *
 // 2^64 / golden ratio, the number of a distinct value in each; the table doubles once it is half full.
 struct Distinct {
   const int64_t* known;  // [num_known], distinct
@@ -21,18 +21,10 @@ struct Distinct {
   int64_t num_known;
   int64_t num_values;  // num_known + num_values < 2^31
   int64_t* place;      // [num_values]
-  // [span], or null: the place of each value of [0, span) that is known, else -1; those that are not known are added.
-  int32_t* place_of;
-  int64_t span;
 };
 
-// What distinct() has found wrong, by its position: a known value that another one before it equals, or a value outside
-// of [0, span). Nothing is added then.
-struct BadDistinct {
-  BadIndex known, value;
-};
-
-// Fills place, and `first` with where each value that is not known comes first.
-BadDistinct distinct(const Distinct& p, std::vector<int64_t>& first);
+// Fills place, and `first` with where each value that is not known comes first. The first known value that another one
+// before it equals, by its position.
+BadIndex distinct(const Distinct& p, std::vector<int64_t>& first);
 
 }  // namespace pyg_dist

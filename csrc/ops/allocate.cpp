@@ -6,7 +6,8 @@ namespace pyg_dist {
 namespace {
 
 size_t bytes_of(ScalarType dtype) {
-  if (dtype == ScalarType::Byte) return 1;
+  if (dtype == ScalarType::Byte || dtype == ScalarType::Bool) return 1;
+  if (dtype == ScalarType::Long) return sizeof(int64_t);
   return static_cast<size_t>(bytes_of(element_of("new_output", "dtype", dtype)));
 }
 

@@ -27,7 +27,7 @@ std::tuple<Tensor, Tensor> encode_ids_op(Tensor rows, Tensor count, bool is_asce
   const Tensor num_bytes = new_output_like(count);
   const int64_t size = count_id_bytes(lists, ids, counts, static_cast<int64_t*>(num_bytes.mutable_data_ptr()));
   const Tensor content = new_output(count, {size}, ScalarType::Byte);
-  encode_ids(lists, ids, counts, static_cast<uint8_t*>(content.mutable_data_ptr()));
+  encode_ids(lists, ids, counts, static_cast<uint8_t*>(content.mutable_data_ptr()), size);
   return {content, num_bytes};
 }
 
@@ -52,7 +52,7 @@ std::tuple<Tensor, Tensor> decode_ids_op(Tensor content, Tensor num_bytes, int64
   int64_t num_rows = 0;
   for (int64_t list = 0; list < lists.num_lists; ++list) num_rows += counts[list];
   const Tensor rows = new_output(num_bytes, {num_rows, num_columns});
-  decode_ids(lists, bytes, counts, static_cast<int64_t*>(rows.mutable_data_ptr()));
+  decode_ids(lists, bytes, sum, counts, static_cast<int64_t*>(rows.mutable_data_ptr()));
   return {rows, count};
 }
 

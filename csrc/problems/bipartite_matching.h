@@ -12,6 +12,9 @@ struct BipartiteMatching {
   int64_t num_cols;
   int64_t num_entries;
   int32_t* col_of;  // [num_rows]: the column matched to each row, or -1
+  // Whether a path along entries and matched entries in turn leads there from a row, or a column, without a partner.
+  bool* row_reached;  // [num_rows]
+  bool* col_reached;  // [num_cols]
 };
 
 }  // namespace pyg_dist

@@ -35,6 +35,7 @@ from pyg_dist.halo.plan.restriction import MachineLinks, RemoteLinks, Restrictio
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.halo.sharding import HaloNodes, SampledNodes
+from pyg_dist.halo.transfer import HaloTransfer
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes, origin_of
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -221,6 +222,13 @@ class HaloBatch(HaloGraph):
         """See :class:`~pyg_dist.halo.view.HaloView`."""
         self.parent.asked.edges.add(("csr",))
         return super().csr
+
+    @cached_property
+    @lasting
+    def row_transfer(self) -> HaloTransfer:
+        """See :class:`~pyg_dist.halo.view.HaloView`."""
+        self.parent.asked.note("rows", lambda batch, _: batch.row_transfer)
+        return super().row_transfer
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
         edges = super().edges(weight)

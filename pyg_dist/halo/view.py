@@ -78,19 +78,22 @@ class HaloView(CopiedToDevices):
         shape, num_edges = (num_local, self.num_sources), self.edge_sharding.num_local
         self._loops = SelfLoops(entries, shape, node, node, self.loop_rule, num_edges, device)
         self._loops_beside = SelfLoops(entries, shape, node, node, "add", num_edges, device)
-        self.row_transfer = self._halo(share.row_transfer)
-        self._sum_transfer = (
-            self.row_transfer if share.sum_transfer is share.row_transfer else self._halo(share.sum_transfer)
-        )
+        self._sum_transfer = self._halo(share.sum_transfer)
         self._operators = OperatorCache(num_edges)
         self.asked = AskedOfBatches()
         self._elsewhere: dict[torch.device, object] = {}
-        for name in ("one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
+        for name in ("row_transfer", "one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
             self.__dict__.pop(name, None)
 
     @property
     def _transport(self) -> Transport:
         return Transport(self.exchange_group, self.traffic)
+
+    @cached_property
+    def row_transfer(self) -> HaloTransfer:
+        """Of rows of sources, for whatever cannot be summed by the sender (not collective)."""
+        share = self.share
+        return self._sum_transfer if share.exchange == "post" else self._halo(share.row_transfer)
 
     def _halo(self, transfer: Transfer) -> HaloTransfer:
         """The runtime form of a transfer, all values one."""

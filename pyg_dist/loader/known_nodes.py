@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -55,12 +56,32 @@ class SamplingRanks:
         return SamplingRanks(lists, lists)
 
 
+class Edges(NamedTuple):
+    """Edges to this rank's nodes, ``[m]`` each.
+
+    Attributes:
+        source: places of their sources among the known nodes, int32 or int64.
+        target: numbers of their targets in the batch, int64; they mostly ascend.
+        stored: where each is in the graph's edge storage, int64; those of one target together, in the graph's order.
+    """
+
+    source: Tensor
+    target: Tensor
+    stored: Tensor
+
+    def some(self, which: Tensor) -> Edges:
+        """Those at some places."""
+        return Edges(*(x.index_select(0, which) for x in self))
+
+
 _SPARSE = 64
 """A table with fewer entries than one in so many is cleared entry by entry: one takes as long as that many in a row."""
 
 
 class KnownNodes:
     """This rank's nodes of a batch, and the sources of their edges, which belong to one rank each.
+
+    They are found by their codes, and are known by their places: in the order in which this rank learns of them.
 
     Args:
         ranks: those that sample.
@@ -70,10 +91,10 @@ class KnownNodes:
         sizes: how many seeds each type has.
 
     Attributes:
-        code: on this rank, in the order in which it learns of them, int64 ``[k]``. Their places here stand for them.
-        hops: places of this rank's nodes of the batch by the hop that reached them and by type, by ascending code; but
-            its seeds, which come first, as they are given.
-        number: of each node in the batch, or -1, int64 ``[k]``; once they are numbered.
+        hops: codes of this rank's nodes of the batch by the hop that reached them and by type, ascending; but its
+            seeds, which come first, as they are given.
+        numbers: theirs in the batch, once they have some.
+        number: of each place in the batch, or -1, int64 ``[k]``; likewise.
     """
 
     def __init__(
@@ -81,15 +102,16 @@ class KnownNodes:
     ) -> None:
         self._ranks, self._lists, self._rank = ranks, ranks.part, ranks.part.group.rank
         self.columns, self.trees = columns, trees
-        self.code, self.number = code, number
-        self.hops = [torch.arange(code.numel()).split(list(sizes))]
-        self._asked: list[_Run] = []  # other ranks' nodes, as they were told of them
-        self._told: list[_ByRank] = []  # places of nodes of which other ranks told, by hop
+        self.hops, self.numbers = [code.split(list(sizes))], [number.split(list(sizes))]
+        self._codes, self._size = [code], code.numel()  # by place
+        # Other ranks' nodes, as they were told of them: the rank, the first place, how many it knew before, how many.
+        self._asked: list[tuple[int, int, int, int]] = []
         self._num_asked = [0] * self._lists.group.size
+        self._told: list[_ByRank] = []  # codes of nodes of which other ranks told, by hop
         self._place_of: Tensor | None = None  # by column, where a node is there once
         if trees == 1:
             self._place_of = columns.take_table()
-            self._place_of[self.code] = torch.arange(code.numel(), dtype=torch.int32)
+            self._place_of[code] = torch.arange(self._size, dtype=torch.int32)
 
     @property
     def stand_by_numbers(self) -> bool:
@@ -97,60 +119,62 @@ class KnownNodes:
         is_alone = self._lists.group.size == 1 and self._ranks.count == 1
         return is_alone and self.columns.types.numel() == 1
 
-    def common(self, place: Tensor) -> Tensor:
-        """Codes among the ranks."""
-        return self.columns.common(self.code.index_select(0, place), self.trees)
-
-    def reach(self, code: Tensor) -> Tensor:
-        """The places of nodes that a hop reaches: :meth:`meet` (collective)."""
-        (place, new), types = self.meet(code), self.columns.types
+    def reach(self, code: Tensor) -> None:
+        """Add a hop, which reaches some nodes: :meth:`meet` (collective)."""
+        new, types = self.meet(code), self.columns.types
         if types.numel() == 1:
             self.hops.append((new,))
         else:
-            ends = torch.searchsorted(self.code.index_select(0, new), types[1:] * self.trees)
-            self.hops.append(torch.tensor_split(new, ends))
-        return place
+            self.hops.append(new.tensor_split(torch.searchsorted(new, types[1:] * self.trees)))
 
-    def meet(self, code: Tensor) -> tuple[Tensor, Tensor]:
+    def meet(self, code: Tensor) -> Tensor:
         """Tell the owners of the nodes that were not known of them (collective).
 
         Args:
             code: on this rank, int64 or int32 ``[m]``.
 
         Returns:
-            The place of each, and the places of this rank's own nodes that it did not know, those that others told of
-            included, by ascending code.
+            The codes of this rank's own nodes that it did not know, those that others told of included, ascending.
         """
-        before = self.code.numel()
-        place = self._add(code)
-        new, size = self.code[before:], self._lists.group.size
-        if size == 1:
-            return place, torch.arange(before, before + new.numel())
+        place, new = self._size, self._add(code)
+        if self._lists.group.size == 1:
+            return new
         num_own, *of_others = self.columns.by_rank(new, self.trees)
         counts = [*of_others[: self._rank], 0, *of_others[self._rank :]]
-        begin = before + num_own
+        place += num_own
         for rank, count in enumerate(counts):
-            self._asked.append(_Run(rank, begin, self._num_asked[rank], count))
+            self._asked.append((rank, place, self._num_asked[rank], count))
             self._num_asked[rank] += count
-            begin += count
+            place += count
         asked = self.columns.abroad(new[num_own:], self.trees).view(-1, 1)
         ((arrived, from_rank),) = self._lists.exchange(IdList(asked, counts), kind=f"hop {len(self.hops)}")
-        behind = self.code.numel()
-        self._told.append(_ByRank(self._add(arrived.view(-1)), from_rank))
-        own = torch.cat([torch.arange(before, before + num_own), torch.arange(behind, self.code.numel())])
-        return place, own.index_select(0, _ascending(self.code.index_select(0, own)))
+        told = arrived.view(-1)
+        self._told.append(_ByRank(told, from_rank))
+        own = torch.cat([new[:num_own], self._add(told)])
+        return torch.from_numpy(np.sort(own.numpy(), kind="stable"))  # two runs, which it merges
 
     def _add(self, code: Tensor) -> Tensor:
-        """The places of codes; those that were not known come behind the others, ascending."""
-        first, place = ops.distinct(self.code, code, self._place_of)
-        self.code = torch.cat([self.code, code.index_select(0, first)])
-        return place
-
-    def _give_table_back(self) -> None:
+        """The codes that were not known, ascending: their places are behind the others."""
         if self._place_of is not None:
-            is_sparse = _SPARSE * self.code.numel() < self._place_of.numel()
-            table = self._place_of.index_fill_(0, self.code, -1) if is_sparse else self._place_of.fill_(-1)
-            self.columns.give_table(table)
+            new = ops.add_places(self._place_of, code, self._size)
+        else:
+            new = code.index_select(0, ops.distinct(torch.cat(self._codes), code)[0])
+        self._codes.append(new)
+        self._size += new.numel()
+        return new
+
+    def find(self, code: Tensor) -> Tensor:
+        """The places of nodes that are known, int32 or int64, given their codes, int32 or int64 ``[m]``."""
+        if self._place_of is not None:
+            return self._place_of.index_select(0, code)
+        return ops.distinct(torch.cat(self._codes), code)[1]
+
+    def give_table_back(self) -> None:
+        """End: nothing is found afterwards."""
+        if self._place_of is not None:
+            is_sparse = _SPARSE * self._size < self._place_of.numel()
+            codes = torch.cat(self._codes)
+            self.columns.give_table(self._place_of.index_fill_(0, codes, -1) if is_sparse else self._place_of.fill_(-1))
             self._place_of = None
 
     def assign_numbers(
@@ -168,29 +192,35 @@ class KnownNodes:
         Returns:
             The batch's nodes by type and hop, and its edges.
         """
-        self._give_table_back()
         if self.stand_by_numbers:
             counts = [hop.numel() for (hop,) in self.hops]
-            self.number = torch.arange(self.code.numel())
+            self.number = torch.arange(self._size)
             self.number[sum(counts) :] = -1
+            self.numbers = [(of_hop,) for of_hop in self.number[: sum(counts)].split(counts)]
             return [counts], num_edges
         num_hops, num_types, span = len(self.hops) - 1, len(first), self.columns.num_ids * self.trees
         hops = [torch.cat(hop) for hop in self.hops]
-        own = torch.cat([self.code[:0], *(self.common(hop) + n * span for n, hop in enumerate(hops[1:]))])
+        own = torch.cat([hops[0][:0], *(self.columns.common(x, self.trees) + n * span for n, x in enumerate(hops[1:]))])
         (edges_of_ranks, _), (codes, counts) = self._lists.exchange(
-            IdList(torch.tensor([[0, *num_edges]])), IdList(own.view(-1, 1)), kind="codes"
+            IdList(torch.tensor([[0, *num_edges]])), IdList(own.view(-1, 1), keeps_own=False), kind="codes"
         )
         begins = (torch.arange(num_hops).view(-1, 1) * span + torch.tensor(first) * self.trees).view(-1)
-        sizes = torch.tensor(counts)
-        bound = torch.cat([ops.count_less(begins, codes.view(-1), sizes), sizes.sum(0, keepdim=True)])
-        own_bound = torch.cat([torch.searchsorted(own, begins), torch.tensor([own.numel()])])
+        sizes, own_bound = torch.tensor(counts), torch.searchsorted(own, begins)
+        bound = ops.count_less(begins, codes.view(-1), sizes) + own_bound
+        own_bound, bound = (
+            torch.cat([x, torch.tensor([n])])
+            for x, n in ((own_bound, own.numel()), (bound, own.numel() + codes.numel()))
+        )
         edges_of_groups, nodes_of_groups = self._of_groups(edges_of_ranks[:, 1:].sum(0), bound.diff())
         totals = torch.cat([torch.tensor([num_seeds]), nodes_of_groups.sum(0).view(num_hops, num_types)])
         begin = totals.cumsum(0)[:-1].view(-1) + nodes_of_groups[: self._ranks.index].sum(0) - bound[:-1]
-        number = ops.count_less(own, codes.view(-1), sizes)
+        number = ops.count_less(own, codes.view(-1), sizes).add_(torch.arange(own.numel()))
         number += torch.repeat_interleave(begin, own_bound.diff(), output_size=own.numel())
-        seeds, self.number = self.number, torch.full_like(self.code, -1)
-        self.number.index_copy_(0, torch.cat(hops), torch.cat([seeds, number]))
+        sizes_of_hops = [of_type.numel() for hop in self.hops[1:] for of_type in hop]
+        of_types = number.split(sizes_of_hops)
+        self.numbers += [of_types[n * num_types : (n + 1) * num_types] for n in range(num_hops)]
+        self.number = torch.full((self._size,), -1)
+        self.number.index_copy_(0, self.find(torch.cat(hops)).long(), torch.cat([*self.numbers[0], number]))
         return totals.t().tolist(), edges_of_groups.sum(0).tolist()
 
     def _of_groups(self, edges: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,57 +234,51 @@ class KnownNodes:
         found = torch.split(table.index_select(0, one_of_each), [1, edges.numel(), nodes.numel()], dim=1)
         return found[1], found[2]
 
-    def tell(self, edges: Sequence[tuple[Tensor, Tensor, Tensor]], numbers: bool = False) -> list[CrossingEdges | None]:
+    def tell(self, edges: Sequence[Edges], numbers: bool = False) -> list[CrossingEdges | None]:
         """Tell the owners of sources of this rank's edges from them, once its nodes are numbered (collective).
 
         Args:
-            edges: of each relation, places of sources and of targets, int64 ``[m]``, first. Targets mostly ascend.
+            edges: of each relation.
             numbers: whether to learn the numbers of other ranks' nodes, in the same message.
 
         Returns:
             For each relation, who has what ends, by the numbers of the batch; ``None``: there is one rank.
         """
-        size, rank, number = self._lists.group.size, self._rank, self.number
+        size, number = self._lists.group.size, self.number
         if size == 1 or not edges:
             return [None] * len(edges)
-        told = _ByRank.joined([_ByRank(self.code[:0], [0] * size), *self._told])
-        # A source goes by its place among those of which this rank has told its owner.
-        owner, slot = (torch.full_like(self.code, x, dtype=torch.int32) for x in (rank, 0))
-        for run in self._asked:
-            owner[run.begin : run.begin + run.size] = run.rank
-            torch.arange(run.first, run.first + run.size, out=slot[run.begin : run.begin + run.size])
-        here: list[tuple[Tensor, Tensor, Tensor]] = []
-        lists: list[IdList] = []
+        told = _ByRank.joined([_ByRank(self._codes[0][:0], [0] * size), *self._told])
+        told_number = number.index_select(0, self.find(told.codes))
+        run = torch.tensor(self._asked, dtype=torch.int64).view(-1, 4)
+        here, lists = list[tuple[Tensor, Tensor, Tensor]](), list[IdList]()
         for source, target, _ in edges:
-            keys = owner.index_select(0, source), slot.index_select(0, source)
-            starts, place, order = ops.csr_from_edges(*keys, None, size, max(1, self.code.numel()))
-            order = torch.arange(source.numel()) if order is None else order.long()
-            begin, end = starts[rank : rank + 2].tolist()
-            arriving, place = (torch.cat([x[:begin], x[end:]]) for x in (order, place))
-            counts = starts.diff().index_fill(0, torch.tensor(rank), 0)
-            ends = number.index_select(0, target.index_select(0, arriving)).view(-1, 1)
-            here.append((order[begin:end], arriving, torch.repeat_interleave(counts, output_size=arriving.numel())))
-            lists.append(IdList(ends, counts.tolist()))
-            lists.append(IdList(place.long().view(-1, 1), counts.tolist(), is_ascending=False))
+            # A source goes by its place among those of which this rank has told its owner.
+            order, ends, slots, counts = ops.crossing_edges(source, target, self._size, run, self._rank, size)
+            inside, arriving = order.tensor_split([order.numel() - ends.numel()])
+            counts[self._rank] = 0
+            here.append((inside, arriving, torch.repeat_interleave(counts, output_size=ends.numel())))
+            of_ranks = counts.tolist()
+            lists += IdList(ends.view(-1, 1), of_ranks), IdList(slots.view(-1, 1), of_ranks, is_ascending=False)
         if numbers:
-            answer = number.index_select(0, told.rows).view(-1, 1) + 1
-            lists.append(IdList(answer, told.counts, is_ascending=False))
+            lists.append(IdList(told_number.view(-1, 1) + 1, told.counts, is_ascending=False))
         arrived = self._lists.exchange(*lists, kind=f"edges, {len(lists)}")
         if numbers:
             answer, of_rank = arrived.pop()
-            of_ranks = torch.split(answer.view(-1) - 1, of_rank)
-            for run in self._asked:
-                number[run.begin : run.begin + run.size] = of_ranks[run.rank][run.first : run.first + run.size]
-        found, first = list[CrossingEdges](), torch.tensor([0, *told.counts]).cumsum(0)
-        for of_relation, (ends, from_rank), (place, _) in zip(here, arrived[::2], arrived[1::2], strict=True):
-            receiver = torch.repeat_interleave(torch.tensor(from_rank))
-            node = told.rows.index_select(0, first.index_select(0, receiver) + place.view(-1))
-            leaving = number.index_select(0, node), ends.view(-1), receiver
+            answers = (answer.view(-1) - 1).split(of_rank)
+            for rank, place, slot, count in self._asked:
+                number[place : place + count] = answers[rank][slot : slot + count]
+        found, first = list[CrossingEdges](), [0, *accumulate(told.counts)]
+        for of_relation, (ends, from_rank), (slots, _) in zip(here, arrived[::2], arrived[1::2], strict=True):
+            for begin, of_rank in zip(first, slots.split(from_rank), strict=False):
+                if begin:
+                    of_rank += begin
+            receiver = torch.repeat_interleave(torch.tensor(from_rank), output_size=len(ends))
+            leaving = told_number.index_select(0, slots.view(-1)), ends.view(-1), receiver
             found.append(CrossingEdges(*of_relation, leaving))
         return self._shared_with_machine(edges, found)
 
     def _shared_with_machine(
-        self, edges: Sequence[tuple[Tensor, Tensor, Tensor]], crossing: Sequence[CrossingEdges]
+        self, edges: Sequence[Edges], crossing: Sequence[CrossingEdges]
     ) -> list[CrossingEdges | None]:
         """With those between this machine and others, of which each of its ranks tells the others (collective)."""
         machine = self._ranks.machine
@@ -262,7 +286,8 @@ class KnownNodes:
             return [*crossing]
         first, lists = self._rank - machine.group.rank, []
         for (source, target, _), found in zip(edges, crossing, strict=True):
-            ends = (self.number.index_select(0, end.index_select(0, found.arriving)) for end in (source, target))
+            source, target = (end.index_select(0, found.arriving) for end in (source, target))
+            ends = self.number.index_select(0, source), target
             begins, finishes, receiver = found.leaving
             into = torch.stack([*ends, found.sender, torch.full_like(found.sender, self._rank)], 1)
             out_of = torch.stack([begins, finishes, torch.full_like(receiver, self._rank), receiver], 1)
@@ -272,29 +297,15 @@ class KnownNodes:
         return [replace(found, between_machines=rows) for found, (rows, _) in zip(crossing, shared, strict=True)]
 
 
-class _Run(NamedTuple):
-    """Consecutive places of a rank's nodes, and how many it was told of before."""
-
-    rank: int
-    begin: int
-    first: int
-    size: int
-
-
 class _ByRank(NamedTuple):
-    """Places of nodes, those of a rank together, and how many each rank has."""
+    """Codes of nodes, those of a rank together, and how many each rank has."""
 
-    rows: Tensor
+    codes: Tensor
     counts: list[int]
 
     @staticmethod
     def joined(lists: list[_ByRank]) -> _ByRank:
         """All of several lists, those of a rank one list after another."""
-        pieces = [torch.split(rows, counts) for rows, counts in lists]
-        rows = torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
-        return _ByRank(rows, [sum(counts) for counts in zip(*(counts for _, counts in lists), strict=True)])
-
-
-def _ascending(values: Tensor) -> Tensor:
-    """The order of values that are a few ascending runs, which NumPy's stable sort merges."""
-    return torch.from_numpy(np.argsort(values.numpy(), kind="stable"))
+        pieces = [codes.split(counts) for codes, counts in lists]
+        codes = torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
+        return _ByRank(codes, [sum(counts) for counts in zip(*(counts for _, counts in lists), strict=True)])

@@ -18,7 +18,7 @@ from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset, TypedSubset
 from pyg_dist.loader.columns import Columns, split
 from pyg_dist.loader.in_edges import InEdges
-from pyg_dist.loader.known_nodes import KnownNodes, SamplingRanks
+from pyg_dist.loader.known_nodes import Edges, KnownNodes, SamplingRanks
 from pyg_dist.loader.seeds import Seeds, Start
 
 SubgraphType = Literal["directional", "induced", "bidirectional"]
@@ -103,26 +103,17 @@ class NeighborSampling:
 
 
 class Drawn(NamedTuple):
-    """Edges to this rank's nodes, int64 ``[m]`` each.
+    """In-edges of some nodes, those of a node together, in the graph's order.
 
     Attributes:
-        source, target: places of their ends among the known nodes.
-        stored: where each is in the graph's edge storage; those of one target together, in the graph's order.
+        degree: how many each node has, int64 ``[n]``.
+        code: of their sources, on this rank, int32 or int64 ``[m]``.
+        stored: where each is in the graph's edge storage, int64 ``[m]``.
     """
 
-    source: Tensor
-    target: Tensor
+    degree: Tensor
+    code: Tensor
     stored: Tensor
-
-    @staticmethod
-    def joined(pieces: Sequence[Drawn]) -> Drawn:
-        """One list after another."""
-        none = torch.arange(0)
-        return pieces[0] if len(pieces) == 1 else Drawn(*map(torch.cat, zip(*pieces, (none,) * 3, strict=True)))
-
-    def some(self, which: Tensor) -> Drawn:
-        """Those at some places."""
-        return Drawn(*(at(x, which) for x in self))
 
 
 class _Batch:
@@ -155,15 +146,17 @@ class _Batch:
         sampling, nodes, relations = self.sampling, self.nodes, list(self.sampling.in_edges)
         hops = [self._in_edges(nodes.hops[-1], hop) for hop in range(sampling.num_hops)]
         sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
-        edges = [Drawn.joined([hop[k] for hop in hops]) for k in range(len(relations))]
         own = [torch.cat(of_hops) for of_hops in zip(*nodes.hops, strict=True)]
         is_directional = sampling.subgraph_type == "directional"
-        every = edges if is_directional else self._in_edges(own, None)
+        around = [] if is_directional else [self._in_edges(own, None)]
         counts, totals = nodes.assign_numbers(
             self.num_seeds, [ids.start for ids in sampling.types.values()], [size for hop in sizes for size in hop]
         )
+        self.own_number = [torch.cat(of_hops) for of_hops in zip(*nodes.numbers, strict=True)]
+        every = edges = self._edges(hops, nodes.numbers)
         crossing = nodes.tell(edges, numbers=True)
         if not is_directional:  # all sources of those that were drawn are nodes of the batch
+            every = self._edges(around, [self.own_number])
             every = [found.some((at(nodes.number, found.source) >= 0).nonzero().view(-1)) for found in every]
             if sampling.subgraph_type == "bidirectional":
                 every = [self._both_ways(edges[0], crossing[0], every[0], sum(counts[0]))]
@@ -176,7 +169,10 @@ class _Batch:
             # what is induced or goes both ways belongs to no hop
             of_hops = [hop[k] for hop in sizes] if is_directional else [every[k].stored.numel()]
             kept[relation] = self._kept(relation, every[k], of_hops, crossing[k])
-        found = dict(zip(self.kinds, map(self._nodes, sampling.types.values(), own, counts), strict=True))
+        nodes.give_table_back()
+        found = dict(
+            zip(self.kinds, map(self._nodes, sampling.types.values(), own, self.own_number, counts), strict=True)
+        )
         if sampling.is_typed:
             for name, value in self.start.attributes.items():
                 self._store_of(name, found, known)[name] = self.seed_number[value] if name in _NUMBERS else value
@@ -184,42 +180,49 @@ class _Batch:
         (whole,) = found.values()
         return self._whole(whole, kept[ONE_TYPE], {**self.start.attributes, **known[ONE_TYPE]})
 
-    def _in_edges(self, place: Sequence[Tensor], hop: int | None) -> list[Drawn]:
-        """In-edges of this rank's nodes, given by type: those that a hop draws, or all of them (collective).
+    def _in_edges(self, code: Sequence[Tensor], hop: int | None) -> list[Drawn]:
+        """In-edges of this rank's nodes, of each relation: those that a hop draws, or all of them (collective).
 
-        ``hop``: their sources belong to the batch thereby; ``None``: they do not.
+        ``code``: the nodes' by type; ``hop``: their sources belong to the batch thereby; ``None``: they do not.
         """
-        sampling, nodes, columns = self.sampling, self.nodes, self.sampling.columns
-        by_type, codes, pieces = dict(zip(self.kinds, place, strict=True)), [], []
+        sampling, columns = self.sampling, self.sampling.columns
+        by_type, found = dict(zip(self.kinds, code, strict=True)), list[Drawn]()
         for number, (relation, in_edges) in enumerate(sampling.in_edges.items()):
             target = by_type[relation[-1]]
-            tree, column = None, at(nodes.code, target)
-            if sampling.disjoint:
-                tree, column = split(column, self.trees)
+            tree, column = split(target, self.trees) if sampling.disjoint else (None, target)
             count = -1 if hop is None else sampling.num_neighbors[relation][hop]
             seed = ops.mixed_seed(sampling.seed, self.step, hop or 0, 5, sampling.ranks.index, number)
-            degree, code, stored = in_edges.draw(
-                columns.row_of(column), tree, nodes.common(target), count, seed, sampling.replace
-            )
+            key = columns.common(target, self.trees)
+            degree, source, stored = in_edges.draw(columns.row_of(column), tree, key, count, seed, sampling.replace)
             if tree is not None:
-                code = code.long() * self.trees + tree.repeat_interleave(degree)
-            codes.append(code)
-            pieces.append((target.repeat_interleave(degree, output_size=stored.numel()), stored))
-        code = codes[0] if len(codes) == 1 else torch.cat([torch.arange(0), *codes])
-        source = nodes.meet(code)[0] if hop is None else nodes.reach(code)
-        split_source = torch.split(source, [stored.numel() for _, stored in pieces])
-        return [Drawn(source, *piece) for source, piece in zip(split_source, pieces, strict=True)]
+                source = source.long() * self.trees + tree.repeat_interleave(degree)
+            found.append(Drawn(degree, source, stored))
+        (self.nodes.meet if hop is None else self.nodes.reach)(_joined([drawn.code for drawn in found]))
+        return found
 
-    def _nodes(self, ids: range, place: Tensor, counts: list[int]) -> Subset:
-        """Those of a type, without edges."""
-        sampling, nodes = self.sampling, self.nodes
-        code, of_nodes = nodes.common(place), {}
+    def _edges(self, draws: Sequence[Sequence[Drawn]], numbers: Sequence[Sequence[Tensor]]) -> list[Edges]:
+        """Of each relation the edges of several draws, given the numbers of the nodes of each draw, by type."""
+        found = []
+        for k, relation in enumerate(self.sampling.in_edges):
+            kind, drawn = self.kinds.index(relation[-1]), [of_relations[k] for of_relations in draws]
+            target = [
+                of_types[kind].repeat_interleave(degree, output_size=stored.numel())
+                for of_types, (degree, _, stored) in zip(numbers, drawn, strict=False)
+            ]
+            source = self.nodes.find(_joined([code for _, code, _ in drawn]))
+            found.append(Edges(source, _joined(target), _joined([stored for *_, stored in drawn])))
+        return found
+
+    def _nodes(self, ids: range, own: Tensor, number: Tensor, counts: list[int]) -> Subset:
+        """Those of a type, without edges, given the codes and numbers of this rank's."""
+        sampling, of_nodes = self.sampling, {}
+        code = sampling.columns.common(own, self.trees)
         if sampling.disjoint:
             tree, code = split(code, self.trees)
             of_nodes["batch"] = self.start.tree[tree]
         return Subset(
             code - ids.start if ids.start else code,
-            number=at(nodes.number, place),
+            number=number,
             num_nodes=sum(counts),
             attributes={"num_sampled_nodes": counts},
             node_attributes=of_nodes,
@@ -238,14 +241,18 @@ class _Batch:
         return self._gathered(nodes, kept) if ranks.gathers else nodes
 
     def _kept(
-        self, relation: EdgeType, edges: Drawn, edges_of_hops: list[int], crossing: CrossingEdges | None
+        self, relation: EdgeType, edges: Edges, edges_of_hops: list[int], crossing: CrossingEdges | None
     ) -> KeptEdges:
         """This rank's edges of a relation, in the order of hop, place in the graph, tree and copy."""
-        sampling, nodes, in_edges = self.sampling, self.nodes, self.sampling.in_edges[relation]
+        sampling, in_edges = self.sampling, self.sampling.in_edges[relation]
         counts = sampling.num_neighbors[relation] if sampling.replace else None
         num_copies = 1 if counts is None else max(1, *counts)
         trees = self.trees
-        tree = split(at(nodes.code, edges.target), trees)[0] if sampling.disjoint else None
+        tree = None
+        if sampling.disjoint:
+            kind = self.kinds.index(relation[-1])
+            own = torch.cat([hop[kind] for hop in self.nodes.hops])
+            tree = split(at(own, ops.find_sorted(self.own_number[kind], edges.target)), trees)[0]
 
         def named() -> tuple[Tensor, Tensor]:
             edge_id = in_edges.id_of(edges.stored)
@@ -271,13 +278,12 @@ class _Batch:
             return edges.setdefault(given, {})  # which may be no relation of the graph
         return nodes[given if isinstance(given, str) else given[_ENDS[name]]].attributes
 
-    def _ends(self, edges: Drawn) -> tuple[Tensor, Tensor]:
+    def _ends(self, edges: Edges) -> tuple[Tensor, Tensor]:
         """The numbers of sources and targets in the batch."""
-        if self.nodes.stand_by_numbers:
-            return edges.source, edges.target
-        return at(self.nodes.number, edges.source), at(self.nodes.number, edges.target)
+        is_number = self.nodes.stand_by_numbers
+        return edges.source.long() if is_number else at(self.nodes.number, edges.source), edges.target
 
-    def _both_ways(self, drawn: Drawn, crossing: CrossingEdges | None, every: Drawn, num_nodes: int) -> Drawn:
+    def _both_ways(self, drawn: Edges, crossing: CrossingEdges | None, every: Edges, num_nodes: int) -> Edges:
         """The edges that were drawn, which ``crossing`` is of, and their opposites (collective).
 
         With replacement, all edges between the same nodes as one that was drawn.
@@ -318,6 +324,11 @@ class _Batch:
         kept = KeptEdges(edge_id[:0], lambda: (edge_id, key), source, target, kept.num_keys, kept.repeats)
         of_nodes = {"batch": trees[0]} if trees else {}
         return replace(nodes, node_id=node_id, number=number, kept=kept, node_attributes=of_nodes)
+
+
+def _joined(pieces: Sequence[Tensor]) -> Tensor:
+    """One list after another; no list is an empty one."""
+    return pieces[0] if len(pieces) == 1 else torch.cat([*pieces]) if pieces else torch.arange(0)
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -79,8 +80,12 @@ int64_t try_equal_transposes() {
          equals_transpose(rowptr, beyond, 3);
 }
 
-// Matchings of patterns with repeated entries: as large as by any augmenting paths (Kuhn), and all of entries. A column
-// that is not there is found.
+int64_t row_of_col(const std::vector<int32_t>& col_of, int32_t col) {
+  return std::find(col_of.begin(), col_of.end(), col) - col_of.begin();
+}
+
+// Matchings of patterns with repeated entries: as large as by any augmenting paths (Kuhn), and all of entries; what is
+// reached leads to what is. A column that is not there is found.
 int64_t try_matching() {
   int64_t wrong = 0;
   for (int trial = 0; trial < 200; ++trial) {
@@ -88,9 +93,11 @@ int64_t try_matching() {
     const Pattern p(num_rows, num_cols, 20);
     const auto num_entries = static_cast<int64_t>(p.col.size());
     std::vector<int32_t> col_of(static_cast<size_t>(num_rows));
-    wrong +=
-        bipartite_matching({p.rowptr.data(), p.col.data(), num_rows, num_cols, num_entries, col_of.data()}).position !=
-        -1;
+    const std::unique_ptr<bool[]> row_reached(new bool[static_cast<size_t>(num_rows)]),
+        col_reached(new bool[static_cast<size_t>(num_cols)]);
+    BipartiteMatching problem{p.rowptr.data(), p.col.data(),  num_rows,          num_cols,
+                              num_entries,     col_of.data(), row_reached.get(), col_reached.get()};
+    wrong += bipartite_matching(problem).position != -1;
     std::vector<bool> is_used(static_cast<size_t>(num_cols));
     int size = 0, want = 0;
     std::vector<int64_t> row_of(static_cast<size_t>(num_cols), -1);
@@ -120,8 +127,15 @@ int64_t try_matching() {
     }
     wrong += size != want;
     if (num_entries == 0) continue;
-    const BadIndex bad =
-        bipartite_matching({p.rowptr.data(), p.col.data(), num_rows, p.col[0], num_entries, col_of.data()});
+    for (int64_t r = 0; r < num_rows; ++r) {
+      for (auto e = p.rowptr[static_cast<size_t>(r)]; e < p.rowptr[static_cast<size_t>(r) + 1]; ++e) {
+        const int32_t c = p.col[static_cast<size_t>(e)], partner = col_of[static_cast<size_t>(r)];
+        wrong += row_reached[static_cast<size_t>(r)] && !row_reached[static_cast<size_t>(row_of_col(col_of, c))];
+        wrong += col_reached[static_cast<size_t>(c)] && !col_reached[static_cast<size_t>(partner)];
+      }
+    }
+    problem.num_cols = p.col[0];
+    const BadIndex bad = bipartite_matching(problem);
     wrong += bad.position < 0 || bad.value < p.col[0];
   }
   return wrong;
@@ -141,7 +155,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   const int64_t wrong = try_all(Cpu()) + try_equal_transposes() + try_matching() + try_sample_rows() + try_distinct() +
-                        try_id_lists() + try_count_less();
+                        try_id_lists() + try_count_less() + try_add_places() + try_crossing_edges();
   std::printf("%s: %lld wrong values\n", kernels().isa, static_cast<long long>(wrong));
   return wrong == 0 ? 0 : 1;
 }

@@ -5,7 +5,9 @@
 #include <set>
 #include <vector>
 
+#include "cpu/add_places.h"
 #include "cpu/count_less.h"
+#include "cpu/crossing_edges.h"
 #include "cpu/distinct.h"
 #include "cpu/id_lists.h"
 #include "cpu/sample_rows.h"
@@ -64,7 +66,7 @@ inline int64_t try_sample_rows() {
   return wrong;
 }
 
-// Against sets of the standard library; values of few bits, in a table, and of many.
+// Against sets of the standard library; values of few bits and of many.
 inline int64_t try_distinct() {
   int64_t wrong = 0;
   for (const int64_t step : {int64_t{1}, int64_t{-3}, int64_t{1} << 40}) {
@@ -77,19 +79,13 @@ inline int64_t try_distinct() {
         value.push_back(step * draw(1000));
         if (some.count(value.back()) == 0) new_values.insert(value.back());
       }
-      std::vector<int32_t> place_of(1000, -1);
-      for (size_t k = 0; k < known.size() && step == 1; ++k) {
-        place_of[static_cast<size_t>(known[k])] = static_cast<int32_t>(k);
-      }
-      const BadDistinct bad = distinct({.known = known.data(),
-                                        .value = {value.data(), true},
-                                        .num_known = static_cast<int64_t>(known.size()),
-                                        .num_values = size,
-                                        .place = place.data(),
-                                        .place_of = step == 1 ? place_of.data() : nullptr,
-                                        .span = 1000},
-                                       first);
-      wrong += bad.known.position >= 0 || bad.value.position >= 0;
+      const BadIndex bad = distinct({.known = known.data(),
+                                     .value = {value.data(), true},
+                                     .num_known = static_cast<int64_t>(known.size()),
+                                     .num_values = size,
+                                     .place = place.data()},
+                                    first);
+      wrong += bad.position >= 0;
       std::vector<int64_t> found;
       for (const int64_t k : first) found.push_back(value[static_cast<size_t>(k)]);
       wrong += found != std::vector<int64_t>(new_values.begin(), new_values.end());
@@ -97,6 +93,60 @@ inline int64_t try_distinct() {
       for (size_t k = 0; k < value.size(); ++k) wrong += known[static_cast<size_t>(place[k])] != value[k];
     }
   }
+  return wrong;
+}
+
+// Against sets of the standard library; few values among many numbers, and many.
+inline int64_t try_add_places() {
+  int64_t wrong = 0;
+  std::vector<int32_t> place_of(100000, -1);
+  int64_t next = 0;
+  for (const int size : {0, 1, 30, 3000, 40}) {
+    std::vector<int64_t> value;
+    std::set<int32_t> expected;
+    for (int k = 0; k < size; ++k) {
+      value.push_back(draw(size == 3000 ? 5000 : 100000));
+      if (place_of[static_cast<size_t>(value.back())] < 0) expected.insert(static_cast<int32_t>(value.back()));
+    }
+    std::vector<int32_t> added;
+    wrong += add_places({place_of.data(), {value.data(), true}, 100000, size, next}, added).position >= 0;
+    wrong += added != std::vector<int32_t>(expected.begin(), expected.end());
+    for (const int32_t number : added) wrong += place_of[static_cast<size_t>(number)] != next++;
+  }
+  const std::vector<int32_t> bad = {7, 100000};
+  std::vector<int32_t> added;
+  wrong += add_places({place_of.data(), {bad.data(), false}, 100000, 2, next}, added).position != 1;
+  return wrong;
+}
+
+// Each edge is somewhere, with its ends; a source or a run that is out of range is found.
+inline int64_t try_crossing_edges() {
+  int64_t wrong = 0;
+  std::vector<int64_t> source, target, count(3), order(40);
+  for (int e = 0; e < 40; ++e) {
+    source.push_back(draw(20));
+    target.push_back(draw(20));
+  }
+  std::vector<NodeRun> run = {{0, 2, 0, 3}, {2, 5, 0, 1}, {0, 9, 3, 4}};
+  const CrossingEdges p{{source.data(), true}, target.data(), run.data(), 40, 20, 3, 1, 3, count.data()};
+  std::vector<NodeSlot> begin;
+  const BadCrossing bad = count_crossing(p, begin);
+  wrong += bad.run.position >= 0 || bad.source.position >= 0;
+  const auto num_inside = static_cast<size_t>(count[1]), of_first = num_inside + static_cast<size_t>(count[0]);
+  std::vector<int64_t> targets(40 - num_inside), slots(40 - num_inside);
+  split_crossing(p, begin, order.data(), targets.data(), slots.data());
+  wrong += std::set<int64_t>(order.begin(), order.end()).size() != 40;
+  for (size_t k = 0; k < order.size(); ++k) {
+    const auto e = static_cast<size_t>(order[k]);
+    wrong += begin[e].rank != (k < num_inside ? 1 : k < of_first ? 0 : 2);
+    if (k < num_inside) continue;
+    const int64_t node = source[e], slot = begin[e].rank == 2 ? node - 5 : node < 9 ? node - 2 : node - 6;
+    wrong += targets[k - num_inside] != target[e] || slots[k - num_inside] != slot;
+  }
+  source[7] = 20;
+  wrong += count_crossing(p, begin).source.position != 7;
+  run[2].size = 12;
+  wrong += count_crossing(p, begin).run.position != 2;
   return wrong;
 }
 
@@ -117,7 +167,7 @@ inline int64_t try_count_less() {
   return wrong;
 }
 
-// There and back; and bytes that end within a number are found.
+// There and back; and bytes that end too early are found.
 inline int64_t try_id_lists() {
   int64_t wrong = 0;
   for (const bool is_ascending : {false, true}) {
@@ -127,12 +177,13 @@ inline int64_t try_id_lists() {
     for (int k = 0; k < 90; ++k) rows.push_back((int64_t{1} << draw(62)) + draw(100));
     std::vector<uint8_t> content(
         static_cast<size_t>(count_id_bytes(lists, rows.data(), count.data(), num_bytes.data())));
-    encode_ids(lists, rows.data(), count.data(), content.data());
+    const auto size = static_cast<int64_t>(content.size());
+    encode_ids(lists, rows.data(), count.data(), content.data(), size);
     wrong += count_ids(lists, content.data(), num_bytes.data(), found_count.data()) >= 0;
     std::vector<int64_t> found(rows.size());
-    decode_ids(lists, content.data(), found_count.data(), found.data());
+    decode_ids(lists, content.data(), size, found_count.data(), found.data());
     wrong += found != rows || found_count != count;
-    content.back() |= 0x80;
+    num_bytes[2] -= 1;
     wrong += count_ids(lists, content.data(), num_bytes.data(), found_count.data()) != 2;
   }
   return wrong;

@@ -7,8 +7,11 @@ Nothing here sums, so a thread of its own may use it while the main thread train
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,17 +19,21 @@ from pyg_dist.backend import ops, timing
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group
 
+Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
+
 
 class IdList(NamedTuple):
     """Rows of ids, int64 ``[n, columns]``, those for a rank together, and how many each gets; ``None``: all of them.
 
     ``is_ascending``: whether the first column mostly ascends in what goes to a rank; where it falls, and where an id is
-    negative, a row takes ten bytes more.
+    negative, a row takes eight bytes more. ``keeps_own``: whether a rank gets what it has for itself.
     """
 
     rows: Tensor
     counts: Sequence[int] | None = None
     is_ascending: bool = True
+    keeps_own: bool = True
 
 
 class IdLists:
@@ -52,23 +59,26 @@ class IdLists:
         """
         size, rank = self.group.size, self.group.rank
         if size == 1:
-            return [(rows, [len(rows)]) for rows, *_ in lists]
-        own, lengths = [], torch.empty(size, len(lists), dtype=torch.int64)
-        pieces: list[list[Tensor]] = [[] for _ in range(size)]
-        for number, (rows, counts, ascends) in enumerate(lists):
-            content, length = ops.encode_ids(rows, torch.tensor([len(rows)] if counts is None else counts), ascends)
-            of_ranks = [content] * size if counts is None else content.split(length.tolist())
-            own.append(rows if counts is None else rows.split(list(counts))[rank])
-            lengths[:, number] = length
-            for piece, of_rank in zip(pieces, of_ranks, strict=True):
-                piece.append(of_rank)
-        arrived, lengths = self._exchange_bytes(pieces, lengths, kind)
-        by_sender = [piece.split(sizes) for piece, sizes in zip(arrived, lengths.tolist(), strict=True)]
-        found = []
-        for number, (rows, _, ascends) in enumerate(lists):
-            content = _joined([of_rank[number] for of_rank in by_sender if of_rank[number].numel()], arrived[rank])
-            ids, length = ops.decode_ids(content, lengths[:, number], rows.shape[1], ascends)
-            of_sender = length.tolist()
+            return [(rows, [len(rows)]) if keeps_own else (rows[:0], [0]) for rows, *_, keeps_own in lists]
+        own, leaving, lengths = list[Tensor](), list[list[Bytes]](), np.empty((size, len(lists)), np.int64)
+        for number, (rows, counts, ascends, keeps_own) in enumerate(lists):
+            encoded, num_bytes = ops.encode_ids(rows, torch.tensor([len(rows)] if counts is None else counts), ascends)
+            content, lengths[:, number] = encoded.numpy(), num_bytes.numpy()
+            ends = accumulate(num_bytes.tolist())
+            pieces = [content[end - n : end] for end, n in zip(ends, num_bytes.tolist(), strict=True)]
+            leaving.append(pieces * size if counts is None else pieces)
+            first, count = (0, len(rows)) if counts is None else (sum(counts[:rank]), counts[rank])
+            own.append(rows[first : first + count * keeps_own])
+        arrived, lengths = self._exchange_bytes(
+            [_joined(of_peer) for of_peer in zip(*leaving, strict=True)], lengths, kind
+        )
+        found, begins = [], lengths.cumsum(1) - lengths
+        for number, (rows, _, ascends, _) in enumerate(lists):
+            places = zip(arrived, begins[:, number].tolist(), lengths[:, number].tolist(), strict=True)
+            content = _joined([of_peer[begin : begin + n] for of_peer, begin, n in places if n])
+            each = torch.from_numpy(lengths[:, number].copy())
+            ids, count_of = ops.decode_ids(torch.from_numpy(content), each, rows.shape[1], ascends)
+            of_sender = count_of.tolist()
             if len(own[number]):
                 before = sum(of_sender[:rank])
                 ids, of_sender[rank] = torch.cat([ids[:before], own[number], ids[before:]]), len(own[number])
@@ -79,46 +89,46 @@ class IdLists:
         """Send each rank its rows, int64 ``[n, columns]``; those that arrive, by sender (collective)."""
         return self.exchange(IdList(rows, counts, is_ascending=False))[0][0]
 
-    def _exchange_bytes(
-        self, pieces: Sequence[Sequence[Tensor]], lengths: Tensor, kind: str
-    ) -> tuple[list[Tensor], Tensor]:
+    def _exchange_bytes(self, whole: list[Bytes], lengths: Numbers, kind: str) -> tuple[list[Bytes], Numbers]:
         """What the other ranks send this one, and its ``lengths``, given what it sends to each (collective).
 
-        ``pieces``: of each list, uint8, by rank; ``lengths``: theirs, int64 ``[ranks, lists]``.
+        ``whole``: by rank; ``lengths``: of each list in it, ``[ranks, lists]``.
         """
-        size, rank, begin = self.group.size, self.group.rank, 8 * lengths.shape[1]
+        size, rank, begin = self.group.size, self.group.rank, lengths[0].nbytes
         room, their_room = self._rooms.get(kind, ([0] * size, [0] * size))
-        wire, tag, call = self.group.begin("ids", lengths, 1)
-        headers, none = lengths.view(torch.uint8), torch.empty(0, dtype=torch.uint8)
+        wire, tag, call = self.group.begin("ids", torch.from_numpy(lengths), 1)
 
-        def exchanged(leaving: list[Tensor], sent: list[int], arriving: list[int]) -> list[Tensor]:
+        def exchanged(leaving: list[Bytes], sent: list[int], arriving: list[int]) -> list[Bytes]:
             sent[rank] = arriving[rank] = 0
             self._count(sum(sent))
-            out = torch.empty(sum(arriving), 1, dtype=torch.uint8)
-            flight = wire.all_to_all(out, _joined(leaving, none).view(-1, 1), sent, arriving, tag)
+            out, rows = np.empty((sum(arriving), 1), np.uint8), _joined(leaving).reshape(-1, 1)
+            flight = wire.all_to_all(torch.from_numpy(out), torch.from_numpy(rows), sent, arriving, tag)
             for message in (*flight.arriving.values(), *flight.others):
                 wait(message)
-            return list(out.view(-1).split(arriving))
+            return [out[end - n : end, 0] for end, n in zip(accumulate(arriving), arriving, strict=True)]
 
         with call:
-            whole = [none if peer == rank else _joined(piece, none) for peer, piece in enumerate(pieces)]
+            whole[rank] = whole[rank][:0]
             messages = [
                 part
                 for peer, (piece, n) in enumerate(zip(whole, room, strict=True))
                 if peer != rank
-                for part in (headers[peer], piece[:n], piece.new_empty(max(0, n - piece.numel())))
+                for part in (lengths[peer].view(np.uint8), piece[:n], np.empty(max(0, n - len(piece)), np.uint8))
             ]
-            first = exchanged(messages, [begin + n for n in room], [begin + n for n in their_room])
-            first[rank] = torch.zeros(begin, dtype=torch.uint8)
-            theirs = torch.stack([message[:begin].view(torch.int64) for message in first])
-            found, length = [message[begin:] for message in first], theirs.sum(1).tolist()
+            found = exchanged(messages, [begin + n for n in room], [begin + n for n in their_room])
+            theirs = np.zeros_like(lengths)
+            for peer in range(size):
+                if peer != rank:
+                    theirs[peer] = found[peer][:begin].view(np.int64)
+                    found[peer] = found[peer][begin:]
+            length = theirs.sum(1).tolist()
             left = [piece[n:] for piece, n in zip(whole, room, strict=True)]
             missing = [max(0, n - m) for n, m in zip(length, their_room, strict=True)]
-            if any(missing) or any(piece.numel() for piece in left):
-                rest = exchanged(left, [piece.numel() for piece in left], missing)
-                found = [torch.cat(both) for both in zip(found, rest, strict=True)]
-        self._rooms[kind] = _rooms([piece.numel() for piece in whole]), _rooms(length)
-        return [message[:n] for message, n in zip(found, length, strict=True)], theirs
+            if any(missing) or any(len(piece) for piece in left):
+                rest = exchanged(left, [len(piece) for piece in left], missing)
+                found = [np.concatenate(both) for both in zip(found, rest, strict=True)]
+        self._rooms[kind] = _rooms([len(piece) for piece in whole]), _rooms(length)
+        return found, theirs
 
     def gather(self, row: Sequence[int]) -> Tensor:
         """Every rank's row of numbers, int64 ``[size, len(row)]`` (collective)."""
@@ -131,9 +141,9 @@ class IdLists:
         timing.count_ids(num_bytes)
 
 
-def _joined(pieces: Sequence[Tensor], none: Tensor) -> Tensor:
-    """``torch.cat``, which copies a single one, too; of no pieces ``none``."""
-    return pieces[0] if len(pieces) == 1 else torch.cat([none, *pieces])
+def _joined(pieces: Sequence[Bytes]) -> Bytes:
+    """One after another; a single one is not copied."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
 
 
 def _rooms(lengths: list[int]) -> list[int]:

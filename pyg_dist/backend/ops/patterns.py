@@ -61,48 +61,98 @@ def find_sorted(sorted: Tensor, value: Tensor) -> Tensor:
     return call(native.find_sorted.default, sorted.contiguous(), value.contiguous())
 
 
-def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
+def bipartite_matching(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
     """The column of each row in a maximum matching: the most entries of which no two share a row or a column.
 
-    Exact, in O(E sqrt(V)) time for V rows and columns, and 20 bytes a row and 4 a column; one thread. Of several
-    matchings of that size, which one depends on the order of the entries. An entry that is there several times counts
-    once.
+    And which rows alternating paths, along entries and matched entries in turn, reach from rows without a column, and
+    which columns from columns without a row: the same for each maximum matching (Dulmage and Mendelsohn, 1958).
+
+    Exact, in O(E sqrt(V)) time for V rows and columns, and 20 bytes a row and a column and 4 an entry; one thread. Of
+    several matchings of that size, which one depends on the order of the entries. An entry that is there several times
+    counts once.
 
     Source: Hopcroft and Karp, An n^(5/2) algorithm for maximum matchings in bipartite graphs, 1973. Their first
     matching is empty; here each row first takes its first free column.
 
     Shapes:
         - rowptr: ``[n + 1]`` int64, col: ``[e]`` int32 in ``[0, num_cols)``: the pattern, which is checked
-        - output: ``[n]`` int32, -1 where a row has no column
+        - output: ``[n]`` int32, -1 where a row has no column; ``[n]`` and ``[num_cols]`` bool
 
     Example:
-        >>> bipartite_matching(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32), 2)
-        tensor([1, 0], dtype=torch.int32)
+        >>> found = bipartite_matching(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32), 3)
+        >>> [x.tolist() for x in found]
+        [[1, 0], [False, False], [False, False, True]]
     """
     return call(native.bipartite_matching.default, rowptr.contiguous(), col.contiguous(), num_cols)
 
 
-def distinct(known: Tensor, value: Tensor, place_of: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Where each value that is not known comes first, and the place of each value in the known ones and these.
 
-    ``torch.cat([known, value[first]])[place]`` is ``value``, and ``value[first]`` ascends. By a hash table, or by
-    ``place_of``, and a radix sort in O(n + k) time, by one thread (``csrc/cpu/distinct.h``).
+    ``torch.cat([known, value[first]])[place]`` is ``value``, and ``value[first]`` ascends. By a hash table and a radix
+    sort in O(n + k) time, by one thread (``csrc/cpu/distinct.h``).
 
     Shapes: int64 ``[n]``, int64 or int32 ``[k]`` -> int64 ``[m]``, ``[k]``, on the CPU.
 
     Args:
         known: Distinct values.
         value: Any values.
-        place_of: The place of each number in ``known``, or -1, int32 ``[span]``; new ones are added.
 
     Raises:
-        DataError: ``known`` has a value twice, ``place_of`` no room for one, or a shape or dtype does not fit.
+        DataError: ``known`` has a value twice, or a shape or dtype does not fit.
 
     Example:
         >>> [x.tolist() for x in distinct(torch.tensor([7, 3]), torch.tensor([5, 3, 5, 4]))]
         [[3, 0], [3, 1, 3, 2]]
     """
-    return call(native.distinct.default, known.contiguous(), value.contiguous(), place_of)
+    return call(native.distinct.default, known.contiguous(), value.contiguous())
+
+
+def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
+    """The distinct values without a place, ascending; they get the places ``next``, ``next + 1`` and so on.
+
+    O(k) time, by one thread (``csrc/cpu/add_places.h``).
+
+    Shapes:
+        - place_of: int32 ``[span]``, the place of each value or -1; it is written to
+        - value: int64 or int32 ``[k]`` in ``[0, span)``
+        - output: int64 ``[m]``
+
+    Raises:
+        DataError: A value is out of range, or a shape or dtype does not fit; nothing is written then.
+
+    Example:
+        >>> place_of = torch.tensor([-1, 0, -1, -1], dtype=torch.int32)
+        >>> add_places(place_of, torch.tensor([3, 1, 0, 3]), 1).tolist(), place_of.tolist()
+        ([0, 3], [1, 0, -1, 2])
+    """
+    return call(native.add_places.default, place_of, value.contiguous(), next)
+
+
+def crossing_edges(
+    source: Tensor, target: Tensor, num_nodes: int, run: Tensor, rank: int, num_ranks: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Which edges of a rank's nodes begin on other ranks, and how these know the sources. O(edges + nodes) time.
+
+    Shapes:
+        - source: int64 or int32 ``[m]``, places of nodes in ``[0, num_nodes)``; target: int64 ``[m]``, any numbers
+        - run: int64 ``[r, 4]``: another rank, the first place of some of its nodes, which follow one another, the first
+          of the slots by which it knows them, which do so, too, and how many there are; the other nodes are this rank's
+        - output: the edges that begin at this rank's nodes, then those that do not, those of a rank together, ``[m]``;
+          the targets of these, and the slots of their sources, ``[a]``; how many begin on each rank, ``[num_ranks]``.
+          Edges keep their order.
+
+    Raises:
+        DataError: A source, a run or a rank is out of range, or a shape or dtype does not fit.
+
+    Example:
+        >>> source, target = torch.tensor([2, 0, 1]), torch.tensor([3, 5, 5])
+        >>> found = crossing_edges(source, target, 3, torch.tensor([[1, 1, 7, 2]]), rank=0, num_ranks=2)
+        >>> [x.tolist() for x in found]
+        [[1, 0, 2], [3, 5], [8, 7], [1, 2]]
+    """
+    args = source.contiguous(), target.contiguous(), num_nodes, run.contiguous(), rank, num_ranks
+    return call(native.crossing_edges.default, *args)
 
 
 def count_less(value: Tensor, number: Tensor, size: Tensor) -> Tensor:
@@ -122,9 +172,10 @@ def count_less(value: Tensor, number: Tensor, size: Tensor) -> Tensor:
 
 
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> tuple[Tensor, Tensor]:
-    """The bytes of lists of rows of ids, and how many each list has: LEB128, a byte for each seven bits of a number.
+    """The bytes of lists of rows of ids, and how many each list has: 1, 2, 3 or 8 for a number, and a quarter.
 
-    In ascending lists the first column has differences to the row before. Negative numbers take ten bytes.
+    Stream VByte (Lemire, Kurz and Rupp, 2018; ``csrc/cpu/id_lists.h``). In ascending lists the first column has
+    differences to the row before. Negative numbers take eight bytes.
 
     Shapes:
         - rows: int64 ``[n, columns]``, list after list; count: int64 ``[lists]``, the rows of each
@@ -162,5 +213,6 @@ def _(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tenso
 
 
 @meta_kernel("bipartite_matching")
-def _(rowptr: Tensor, col: Tensor, num_cols: int) -> Tensor:
-    return col.new_empty(rowptr.shape[0] - 1)
+def _(rowptr: Tensor, col: Tensor, num_cols: int) -> tuple[Tensor, Tensor, Tensor]:
+    col_of = col.new_empty(rowptr.shape[0] - 1)
+    return col_of, torch.empty_like(col_of, dtype=torch.bool), col.new_empty(num_cols, dtype=torch.bool)

@@ -176,9 +176,8 @@ def _candidates(
     key, stride = pair * num_nodes + node, max(num_nodes, 1)
     span = num_nodes * num_ranks * (num_ranks if rank is None else 2)
     if span <= _MARKS * key.numel():
-        is_key = torch.zeros(span, dtype=torch.bool)
-        is_key[key] = True
-        keys, number = is_key.nonzero().view(-1), (is_key.cumsum(0, dtype=torch.int32) - 1).index_select(0, key)
+        place_of = torch.full((span,), -1, dtype=torch.int32)
+        keys, number = ops.add_places(place_of, key, 0), place_of.index_select(0, key)
     else:
         first, number = ops.distinct(key[:0], key)
         keys = key.index_select(0, first)
@@ -287,24 +286,20 @@ def minimum_vertex_cover(
         >>> minimum_vertex_cover(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2, 2)
         Cover(left=tensor([True, True]), right=tensor([False, False]))
     """
-    if max(num_left, num_right, left.numel()) > torch.iinfo(torch.int32).max:  # SciPy's graphs count in 32 bits
+    if max(num_left, num_right, left.numel()) > torch.iinfo(torch.int32).max:  # as the op counts
         raise OptionError(
             f"Expected at most 2**31 - 1 remote edges in one cover (got {left.numel()}): use more ranks or "
             f"exchange='post'"
         )
     if left.numel() == 0:
         return Cover(torch.zeros(num_left, dtype=torch.bool), torch.zeros(num_right, dtype=torch.bool))
-    row, col = (end.numpy().astype(np.int32, copy=False) for end in (left, right))
-    of_left, of_right = _grouped(row, col, num_left, num_right), _grouped(col, row, num_right, num_left)
     # From the smaller side nearly each vertex finds a partner at once; the others would search along long paths.
     if num_left <= num_right:
-        right_of, left_of = _matching(of_left, num_right)
+        right_of, left_of, from_left, from_right = _matching(left, right, num_left, num_right)
     else:
-        left_of, right_of = _matching(of_right, num_left)
-    release_after(row.size, each_step)
+        left_of, right_of, from_right, from_left = _matching(right, left, num_right, num_left)
+    release_after(left.numel(), each_step)
     is_matched = right_of >= 0
-    from_left = _reached(of_left, left_of, right_of < 0)
-    from_right = _reached(of_right, right_of, left_of < 0)
     in_left, in_right = np.zeros(num_left, dtype=bool), np.zeros(num_right, dtype=bool)
     in_right[right_of[from_left & is_matched]] = True
     in_left[left_of[from_right & (left_of >= 0)]] = True
@@ -315,36 +310,10 @@ def minimum_vertex_cover(
     return Cover(torch.from_numpy(in_left), torch.from_numpy(in_right))
 
 
-Grouped = tuple[Tensor, Tensor]
-"""Edges by their start: the first of each start and one more, int64, and their ends, int32."""
-
-
-def _grouped(start: Array, end: Array, num_starts: int, num_ends: int) -> Grouped:
-    found = ops.csr_from_edges(torch.from_numpy(start), torch.from_numpy(end), None, num_starts, num_ends)
-    return found[0], found[1]
-
-
-def _matching(edges: Grouped, num_ends: int) -> tuple[Array, Array]:
-    """The end matched to each start in a maximum matching, or -1, and the start matched to each end."""
-    end_of: Array = ops.bipartite_matching(*edges, num_ends).numpy()
+def _matching(start: Tensor, end: Tensor, num_starts: int, num_ends: int) -> tuple[Array, Array, Array, Array]:
+    """The end matched to each start in a maximum matching, or -1, the start matched to each end; Z and Z'."""
+    edges = ops.csr_from_edges(start, end, None, num_starts, num_ends)
+    end_of, from_starts, from_ends = (x.numpy() for x in ops.bipartite_matching(*edges[:2], num_ends))
     start_of, matched = np.full(num_ends, -1, dtype=np.int32), np.flatnonzero(end_of >= 0)
     start_of[end_of[matched]] = matched
-    return end_of, start_of
-
-
-def _reached(edges: Grouped, start_of: Array, is_root: Array) -> Array:
-    """Which starts can be reached from the roots, across an edge and back along the matching, again and again."""
-    from scipy import sparse
-    from scipy.sparse.csgraph import breadth_first_order  # at the import of pyg_dist it would be a third of its time
-
-    size, roots = is_root.size, np.flatnonzero(is_root).astype(np.int32)
-    if roots.size == 0:
-        return np.zeros(size, dtype=bool)
-    # No edge of a start that is reached leads to a free end, or the matching could be larger: the others may lead
-    # anywhere. One more start, with an edge to every root, makes it one search.
-    leads = np.concatenate([np.maximum(start_of[edges[1].numpy()], 0), roots])
-    begin = np.append(edges[0].to(torch.int32).numpy(), np.int32(leads.size))
-    graph = sparse.csr_array((np.ones(leads.size), leads, begin), shape=(size + 1, size + 1))
-    reached = np.zeros(size + 1, dtype=bool)
-    reached[breadth_first_order(graph, size, return_predecessors=False)] = True
-    return reached[:size]
+    return end_of, start_of, from_starts, from_ends

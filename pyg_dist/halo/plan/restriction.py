@@ -22,7 +22,7 @@ from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare, LocalRows, halo_of
-from pyg_dist.halo.plan.transfer import Places, Slots, no_transfer, receive_lists, send_lists, transfer
+from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, no_transfer, receive_lists, send_lists, transfer
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes
 
 
@@ -315,7 +315,7 @@ def _restriction(
         edge, which = numbered(edges.local_edge)
         alone = share_of(
             edge_id=_at(share.edge_id, edge),
-            row_transfer=nothing,
+            rows=nothing,
             sum_transfer=nothing,
             halo_id=none,
             halo_owner=none.int(),
@@ -338,22 +338,25 @@ def _restriction(
         for leaves, one_way in enumerate((arriving, leaving))
     )
     num_sources = sources.row.numel()
-    lists = {
-        kind: transfer(
+
+    def lists(kind: ExchangeKind) -> Transfer:
+        by = routes[kind]
+        return transfer(
             receive_lists(arriving, received[kind], places),
             send_lists(leaving, sent[kind], sources.local_id, num_sources),
             None if by is None else by.relay_lists(share.rank),
         )
-        for kind, by in routes.items()
-    }
+
+    sums = lists(share.exchange)
     summed = here.edges + (~_at(sent[share.exchange].left, leaving.row)).nonzero().view(-1)
+    halo = arriving
     if edges.at_row is not None:
-        arriving = replace(arriving, rows=Ends(edges.at_row[: here.rows], arriving.rows.counts))
-    halo_id, halo_owner = halo_of(arriving, received["post"])
+        halo = replace(arriving, rows=Ends(edges.at_row[: here.rows], arriving.rows.counts))
+    halo_id, halo_owner = halo_of(halo, received["post"])
     result = share_of(
         edge_id=_at(share.edge_id, edge),
-        row_transfer=lists["post"],
-        sum_transfer=lists[share.exchange],
+        rows=sums if share.exchange == "post" else partial(lists, "post"),
+        sum_transfer=sums,
         halo_id=halo_id,
         halo_owner=halo_owner,
         rows_sent={kind: int(cover.left.sum() + cover.right.sum()) for kind, (_, cover) in covers.items()},

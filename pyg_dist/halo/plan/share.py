@@ -39,7 +39,7 @@ class HaloShare:
     # the source, each in input order. This is the order of edge storage.
     edge_id: Tensor
     local: CSR  # rows are local ids of targets, columns those of sources; entries are ``edge_id[:local.num_entries]``
-    row_transfer: Transfer  # rows of sources, for whatever cannot be summed by the sender
+    rows: Transfer | Callable[[], Transfer]  # ``row_transfer``, or what makes it
     sum_transfer: Transfer  # rows and sums, by the chosen exchange; ``"post"``: ``row_transfer`` itself
     halo_id: Tensor  # global id by receive slot of ``row_transfer``, int64 ``[h]``
     halo_owner: Tensor  # the rank that has this node, int32 ``[h]``
@@ -47,6 +47,11 @@ class HaloShare:
     rows_sent: dict[ExchangeKind, int]  # rows that this rank sends in one aggregation, by exchange, in one level
     # in two levels, so many consecutive ranks share what crosses to another machine
     ranks_per_machine: int | None = None
+
+    @cached_property
+    def row_transfer(self) -> Transfer:
+        """Rows of sources, for whatever cannot be summed by the sender; of a batch made at the first use."""
+        return self.rows() if callable(self.rows) else self.rows
 
     def selected(self, picked: Tensor) -> HaloShare:
         """The share of some of the edges, in another order, over the same rows (not collective).
@@ -62,7 +67,7 @@ class HaloShare:
             self,
             edge_id=self.edge_id[picked],
             local=local,
-            row_transfer=row_transfer,
+            rows=row_transfer,
             sum_transfer=row_transfer,
             exchange="post",
         )
@@ -314,7 +319,7 @@ def share_of(
         num_inner=num_inner,
         edge_id=edge_id,
         local=local,
-        row_transfer=lists["post"],
+        rows=lists["post"],
         sum_transfer=lists[exchange],
         halo_id=halo_id,
         halo_owner=halo_owner,

@@ -29,30 +29,45 @@ def test_distinct_values_equal_the_reference(span: int) -> None:
                 assert torch.equal(torch.cat([known, value[found[0]]])[found[1]], value)
 
 
-def test_a_table_of_places() -> None:
-    """It has all that became known, and the same is found by it."""
+def test_places_of_values_equal_the_reference() -> None:
+    """None, few and many among many, which are sorted in two ways; a value that is out of range changes nothing."""
     generator = torch.Generator().manual_seed(0)
-    known, place_of = torch.tensor([7, 3]), torch.full((500,), -1, dtype=torch.int32)
-    place_of[known] = torch.arange(2, dtype=torch.int32)
-    for size in (0, 1, 40, 3000, 10):
+    place_of, expected = (torch.full((200_000,), -1, dtype=torch.int32) for _ in range(2))
+    known = 0
+    for size, span in ((0, 500), (1, 500), (40, 500), (3000, 500), (10, 200_000), (700, 200_000), (9000, 200_000)):
         for dtype in (torch.int64, torch.int32):
-            value = torch.randint(0, 500, (size,), generator=generator, dtype=dtype)
-            first, place = ops.distinct(known, value, place_of)
-            for got, expected in zip((first, place), reference.distinct(known, value), strict=True):
-                assert torch.equal(got, expected)
-            known = torch.cat([known, value[first]])
-            assert torch.equal(place_of[known], torch.arange(known.numel(), dtype=torch.int32))
-            assert int((place_of >= 0).sum()) == known.numel()
-    for bad in (-1, 500):
+            value = torch.randint(0, span, (size,), generator=generator, dtype=dtype)
+            added = ops.add_places(place_of, value, known)
+            assert torch.equal(added, reference.add_places(expected, value, known))
+            assert torch.equal(place_of, expected)
+            known += added.numel()
+    for bad in (-1, 200_000):
         with pytest.raises(DataError, match=f"expected values in 'place_of', got {bad} at position 1"):
-            ops.distinct(known, torch.tensor([1, bad]), place_of)
-    assert int((place_of >= 0).sum()) == known.numel()
+            ops.add_places(place_of, torch.tensor([1, bad]), known)
+    with pytest.raises(DataError, match="expected places from 0 to 2\\^31, got 2147483647 and 1 values"):
+        ops.add_places(place_of, torch.tensor([1]), 2**31 - 1)
+    assert torch.equal(place_of, expected)
+
+
+def test_crossing_edges_equal_the_reference() -> None:
+    """One rank alone, three, of which the second has nodes that are met in two runs, and none; no edge at all."""
+    generator = torch.Generator().manual_seed(0)
+    for num_edges, runs, num_ranks in (
+        (0, [], 1), (9, [], 2), (40, [[0, 2, 0, 3], [2, 5, 0, 1], [0, 9, 3, 4]], 3), (40, [[0, 0, 0, 20]], 2),
+    ):  # fmt: skip
+        source, target = torch.randint(0, 20, (2, num_edges), generator=generator)
+        run = torch.tensor(runs, dtype=torch.int64).view(-1, 4)
+        expected = reference.crossing_edges(source, target, 20, run, num_ranks // 2, num_ranks)
+        for sources in (source, source.int()):
+            found = ops.crossing_edges(sources, target, 20, run, num_ranks // 2, num_ranks)
+            for got, of_reference in zip(found, expected, strict=True):
+                assert torch.equal(got, of_reference)
 
 
 def test_counts_of_lesser_numbers_equal_the_reference() -> None:
     """Few values among many numbers and the other way round; equal numbers, empty lists, no list."""
     generator = torch.Generator().manual_seed(0)
-    for num_values, counts in ((0, [3]), (5, []), (7, [0, 0]), (40, [300, 0, 2]), (600, [1, 9, 31]), (2, [5000])):
+    for num_values, counts in ((0, [3]), (5, []), (7, [0, 0]), (40, [400, 0, 2]), (600, [1, 9, 900]), (2, [5000])):
         for high in (4, 1000, 2**62):
             value = torch.randint(-high, high, (num_values,), generator=generator).sort().values
             lists = [torch.randint(-high, high, (n,), generator=generator).sort().values for n in counts]
@@ -61,13 +76,14 @@ def test_counts_of_lesser_numbers_equal_the_reference() -> None:
             assert torch.equal(found, reference.count_less(value, number))
 
 
-EDGES = [0, 1, *(2**k + d for k in (7, 14, 21, 28, 35, 49, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
+EDGES = [0, 1, *(2**k + d for k in (7, 8, 16, 24, 32, 40, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
 
 
 def test_bytes_of_numbers_of_every_length() -> None:
     rows, each = torch.tensor(EDGES).view(-1, 1), torch.ones(len(EDGES), dtype=torch.int64)
     content, num_bytes = ops.encode_ids(rows, each, True)
-    assert num_bytes.tolist() == [max(1, -(-v.bit_length() // 7)) for v in EDGES]
+    sizes = [8 if v >= 2**24 else max(1, -(-v.bit_length() // 8)) for v in EDGES]
+    assert num_bytes.tolist() == [8 + 1 + size for size in sizes]  # how many rows, the lengths of four numbers
     assert content.tolist() == reference.encode_ids(rows, each, True)
     found, count = ops.decode_ids(content, num_bytes, 1, True)
     assert torch.equal(found, rows)
@@ -92,7 +108,7 @@ def test_bytes_of_lists(columns: int, is_ascending: bool) -> None:
 
 
 def test_arguments() -> None:
-    one, byte = torch.tensor([1]), torch.tensor([1, 2, 128, 1], dtype=torch.uint8)
+    one = torch.tensor([1])
     with pytest.raises(DataError, match="distinct values in 'known', got 5 again at position 2"):
         ops.distinct(torch.tensor([5, 1, 5]), one)
     with pytest.raises(DataError, match=r"'value' .* Int"):
@@ -104,20 +120,51 @@ def test_arguments() -> None:
             ops.count_less(one, one, torch.tensor(counts))
     with pytest.raises(DataError, match=r"'rows' to be contiguous, of dtype Long and with columns, got shape \[1, 0\]"):
         ops.encode_ids(one.view(1, 1)[:, :0], one, True)
-    with pytest.raises(DataError, match="'num_bytes' to sum up to the 4 bytes, got 3"):
-        ops.decode_ids(byte, torch.tensor([3]), 1, True)
-    for sizes, columns, at in (([1, 3], 2, 0), ([3, 1], 1, 0), ([2, 1, 1], 2, 1)):
+    two, run = torch.arange(2), torch.tensor([[1, 0, 0, 1]])
+    for args, message in (
+        ((two + 1, two, 2, run, 0, 2), r"'source' to lie in \[0, 2\), got 2 at position 1"),
+        ((two - 1, two, 2, run, 0, 2), r"'source' to lie in \[0, 2\), got -1 at position 0"),
+        ((two, two, 2, run + 1, 0, 2), "nodes and ranks in 'run', got row 0, which begins at place 1"),
+        ((two, two, 2, run, 0, 1), "nodes and ranks in 'run', got row 0, which begins at place 0"),
+        ((two, two, 2, run, 2, 2), r"'rank' to lie in \[0, 2\), got 2"),
+        ((two, two, -1, run, 0, 2), r"fewer than 2\^31 nodes, got -1"),
+        ((two, two, 2, run[:, :3], 0, 2), r"with four columns, got shape \[1, 3\]"),
+        ((two, two[:1], 2, run, 0, 2), "'target' to have 2 entries, got 1"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ops.crossing_edges(*args)
+
+
+def test_bytes_that_are_no_rows() -> None:
+    """Cut off, longer, with another number of rows or of columns, with lengths of no numbers: the list is named."""
+    content, num_bytes = ops.encode_ids(torch.tensor([[300], [301], [4]]), torch.tensor([2, 1]), True)
+    with pytest.raises(DataError, match="'num_bytes' to sum up to the 22 bytes, got 3"):
+        ops.decode_ids(content, torch.tensor([3]), 1, True)
+    second = int(num_bytes[0])
+    wrong = [
+        (content[:second], [second - 1, 1], 1, 0),
+        (content, [second + 1, 21 - second], 1, 0),
+        (content, [22], 1, 0),
+    ]
+    for place, value, at in ((0, 3, 0), (0, 0, 0), (7, 128, 0), (7, 64, 0), (second, 2, 1), (second + 8, 4, 1)):
+        altered = content.clone()
+        altered[place] = value
+        wrong.append((altered, num_bytes.tolist(), 1, at))
+    wrong.append((content, num_bytes.tolist(), 2, 0))
+    for some, sizes, columns, at in wrong:
         with pytest.raises(DataError, match=f"bytes of whole rows of {columns} ids, got others in list {at}"):
-            ops.decode_ids(byte, torch.tensor(sizes), columns, True)
-    with pytest.raises(DataError, match="got others in list 0"):
-        ops.decode_ids(torch.tensor([128] * 10 + [1], dtype=torch.uint8), torch.tensor([11]), 1, True)
+            ops.decode_ids(some, torch.tensor(sizes), columns, True)
 
 
 def test_opcheck() -> None:
     """No shapes without the data, and so nothing for FakeTensor: how many come out is in it."""
     one = torch.tensor([1])
     native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
-    opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20]), None), test_utils=tests)
+    opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20])), test_utils=tests)
+    opcheck(native.add_places.default, (torch.tensor([-1, 0], dtype=torch.int32), one, 1), test_utils=tests)
+    run = torch.tensor([[1, 0, 0, 1]])
+    opcheck(native.crossing_edges.default, (one, one, 2, run, 0, 2), test_utils=tests)
     opcheck(native.count_less.default, (torch.arange(9), torch.arange(4), torch.tensor([2, 2])), test_utils=tests)
     opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
-    opcheck(native.decode_ids.default, (torch.tensor([7], dtype=torch.uint8), one, 1, True), test_utils=tests)
+    content, num_bytes = ops.encode_ids(one.view(1, 1), one, True)
+    opcheck(native.decode_ids.default, (content, num_bytes, 1, True), test_utils=tests)
