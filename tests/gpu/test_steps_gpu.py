@@ -11,7 +11,7 @@ import torch
 from against_stock import Results, assert_same
 from gpu_trial import IS_TRIAL
 from training_cases import BATCHES, CASES, NUM_STEPS, Case, Training, graph
-from workers import Workers, spawned
+from workers import Workers, forked, spawned
 
 pytestmark = pytest.mark.gpu
 
@@ -21,8 +21,8 @@ SHARED = [case for case in CASES if case.model in ("sage", "gcn", "gat", "labels
 
 @pytest.fixture(scope="module")
 def pools(device: torch.device) -> Iterator[Callable[[int], Workers]]:
-    """Processes of their own, which start the GPU."""
-    made = {size: Workers(size, spawned) for size in (1, 2, 4)}
+    """Processes of their own, which start the GPU; without one they are forked (``test_nccl`` has one that is not)."""
+    made = {size: Workers(size, forked if IS_TRIAL else spawned) for size in (1, 2, 4)}
     yield made.__getitem__
     for pool in made.values():
         pool.close()
