@@ -150,7 +150,8 @@ def quantile(
 @implements("flip")
 def flip(function: Function, x: Tensor, *dims: object, **named: object) -> Tensor:
     """Reverse the order of columns, and of rows, which are picked (collective)."""
-    reversed_ = dims_of(flat_sizes(dims, named), x.dim())
+    given = flat_sizes(dims, named)
+    reversed_ = dims_of(given, x.dim()) if given else ()
     if 0 in reversed_:
         x = x[torch.arange(x.shape[0] - 1, -1, -1)]
     return on_rows(torch.flip, x, [dim for dim in reversed_ if dim])

@@ -109,7 +109,8 @@ def scaled_product(
     rows = of._sharding
     if place < query.dim() - 2:
         _require_no_dropout(function, dropout_p)
-        if (place, place) != (_place(key), _place(value)) or attn_mask is not None:
+        is_alike = (place, place) == (_place(key), _place(value)) and query.dim() == key.dim() == value.dim()
+        if not is_alike or attn_mask is not None:
             raise MixedRowsError(f"{public_name(function)} is row-wise only for query, key and value with rows alike")
         with local_tensors():
             like, rows = like_rows(function, *(rows_and_place(x)[0] for x in (query, key, value)))

@@ -47,7 +47,16 @@ def with_parameters(num_operands: int = 1, run: Function | None = None) -> Calla
 
 of_each_row = with_parameters()
 implements("prelu", "isin", "bucketize")(of_each_row)  # slopes, or a plain set or list
-implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")(with_parameters(num_operands=2))
+
+
+@implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")
+def of_pairs_of_rows(function: Function, *args: Any, **kwargs: object) -> Tensor:
+    """Of an input's row and a state's, or another input's; what has one dimension is a single vector for torch."""
+    if args and args[0].dim() < 2:
+        raise MixedRowsError(
+            f"{public_name(function)} expected rows [N, F] (got {list(args[0].shape)}): use .view(-1, 1)"
+        )
+    return with_parameters(num_operands=2)(function, *args, **kwargs)
 
 
 @implements("linear")
@@ -183,9 +192,14 @@ def _is_state(state: Any) -> bool:
 
 
 @implements("cdist")
-def cdist(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+def cdist(function: Function, x1: Tensor, x2: Tensor, *args: object, **kwargs: object) -> Tensor:
     """The distance to each row of a plain matrix, or of a matrix for each row of both."""
-    return with_parameters(num_operands=2 if x.dim() > 2 else 1)(function, x, *args, **kwargs)
+    if x1.dim() != x2.dim():
+        raise MixedRowsError(
+            f"{public_name(function)} expected two matrices, or one for each row of both (got shapes {list(x1.shape)} "
+            f"and {list(x2.shape)}): others would move rows"
+        )
+    return with_parameters(num_operands=2 if x1.dim() > 2 else 1)(function, x1, x2, *args, **kwargs)
 
 
 @implements("embedding", namespaces=(F,))

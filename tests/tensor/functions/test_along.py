@@ -29,7 +29,7 @@ FORMS: dict[str, Sequence[Form]] = {
     "glu": [lambda f, t: f(t.c, 1), lambda f, t: f(t.x[:, :2]), lambda f, t: f(t.c, dim=-2)],
     "roll": [lambda f, t: f(t.x, 1, 1), lambda f, t: f(t.c, shifts=(1, 2), dims=(1, 2))],
     "flip": [lambda f, t: f(t.x, (1,)), lambda f, t: f(t.c, (-1, -2)), lambda f, t: f(t.c, dims=[2]),
-        lambda f, t: f(t.x, 0), lambda f, t: f(t.c, (0, -1)), lambda f, t: f(t.v, dims=(-1,)),
+        lambda f, t: f(t.x, ()), lambda f, t: f(t.x, 0), lambda f, t: f(t.c, (0, -1)), lambda f, t: f(t.v, dims=(-1,)),
     ],
     "gather": [lambda f, t: f(t.x, 1, t.label.view(-1, 1)), lambda f, t: f(t.x, dim=-1, index=t.order)],
     "take_along_dim": [lambda f, t: f(t.x, t.order, 1), lambda f, t: f(t.x, indices=t.label.view(-1, 1), dim=1)],

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, refuse_all
 from workers import Workers
 
+from pyg_dist import world_size
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -157,6 +158,10 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def all_refused() -> None:
     refuse_all(REFUSED)
+    if world_size() > 1:  # alone, the nodes may be the classes
+        refuse_all(
+            [(lambda t: F.multilabel_soft_margin_loss(t.v, t.v), MixedRowsError, "the same number of dimensions")]
+        )
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

@@ -18,6 +18,8 @@ from workers import Workers
 from pyg_dist import EdgeTensor, NodeTensor
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 
+sdpa = F.scaled_dot_product_attention
+
 NO_FORM = "has no distributed form for a NodeTensor, whose rows lie on several ranks: call it on .full_tensor()"
 TRACED = "torch.compile cannot trace it"
 
@@ -47,6 +49,9 @@ def scripted_linear() -> torch.nn.Module:
 REFUSED: list[Refusal] = [
     # Not in the table.
     (lambda t: torch.cov(t.x), MixedRowsError, f"torch.cov {NO_FORM} (all rows, collective) or .to_local()"),
+    (lambda t: torch.cdist(t.x, t.full.unsqueeze(1)), MixedRowsError, "others would move rows"),
+    (lambda t: F.bilinear(t.v, t.v, t.gates), MixedRowsError, "expected rows [N, F] (got"),
+    (lambda t: sdpa(t.c, t.c.unsqueeze(1), t.c.unsqueeze(1)), MixedRowsError, "is row-wise only for query, key and"),
     (lambda t: torch.cdist(t.x, t.y), MixedRowsError, "cdist is row-wise only for distributed rows and plain"),
     (lambda t: t.x.as_strided((2, 2), (1, 1)), MixedRowsError, f"as_strided {NO_FORM}"),
     (lambda t: t.x.untyped_storage(), MixedRowsError, f"untyped_storage {NO_FORM}"),
