@@ -239,7 +239,7 @@ def _join(
     its = share_of_part(part.csr.rowptr, others[2], whole)
     for out, other in zip(outputs, others, strict=False):
         if out.numel():
-            out.copy_((by_head(out, a.spec.heads) * own + by_head(other, a.spec.heads) * its).flatten(1))
+            by_head(out, a.spec.heads).mul_(own).addcmul_(by_head(other, a.spec.heads), its)
     lse.copy_(whole)
 
 
