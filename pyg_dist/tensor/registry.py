@@ -135,12 +135,6 @@ def changes_values(function: Function) -> bool:
 
 
 @cache
-def assigns_result(function: Function) -> bool:
-    """Whether ``function`` is an operator like ``+=``, after which Python assigns: ``x[:3] += 1`` changes ``x``."""
-    return public_name(function).rsplit(".", 1)[-1].startswith("__i")
-
-
-@cache
 def public_name(function: Function) -> str:
     """The name by which a user knows ``function``, for messages."""
     name: str = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))

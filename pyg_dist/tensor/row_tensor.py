@@ -33,7 +33,6 @@ from pyg_dist.tensor.registry import (
     Handler,
     Kwargs,
     as_torch_names,
-    assigns_result,
     changes_values,
     public_name,
     writes,
@@ -251,7 +250,7 @@ _NUMBERS = _FLOATS | {int, bool, np.int64, np.int32}
 def _refuse_copy(function: Function, written: object) -> None:
     """Raise where ``written`` is a copy, and torch would change what it was copied from."""
     source = copy_of(written) if isinstance(written, RowTensor) else ""
-    if not source or not changes_values(function) or (source == SLICE and assigns_result(function)):
+    if not source or not changes_values(function):
         return
     remedy = "x[low:high] = ..." if source == SLICE else "x[:, low:high] = ..."
     raise MixedRowsError(
