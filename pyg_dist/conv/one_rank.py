@@ -61,16 +61,17 @@ def stock_result(
     else:
         return None
     graph = edge_index.graph
-    edges = graph.one_rank_edges
-    if edges is None or edge_index.is_sparse or not args:
+    columns = graph.one_rank_columns
+    if columns < 1 or edge_index.is_sparse or not args:
         return None
     if graph.sources is not graph.targets and getattr(conv, "add_self_loops", False):  # which several ranks refuse
         return None
-    rows, ends = graph.targets, edges.ends
+    rows = graph.targets
     try:
         with local_tensors():
-            if not (_is_small(edges.max_columns, args[0], stock, has_kernels) and _runs_plainly(conv, stock)):
+            if not (_is_small(columns, args[0], stock, has_kernels) and _runs_plainly(conv, stock)):
                 return None
+            ends = graph.one_rank_edges
             args = [ends if arg is edge_index else _local(arg, graph) for arg in args]
             kwargs = {name: ends if arg is edge_index else _local(arg, graph) for name, arg in kwargs.items()}
             twin = stock_twin(conv, stock)

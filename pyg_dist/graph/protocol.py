@@ -11,7 +11,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -266,13 +266,6 @@ class EdgeView(GraphProducts, Protocol):
         """
 
 
-class OneRankEdges(NamedTuple):
-    """All edges, on the one rank there is."""
-
-    ends: Tensor  # int64 ``[2, E]``, by local rows and in the order of the graph's ``edge_sharding``
-    max_columns: float  # columns of rows up to which messages are few enough
-
-
 class DistributedGraph(GraphProducts, Protocol):
     """A graph laid out over ranks.
 
@@ -287,11 +280,12 @@ class DistributedGraph(GraphProducts, Protocol):
         """What this rank has sent so far."""
 
     @property
-    def one_rank_edges(self) -> OneRankEdges | None:
-        """Edges for PyG's own code (:mod:`pyg_dist.conv.one_rank`).
+    def one_rank_columns(self) -> float:
+        """Columns of rows up to which PyG's own code runs (:mod:`pyg_dist.conv.one_rank`), where there is one rank."""
 
-        ``None``, unless this rank is the only one and the graph is small enough.
-        """
+    @property
+    def one_rank_edges(self) -> Tensor:
+        """The edges then, int64 ``[2, E]``, by local rows and in the order of :attr:`edge_sharding`."""
 
     # ---- Placement ---------------------------------------------------------------------------------------------------
 

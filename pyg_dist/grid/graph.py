@@ -47,8 +47,14 @@ class GridGraph(GridProducts):
         return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
 
     @property
-    def one_rank_edges(self) -> None:
-        """None: its rows are tiles, whatever the number of ranks."""
+    def one_rank_columns(self) -> float:
+        """None: rows are tiles, whatever the number of ranks."""
+        return 0.0
+
+    @property
+    def one_rank_edges(self) -> Tensor:
+        """See the protocol; never asked for."""
+        raise NotImplementedError
 
     @cached_property
     def edge_view(self) -> EdgeView:

@@ -26,7 +26,7 @@ from pyg_dist.graph.edge_sets import (
     refuse_other_weights,
 )
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import NodeSharding, Norm, OneRankEdges, the_one
+from pyg_dist.graph.protocol import NodeSharding, Norm, the_one
 from pyg_dist.graph.sample import KeptEdges, PairProbability, Subset
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
@@ -53,11 +53,14 @@ class HaloGraph(HaloProducts):
 
     @cached_property
     @lasting
-    def one_rank_edges(self) -> OneRankEdges | None:
-        max_columns = STOCK_ELEMENTS.value() / max(self.share.num_edges, 1)
-        if self.group.size > 1 or max_columns < 1 or self.targets.bits != (32, 32):
-            return None
-        return OneRankEdges(torch.stack(self.ends()), max_columns)
+    def one_rank_columns(self) -> float:
+        is_exact = self.group.size == 1 and self.targets.bits == (32, 32)
+        return STOCK_ELEMENTS.value() / max(self.share.num_edges, 1) if is_exact else 0.0
+
+    @cached_property
+    @lasting
+    def one_rank_edges(self) -> Tensor:
+        return torch.stack(self.ends())
 
     def edges(self, weight: RowTensor | None = None) -> Edges:
         return Edges.all_of(self, weight)
@@ -213,8 +216,9 @@ class HaloBatch(HaloGraph):
         return HaloBatch(parent, cut, nodes, nodes, sample)
 
     @property
-    def one_rank_edges(self) -> None:
-        """None: its sums are scaled, which the code of PyG does not know."""
+    def one_rank_columns(self) -> float:
+        """None: sums are scaled, which the code of PyG does not know."""
+        return 0.0
 
     @cached_property
     @lasting

@@ -82,7 +82,7 @@ class HaloView(CopiedToDevices):
         self._operators = OperatorCache(num_edges)
         self.asked = AskedOfBatches()
         self._elsewhere: dict[torch.device, object] = {}
-        for name in ("row_transfer", "one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
+        for name in ("row_transfer", "one_rank_columns", "one_rank_edges", "csr", "_feeds_halos", "_remote_sums"):
             self.__dict__.pop(name, None)
 
     @property
