@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.autograd import replicated
-from pyg_dist.errors import MixedRowsError
+from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.moved_rows import MovedRows, implements_anywhere, rows_and_place
 from pyg_dist.tensor.registry import Function, bind, by_steps, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
@@ -91,11 +91,25 @@ def _by_row(function: Function, bound: dict[str, Any]) -> object:
                 bound[name] = local[id(given)]
             elif isinstance(given, RowTensor):  # a padding mask
                 bound[name] = given.redistribute(rows).as_subclass(Tensor)
+            elif isinstance(given, Tensor) and (
+                name == "key_padding_mask" or (name == "attn_mask" and given.dim() == 3)
+            ):
+                bound[name] = _of_sequences(given, bound["num_heads"] if given.dim() == 3 else 1, rows)
             elif isinstance(given, Tensor):
                 bound[name] = rows.copy_to_ranks(given)
         out, weights = function(**bound)
         of = as_row_tensor_(out.transpose(0, 1).contiguous(), rows)
         return MovedRows.make(of, 1), weights if weights is None else as_row_tensor_(weights, rows)
+
+
+def _of_sequences(mask: Tensor, num_heads: int, rows: RowSharding) -> Tensor:
+    """This rank's piece of a plain mask for each row, ``[N, S]``, or for each row and head, ``[N heads, L, S]``."""
+    if mask.shape[0] != rows.size * num_heads:
+        raise DataError(
+            f"Expected a mask for each of {rows.size} rows and {num_heads} heads (got {list(mask.shape)}): one of "
+            f"scores for all of them is [L, S]"
+        )
+    return rows.slice(mask.unflatten(0, (rows.size, num_heads))).flatten(0, 1)
 
 
 @implements_anywhere("scaled_dot_product_attention")

@@ -32,6 +32,15 @@ def layer(t: Operands, *args: Any, adds: str = "", batch_first: bool = False, **
     return torch.func.functional_call(module, weights, args, options)
 
 
+def scores(t: Operands) -> Tensor:
+    """A plain ``[N, L, L]`` of integers, for a sequence for each row."""
+    return torch.arange(t.N).view(-1, 1, 1) + torch.arange(t.c.shape[1] ** 2).view(1, t.c.shape[1], -1)
+
+
+def sequences(t: Operands, **masks: Tensor) -> Any:
+    return layer(t, t.c, t.c, t.c, batch_first=True, **masks)[0]
+
+
 def heads(x: Any) -> Any:
     """``[2, N, F]``."""
     return torch.stack([x, x.sin()], 1).transpose(0, 1)
@@ -61,6 +70,8 @@ EXPRESSIONS: dict[str, Expression] = {
     "layer, masked": lambda t: layer(t, t.x, t.x, t.x, attn_mask=torch.eye(t.N).to(t.x.dtype), need_weights=False)[0],
     "layer with padding": lambda t: layer(t, t.x, t.x, t.x, key_padding_mask=torch.arange(t.N) > 3)[0],
     "layer, each head's weights": lambda t: layer(t, t.c, t.d, t.c, average_attn_weights=False)[1].sum((0, 1)),
+    "layer of sequences, padded": lambda t: sequences(t, key_padding_mask=scores(t)[:, 0] % 2 == 1),
+    "layer of sequences, masked": lambda t: sequences(t, attn_mask=scores(t).to(t.x.dtype)),
     "layer of plain keys": lambda t: layer(t, t.x, t.full, t.full)[0],
     "layer with a key of its own": lambda t: [*layer(t, t.x, t.x, t.x, adds="add_bias_kv")],
     "layer with a zero key": lambda t: [(out := layer(t, t.c, t.c, t.c, adds="add_zero_attn"))[0], out[1].sum(0)],
