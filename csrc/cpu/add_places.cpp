@@ -40,9 +40,9 @@ void sort_distinct(std::vector<int32_t>& values) {
     words[bit / 64] |= uint64_t{1} << (bit % 64);
   }
   int32_t* out = values.data();
-  int32_t first = least;
+  int64_t first = least;
   for (uint64_t bits : words) {
-    for (; bits != 0; bits &= bits - 1) *out++ = first + std::countr_zero(bits);
+    for (; bits != 0; bits &= bits - 1) *out++ = static_cast<int32_t>(first + std::countr_zero(bits));
     first += 64;
   }
 }
@@ -59,7 +59,7 @@ BadIndex add(const AddPlaces& p, const T* value, std::vector<int32_t>& added) {
     const T* const bad = std::find_if(value, value + num_values, is_bad);
     return {bad - value, *bad};
   }
-  // Whether a value is new is not to be foretold: each is written, and counts if it is.
+  // Whether a value is new cannot be predicted, so it is no branch: each is written, and counted if it is new.
   const auto found = std::make_unique_for_overwrite<int32_t[]>(static_cast<size_t>(num_values));
   int64_t num_found = 0;
   for (int64_t k = 0; k < num_values; ++k) {

@@ -15,10 +15,10 @@ const int64_t* lower_bound_from(const int64_t* first, const int64_t* last, int64
   return std::lower_bound(first, first + std::min(step - 1, last - first), value);
 }
 
-// Numbers for each value up to which all are looked at: five take as long as a search.
+// Lists with up to so many numbers a value are merged; others are searched for each value.
 constexpr int64_t kMerged = 8;
 
-// A step for each number and each value; which of the two is not to be foretold, so it is no branch.
+// A step for each number and each value; which of the two cannot be predicted, so it is no branch.
 void add_merged(const CountLess& p, const int64_t* number, int64_t size) {
   const int64_t num_values = p.num_values;
   const int64_t* const value = p.value;

@@ -15,6 +15,8 @@ Tensor add_places_op(Tensor place_of, Tensor value, int64_t next) {
   PYG_DIST_CHECK(place_of.device().type() == DeviceType::CPU, op,
                  ": expected tensors on cpu, where this op has its only kernel; move them with .cpu()");
   check_vector(op, "place_of", place_of, ScalarType::Int);
+  PYG_DIST_CHECK(place_of.size(0) <= std::numeric_limits<int32_t>::max(), op, ": expected less than 2^31 places, got ",
+                 place_of.size(0));
   const Integers values = integers_of(op, "value", value, value.numel());
   PYG_DIST_CHECK(next >= 0 && next <= std::numeric_limits<int32_t>::max() - value.size(0), op,
                  ": expected places from 0 to 2^31, got ", next, " and ", value.size(0), " values");

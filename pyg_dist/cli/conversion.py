@@ -31,7 +31,7 @@ from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.attributes import NanCount
-from pyg_dist.store.folder import PARTIAL, StoreFolder, explained_disk_errors, replace_text, require_space
+from pyg_dist.store.folder import PARTIAL, StoreFolder, clear, explained_disk_errors, replace_text, require_space
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
 from pyg_dist.store.graph_input import WHOLE, edges_key, nodes_key
 from pyg_dist.store.grid_store import write_grid
@@ -160,9 +160,7 @@ def write_types_store(
         with _converting(source.homogeneous(), new / "parts", options, progress) as whole:
             options = replace(options, resume=whole.folder.known("parts", str) is not None)
             if not options.resume:
-                for folder in new.iterdir():
-                    if folder != whole.folder.path:
-                        shutil.rmtree(folder)
+                clear(new, whole.folder.path.name)
             parts = torch.from_numpy(whole.parts(list(source.num_nodes.values())))
             shutil.rmtree(whole.folder.work / "spool", ignore_errors=True)
             manifest = _write_pieces(source, pieces, parts, new, options, progress)

@@ -289,7 +289,7 @@ class _OnEdges(MessagePassing):
                 raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
 
     def _kept(self, *kinds: type[Tensor]) -> dict[str, Any]:
-        """What ``cached=True`` has kept, by PyG's names: edges with their norm, or rows; of a distributed graph."""
+        """What ``cached=True`` has kept, by PyG's names: edges and norm, or rows; of distributed graphs by default."""
         named = {name: value for name, value in vars(self).items() if name.startswith("_cached_")}
         return {
             name: value

@@ -74,10 +74,11 @@ class DistributedData(OfThisRun, OnDevice, Data):
             exchange, but more rows of the post exchange; ``"stochastic"``: few rows in mini-batches (Demirci et al.,
             4.3.3); these three need mtkahypar; ``"metis-cover"``: METIS for the goal of ``"cover"``, in less time;
             ``"stream"``: in memory that does not grow with the edges; ``"random"``; ``"graphs"``: each graph of a
-            ``Batch`` whole on one rank, so that nothing is sent, which is also what ``"metis"``, ``"hypergraph"`` and
-            ``"cover"`` take where such parts are balanced, in one printed line; the owner of each node, a LongTensor
-            ``[N]``; or a saved :class:`~pyg_dist.plan.Plan`, whose parts are used again. With several machines, parts
-            that were computed here are placed such that few rows leave a machine; given parts keep their ranks.
+            ``Batch`` whole on one rank, so that nothing is sent, which all but ``"stochastic"``, ``"stream"`` and
+            ``"random"`` take by themselves where such parts are balanced, in one printed line; the owner of each node,
+            a LongTensor ``[N]``; or a saved :class:`~pyg_dist.plan.Plan`, whose parts are used again. With several
+            machines, parts that were computed here are placed such that few rows leave a machine; given parts keep
+            their ranks.
         epsilon: how much heavier than the mean a part may be.
         exchange: what sums send: ``"post"``: rows of sources; ``"pre"``: partial sums for targets; ``"hybrid"``: the
             fewest of both (SuperGCN, 5.2-5.3). Max, LSTM and attention always use post, and so do learned weights if

@@ -48,7 +48,7 @@ class GridGraph(GridProducts):
 
     @property
     def one_rank_columns(self) -> float:
-        """None: rows are tiles, whatever the number of ranks."""
+        """Zero: rows are tiles, whatever the number of ranks."""
         return 0.0
 
     @property

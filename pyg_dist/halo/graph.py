@@ -217,7 +217,7 @@ class HaloBatch(HaloGraph):
 
     @property
     def one_rank_columns(self) -> float:
-        """None: sums are scaled, which the code of PyG does not know."""
+        """Zero: sums are scaled, which the code of PyG does not know."""
         return 0.0
 
     @cached_property

@@ -45,7 +45,7 @@ def partition(
         method: "metis" (few rows to send, balanced work), "metis-cut" (METIS for few cut edges, as papers use it),
             "hypergraph" (the goal of "metis", with fewer rows for more time), "stochastic" (few rows in mini-batches),
             "stream" (passes over the edges in O(N) memory), "random" (balanced node counts), or the parts themselves,
-            one integer a node. ("cover" is one step higher: :mod:`pyg_dist.plan.parts`.)
+            one integer a node. ("cover" and "metis-cover" are one step higher: :mod:`pyg_dist.plan.parts`.)
         train_mask: Nodes with a loss, which are spread over the parts, except at random.
         epsilon: How much heavier than the mean a part may be, as a fraction, except at random.
         seed: Of the solver, of mini-batches and of the random partition. (Mt-KaHyPar's deterministic presets find the

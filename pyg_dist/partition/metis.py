@@ -82,8 +82,8 @@ def _volume(start: Array, neighbor: Array, parts: Array) -> int:
 class GraphModel:
     """An undirected graph in CSR form with integer node weights.
 
-    Node ``i`` has the neighbours ``neighbor[start[i]:start[i + 1]]``, ascending; ``weight[i] >= 1``, and so do the
-    links to its neighbours, where they have weights.
+    Node ``i`` has the neighbours ``neighbor[start[i]:start[i + 1]]``, ascending; ``weight[i] >= 1``, and so are the
+    weights of its links, where they have any.
     """
 
     start: Array

@@ -76,6 +76,7 @@ def random_parts(num_nodes: int, num_parts: int, seed: int) -> Tensor:
 
 # Bytes above the graph itself, rounded up from the peaks that benchmarks/partition.py records: whatever the graph, by
 # node, by edge, by part, and by node and part, of which Mt-KaHyPar keeps tables. It takes its nets as Python lists.
+# Those of "metis-cover" are METIS' with a weight for each link, by arithmetic.
 _BYTES: dict[str, tuple[int, int, int, int, float]] = {
     "random": (4 << 20, 20, 0, 0, 0),
     "stream": (400 << 20, 120, 0, 100, 0),  # most of it a chunk of edges

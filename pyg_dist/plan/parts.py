@@ -41,8 +41,8 @@ weighs them."""
 
 _HUB_EXPONENTS, _HUB_SEEDS = (0.5, 1.0, 1.5), 4
 """What "metis-cover" tries. Rows between two machines on the R-MAT graph of benchmarks/two_machines.py: 7,200, 6,530
-and 4,830 with each (8,796 by "metis"), of soc_slashdot0902 17,456, 16,856 and 17,159 (19,215); of amazon_computers,
-between four, the best of 20 seeds 4,704, 4,802 and 4,952 (4,856)."""
+and, with parts that may be too heavy, 4,830 (8,796 by "metis"), of soc_slashdot0902 17,456, 16,856 and 17,159 (19,215);
+of amazon_computers, between four, the best of 20 seeds 4,704, 4,802 and 4,952 (4,856)."""
 
 _MAX_ROUNDS = 8
 _LEAST_GAIN = 0.002  # of the rows: a round that saves less was the last
@@ -66,7 +66,7 @@ class PartsOptions:
     preset: Preset | None = None  # Mt-KaHyPar's; None: the method's own
     memory: int | None = None  # bytes that a method may take
     batches: Batches | None = field(default=None, compare=False)  # mini-batches of "stochastic"
-    exchange: ExchangeKind = "hybrid"  # what sums will send; "cover" makes parts for "hybrid"
+    exchange: ExchangeKind = "hybrid"  # what sums will send; "cover" and "metis-cover" make parts for "hybrid"
     ranks_per_node: int | None = None  # ranks on each machine; None: it is not known which ranks share one
     two_levels: bool = True  # whether ranks of a machine may share what crosses to another
 

@@ -124,9 +124,11 @@ class StoreFolder:
         shutil.rmtree(self.work)
 
 
-def clear(folder: Path) -> None:
-    """Remove all that is in a folder but its lock."""
+def clear(folder: Path, *kept: str) -> None:
+    """Remove all that is in a folder but its lock and what is kept, by name."""
     for path in folder.iterdir():
+        if path.name in kept:
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != "lock":

@@ -392,6 +392,9 @@ def test_folders_of_arrays(tmp_path: Path, form: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         np.save(folder / "paper" / "names.npy", np.array([None] * 40))
+    (folder / ".ipynb_checkpoints").mkdir()
+    np.save(folder / ".ipynb_checkpoints" / "node_feat.npy", np.zeros((3, 2)))
+    (folder / "notes").mkdir()
     with pytest.warns(UserWarning, match=r"names\.npy is left out"):
         found = open_types(str(tmp_path / "graph"))
     assert found is not None
@@ -457,4 +460,8 @@ def test_interrupted_and_resumed(
     assert not set(first) & set(written)
     manifests = [TypesManifest.load(tmp_path / name) for name in ("whole", "store")]
     assert manifests[0] == manifests[1]
+    monkeypatch.undo()
+    os.replace(tmp_path / "store", tmp_path / "store.new")  # as of a run that was killed before it renamed what it had
+    assert main(command) == 0
+    assert TypesManifest.load(tmp_path / "store") == manifests[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.safetensors", "store", "whole"]

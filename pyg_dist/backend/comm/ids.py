@@ -26,8 +26,9 @@ Numbers = npt.NDArray[np.int64]
 class IdList(NamedTuple):
     """Rows of ids, int64 ``[n, columns]``, those for a rank together, and how many each gets; ``None``: all of them.
 
-    ``is_ascending``: whether the first column mostly ascends in what goes to a rank; where it falls, and where an id is
-    negative, a row takes eight bytes more. ``keeps_own``: whether a rank gets what it has for itself.
+    ``is_ascending``: whether the first column mostly ascends in what goes to a rank. A number takes one to three bytes,
+    or eight: where that column falls, where an id is negative, and from 2^24 on. ``keeps_own``: whether a rank gets
+    what it has for itself.
     """
 
     rows: Tensor

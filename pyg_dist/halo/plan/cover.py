@@ -175,7 +175,7 @@ def _candidates(
     """Number the distinct (pair of ranks, node): the number of each edge, and what the numbers stand for."""
     key, stride = pair * num_nodes + node, max(num_nodes, 1)
     span = num_nodes * num_ranks * (num_ranks if rank is None else 2)
-    if span <= _MARKS * key.numel():
+    if span <= min(_MARKS * key.numel(), 2**31 - 1):  # places are int32
         place_of = torch.full((span,), -1, dtype=torch.int32)
         keys, number = ops.add_places(place_of, key, 0), place_of.index_select(0, key)
     else:

@@ -42,7 +42,7 @@ def array_types(path: Path) -> TypedSource:
     """
     folders = relations_in(path)
     top = next(iter(folders.values())).parent
-    of_nodes = {folder.name: folder for folder in sorted(top.iterdir()) if folder.is_dir()}
+    of_nodes = {folder.name: folder for folder in sorted(top.iterdir()) if _has_arrays(folder)}
     of_nodes = {name: folder for name, folder in of_nodes.items() if folder not in folders.values()}
     for relation in folders:
         for kind in (relation[0], relation[-1]):
@@ -69,6 +69,10 @@ def array_types(path: Path) -> TypedSource:
             folder, sorted(folder.glob("*.npy")), edges=columns, num_edges=edges.num_edges, read_ends=edges.chunks
         )
     return TypedSource(path, Piece(path), nodes, relations)
+
+
+def _has_arrays(folder: Path) -> bool:
+    return folder.is_dir() and not folder.name.startswith(".") and any(folder.glob("*.npy"))
 
 
 def _arrays(folder: Path, but: tuple[str, ...]) -> dict[str, Array]:
@@ -106,9 +110,8 @@ def _rows(path: Path, num_bytes: int) -> Iterator[Array]:
 def _count(path: Path) -> int:
     count = mapped(path)
     if count.size != 1 or count.dtype.kind not in "iu" or count.item() < 0:
-        raise DataError(
-            f"Expected one number of nodes in {path} (got {count.dtype} {list(count.shape)}): save an integer"
-        )
+        got = count.item() if count.size == 1 else f"{count.dtype} {list(count.shape)}"
+        raise DataError(f"Expected one number of nodes in {path} (got {got}): save an integer, 0 or more")
     return int(count.item())
 
 

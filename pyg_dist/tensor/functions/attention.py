@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend.autograd import replicated
+from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.moved_rows import MovedRows, implements_anywhere, rows_and_place
 from pyg_dist.tensor.registry import Function, bind, by_steps, public_name
@@ -109,7 +110,8 @@ def _of_sequences(mask: Tensor, num_heads: int, rows: RowSharding) -> Tensor:
             f"Expected a mask for each of {rows.size} rows and {num_heads} heads (got {list(mask.shape)}): one of "
             f"scores for all of them is [L, S]"
         )
-    return rows.slice(mask.unflatten(0, (rows.size, num_heads))).flatten(0, 1)
+    by_row: Tensor = rows.copy_to_ranks(mask).unflatten(0, (rows.size, num_heads))
+    return by_row.index_select(0, on_device(rows.position, mask.device)).flatten(0, 1)
 
 
 @implements_anywhere("scaled_dot_product_attention")

@@ -98,9 +98,10 @@ def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Ten
     with local_tensors():
         call = _call(function, *args, **kwargs)
         dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
-        may_differ = function in (F.multi_margin_loss, F.multilabel_margin_loss)
-        per_row = may_differ or function is F.multilabel_soft_margin_loss
-        if (len(dims) > 1 and not may_differ) or (per_row and 2 not in dims):
+        if function is F.multilabel_soft_margin_loss and 1 in dims:
+            raise MixedRowsError(f"{public_name(function)} expected scores and targets [rows, classes] (got [rows])")
+        per_row = function in (F.multi_margin_loss, F.multilabel_margin_loss)
+        if (len(dims) > 1 and not per_row) or (per_row and 2 not in dims):
             raise MixedRowsError(
                 f"{public_name(function)} would align rows with columns: give 'input' and 'target' the same number of "
                 f"dimensions, .view(-1, 1) or .view(-1)"
