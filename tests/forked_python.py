@@ -155,8 +155,12 @@ class _Server:
 
 def _serve(listener: socket.socket, program: str) -> None:
     """The main function of the server's process, which ends with the one that has started it."""
+    own = os.getpid()
 
     def end(*_: Any) -> None:
+        if os.getpid() != own:  # a process that has just been forked, and was told to end
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
         shutil.rmtree(Path(program).parent, ignore_errors=True)
         os._exit(0)
 
