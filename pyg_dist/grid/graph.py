@@ -54,7 +54,7 @@ class GridGraph(GridProducts):
     @property
     def one_rank_edges(self) -> Tensor:
         """See the protocol; never asked for."""
-        raise NotImplementedError
+        raise NotImplementedError  # who asks for it looks at one_rank_columns first, which is zero here
 
     @cached_property
     def edge_view(self) -> EdgeView:
