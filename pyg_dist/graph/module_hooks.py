@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend import out_of_memory
-from pyg_dist.backend.autograd.replicated import GatherRows, SumOverRanks, broadcast_from_main
+from pyg_dist.backend.autograd.replicated import GatherRows, SumOverRanks, broadcast_from_main, refuse_transforms
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.local_function import LocalFunction
@@ -83,6 +83,7 @@ def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
             f"pyg_dist.distribute(model), which finds convs that are attributes or in an nn.ModuleList (not "
             f"those in a plain list, or made in forward), or use the plain Data"
         )
+    refuse_transforms()
     remember_model(module)
     if noted().is_on:  # compared at once: models whose shapes differ would be broadcast by different calls
         training_state.note_model(module)

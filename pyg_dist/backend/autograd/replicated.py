@@ -128,6 +128,19 @@ class SliceRows:
         return Pending(lambda: x.index_select(0, self.transposed.mine))
 
 
+def refuse_transforms() -> None:
+    """Raise within ``torch.vmap`` and the transforms of ``torch.func``.
+
+    Raises:
+        UnsupportedError: There, since they would see one rank's rows.
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            "torch.func transforms and torch.vmap do not reach the rows of other ranks: use torch.autograd.grad, "
+            "or apply them to plain tensors"
+        )
+
+
 def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:
     """A replicated tensor, about to meet distributed rows: identity; its gradients are summed over ``group``.
 
@@ -135,13 +148,9 @@ def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:
     rank 0 (:func:`broadcast_from_main`). The backward is (at once, or with all leaves at the end of the pass).
 
     Raises:
-        UnsupportedError: Under a transform of ``torch.func``, which would see one rank's rows.
+        UnsupportedError: Under a transform of ``torch.func`` (:func:`refuse_transforms`).
     """
-    if torch._C._are_functorch_transforms_active():
-        raise UnsupportedError(
-            "torch.func transforms and torch.vmap do not reach the rows of other ranks: use torch.autograd.grad, "
-            "or apply them to plain tensors"
-        )
+    refuse_transforms()
     if group.size == 1 or not tensor.requires_grad:
         return tensor
     if tensor.is_leaf and not is_synchronised(tensor):

@@ -46,6 +46,20 @@ def scripted_linear() -> torch.nn.Module:
     return torch.jit.script(torch.nn.Linear(3, 2).double())  # type: ignore[no-any-return]
 
 
+def of_a_layer(transform: Callable[..., Any]) -> Callable[[Operands], object]:
+    """``transform`` of a function of a layer's parameters."""
+
+    def expression(t: Operands) -> object:
+        x, layer = t.x.detach(), torch.nn.Linear(t.F, 1).double()
+
+        def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+            return torch.func.functional_call(layer, parameters, (x,)).sum()
+
+        return transform(loss)(dict(layer.named_parameters()))
+
+    return expression
+
+
 REFUSED: list[Refusal] = [
     # Not in the table.
     (lambda t: torch.cov(t.x), MixedRowsError, f"torch.cov {NO_FORM} (all rows, collective) or .to_local()"),
@@ -93,6 +107,7 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.func.jvp(scaled, (t.x,), (t.y,)), MixedRowsError, "has no distributed form"),
     (of_weights(torch.func.grad, "vector"), UnsupportedError, "do not reach the rows of other ranks"),
     (of_weights(torch.func.hessian, "vector"), UnsupportedError, "use torch.autograd.grad"),
+    (of_a_layer(torch.func.grad), UnsupportedError, "do not reach the rows of other ranks"),
     (of_weights(torch.vmap, "weight"), UnsupportedError, "do not reach the rows of other ranks"),
 ]  # fmt: skip
 
