@@ -10,7 +10,6 @@ does is distributed, or raises.
 from __future__ import annotations
 
 from functools import cache
-from inspect import signature
 from traceback import walk_tb
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv import attention, polynomials, typed_attention  # noqa: F401  # register
-from pyg_dist.conv.arguments import Arguments, arguments_of, features_of, is_edge_index, row_values
+from pyg_dist.conv.arguments import Arguments, arguments_of, features_of, row_values
 from pyg_dist.conv.fast_paths import by_fast_path, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -47,6 +46,8 @@ from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 C = TypeVar("C", bound=MessagePassing)
+
+_HOW = "pass data.edge_index; where a conv makes a graph of its own, compute that before DistributedData"
 
 _OWN: dict[type, type] = {}
 """Classes of PyG that have a distributed form of their own."""
@@ -144,10 +145,9 @@ def distributed_class(stock: object, is_inner: bool = False) -> Any:
 
 @cache
 def _class_on_edges(stock: type[MessagePassing]) -> type[MessagePassing]:
-    if not any(map(is_edge_index, signature(stock.forward).parameters)):
+    if stock.__module__.startswith("torch_geometric.") and not arguments_of(stock).edges:
         raise UnsupportedError(
-            f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: name the argument so; "
-            f"where it makes a graph of its own, compute that before DistributedData"
+            f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: {_HOW}"
         )
     own = stock.__mro__[: stock.__mro__.index(MessagePassing)]
     for step in ("propagate", "edge_updater"):
@@ -198,7 +198,11 @@ class _OnEdges(MessagePassing):
             return small
         arguments = arguments_of(self.stock)
         given = arguments.by_name(self, args, kwargs)
-        first, *others = arguments.edges
+        first, *others = arguments.edges_in(given) or (None,)
+        if first is None:
+            if world_size() > 1 or isinstance(features_of(given), RowTensor):
+                raise UnsupportedError(f"{_name(self)} expected edges of a DistributedData (got none): {_HOW}")
+            return self.stock.forward(self, *args, **kwargs)
         if isinstance(given.get(first), Edges):  # of a conv that calls this one
             given = made(given)
         if isinstance(given.get(first), dict):

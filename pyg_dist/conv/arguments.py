@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.conv.inputs import edge_values, edge_values_if_any, in_batch, node_rows
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import End, nodes_at
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
@@ -28,7 +29,7 @@ class Arguments:
 
     Attributes:
         names: of its arguments.
-        edges: those that are edges.
+        edges: those that are named as edges.
     """
 
     def __init__(self, stock: type[MessagePassing]) -> None:
@@ -46,6 +47,11 @@ class Arguments:
         if fits and given.keys() <= set(self.names):
             return given
         return dict(list(self._signature.bind(conv, *args, **kwargs).arguments.items())[1:])  # or the TypeError
+
+    def edges_in(self, given: dict[str, Any]) -> tuple[str, ...]:
+        """The arguments of a call that are edges: those named so, or else all that are distributed edges."""
+        distributed = (DistributedEdgeIndex, Edges)
+        return self.edges or tuple(name for name, value in given.items() if isinstance(value, distributed))
 
     def call(self, forward: Any, conv: MessagePassing, given: dict[str, object]) -> Any:
         """``forward`` of ``conv`` with these arguments."""

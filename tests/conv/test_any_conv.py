@@ -70,10 +70,10 @@ class OwnNames(gnn.MessagePassing):
         super().__init__()
         self.lin, self.relation = nn.Linear(F, G), nn.Linear(3, G)
 
-    def forward(self, features: Tensor, edge_index: Tensor, relations: Tensor) -> Tensor:
+    def forward(self, features: Tensor, links: Tensor, relations: Tensor) -> Tensor:
         # edge_updater_type: (x: Tensor, relations: Tensor)
-        alpha = self.edge_updater(edge_index, x=self.lin(features), relations=relations)
-        return self.propagate(edge_index, x=features, alpha=alpha, relations=relations)
+        alpha = self.edge_updater(links, x=self.lin(features), relations=relations)
+        return self.propagate(links, x=features, alpha=alpha, relations=relations)
 
     def edge_update(self, x_i: Tensor, x_j: Tensor, relations: Tensor, index: Tensor, size_i: int) -> Tensor:
         return softmax((x_i + x_j + self.relation(relations)).tanh(), index, num_nodes=size_i)
@@ -106,6 +106,11 @@ class Heads(gnn.GATConv):
 class Propagates(gnn.SimpleConv):
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         return 2 * super().propagate(edge_index, size, **kwargs)
+
+
+class MakesEdges(gnn.SimpleConv):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, torch.cdist(x, x).topk(2, largest=False).indices.t())
 
 
 class LooksUp(gnn.SimpleConv):
@@ -371,6 +376,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "SuperGAT": (Case(lambda: gnn.SuperGATConv(F, G)), "SuperGATConv cannot be distributed as it is called here"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
+    "no edges": (Case(MakesEdges, "X"), "MakesEdges expected edges of a DistributedData (got none): pass data.edge_index"),
     "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.t needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
