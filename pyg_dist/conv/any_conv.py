@@ -145,7 +145,7 @@ def distributed_class(stock: object, is_inner: bool = False) -> Any:
 
 @cache
 def _class_on_edges(stock: type[MessagePassing]) -> type[MessagePassing]:
-    if stock.__module__.startswith("torch_geometric.") and not arguments_of(stock).edges:
+    if stock.__module__.startswith("torch_geometric.") and not Arguments(stock).edges:
         raise UnsupportedError(
             f"{stock.__name__} takes no 'edge_index', and only convs that do can be distributed: {_HOW}"
         )

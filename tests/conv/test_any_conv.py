@@ -376,7 +376,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "SuperGAT": (Case(lambda: gnn.SuperGATConv(F, G)), "SuperGATConv cannot be distributed as it is called here"),
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
-    "no edges": (Case(MakesEdges, "X"), "MakesEdges expected edges of a DistributedData (got none): pass data.edge_index"),
+    "no edges": (Case(MakesEdges, "X"), "MakesEdges expected edges of a DistributedData (got none)"),
     "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.t needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
