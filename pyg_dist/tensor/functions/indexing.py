@@ -313,6 +313,22 @@ def index_assign(function: Function, x: Tensor, dim: int, index: Tensor, *value:
     return out
 
 
+@implements("index_put", "index_put_")
+def index_put(
+    function: Function, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """Assign to rows, as ``x[indices] = values``, or add to those of one list (``accumulate``)."""
+    out = x if function.__name__.endswith("_") else x.clone()
+    if not accumulate:
+        out[tuple(indices)] = values
+        return out
+    if len(indices) > 1 or indices[0].dtype == torch.bool:
+        raise refuse(
+            function, "with accumulate takes one list of rows, since columns beside it would be paired with them"
+        )
+    return out.index_add_(0, indices[0], values)
+
+
 @implements("masked_select")
 def masked_select(function: Function, x: Tensor, mask: Tensor) -> Tensor:
     """Elements, row by row."""

@@ -271,6 +271,11 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x * 2, 0, torch.tensor([3, 0]), 7.0), lambda f, t: f(t.v * 2, 0, torch.tensor([1]), t.scalar),
         lambda f, t: f(t.x * 2, dim=1, index=torch.tensor([1]), value=-1.0),
     ]),
+    **each("index_put index_put_", [
+        lambda f, t: f(t.x * 2, (torch.tensor([3, 0]),), t.full[:2]), lambda f, t: f(t.x * 2, (t.mask,), t.scalar),
+        lambda f, t: f(t.x * 2, [torch.tensor([1, 1])], t.full[:2], accumulate=True),
+        lambda f, t: f(torch.zeros_like(t.table[:, : t.F]), (t.label,), t.x, accumulate=True),
+    ]),
     "masked_select": [lambda f, t: f(t.v, t.mask), lambda f, t: f(t.v, mask=torch.arange(t.N) > 1)],
     **each("nonzero argwhere", [
         lambda f, t: f(t.mask), lambda f, t: f(t.m), lambda f, t: f(t.ties), lambda f, t: f(t.v > 99),
