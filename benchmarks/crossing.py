@@ -1,4 +1,4 @@
-"""Rows that cross machines: covers by pairs of ranks and of machines, of METIS' plain parts and of those of a plan.
+"""Rows that cross machines: covers by pairs of ranks and of machines, of several kinds of parts.
 
     python benchmarks/crossing.py GRAPH.npz ...                    # 8 ranks on 2 machines, 32 on 4
     python benchmarks/crossing.py hubs A --machines 8 4            # generated graphs (power_law.py)
@@ -28,6 +28,9 @@ from pyg_dist.halo.plan.sizes import place
 from pyg_dist.halo.plan.two_level import rows_across
 from pyg_dist.partition.metis import build_graph_model
 from pyg_dist.plan.parts import PartsOptions, find_parts
+from pyg_dist.pricing.machine import Machine
+
+KINDS = ("plain METIS", "plan", "metis-cover")
 
 
 def plain_parts(edge_index: Tensor, num_nodes: int, num_ranks: int, ranks_per_machine: int) -> Tensor:
@@ -52,10 +55,11 @@ def measure(name: str, num_ranks: int, ranks_per_machine: int) -> list[dict[str,
             stored = torch.from_numpy(file["edge_index"].astype(np.int64))
     edge_index, num_nodes = graph.edge_index, graph.num_nodes
     lines = []
-    for kind in ("plain METIS", "plan"):
+    for kind in KINDS:
         began = time.perf_counter()
-        if kind == "plan":
-            options = PartsOptions("metis", ranks_per_node=ranks_per_machine)
+        if kind != KINDS[0]:
+            method = "metis" if kind == "plan" else kind
+            options = PartsOptions(method, ranks_per_node=ranks_per_machine, machine=Machine())
             parts = find_parts(edge_index, num_nodes, num_ranks, options, graph.train_mask)
         else:
             parts = plain_parts(edge_index, num_nodes, num_ranks, ranks_per_machine)
@@ -88,7 +92,7 @@ def main() -> None:
     for name in args.graphs:
         for ranks, on_each in args.machines or [(8, 4), (32, 8)]:
             lines += measure(name, ranks, on_each)
-            for m in lines[-2:]:
+            for m in lines[-len(KINDS) :]:
                 cells = (
                     m["graph"], ranks, m["parts"], f"{m['rank_pairs']:,}", f"{m['machine_pairs']:,}",
                     f"{m['machine_pairs'] / max(1, m['rank_pairs']):.2f}",

@@ -22,7 +22,7 @@ import machine
 import numpy as np
 import torch
 
-METHODS = ("random", "metis-cut", "metis", "hypergraph", "cover", "stream")
+METHODS = ("random", "metis-cut", "metis", "metis-cover", "hypergraph", "cover", "stream")
 
 
 def measure(path: Path, num_parts: int, method: str, epsilon: float, preset: str | None) -> dict[str, Any]:

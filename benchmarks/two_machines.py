@@ -8,7 +8,9 @@
 Each namespace stands for a machine with one core: ranks reach those of the other over the link alone (``ip netns``,
 ``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
 layers of 256, forward, loss, backward, Adam. Every variant has the parts that DistributedData finds for it. Beside each
-time stands what the plan predicts for a machine with such a link. All that is made is removed in the end. Where
+time stands the processor time of the busier machine (``busy``), and what the plan predicts for a machine with such a
+link, whose other constants are those that ``python -m pyg_dist bench`` has measured, if it has. Automatic parts are
+those for the slowest link. All that is made is removed in the end. Where
 namespaces are not allowed, the script says so and ends well.
 """
 
@@ -140,8 +142,8 @@ def serve(graph: str, on_each: int) -> None:
             optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
             print(json.dumps({"done": True}), flush=True)
             continue
-        link = replace(Machine(), inter_bandwidth=request["megabits"] * 1e6 / 8, ranks_per_node=on_each, cores=1)
-        seconds, before = [], copy.copy(data.traffic)
+        link = replace(Machine.load(), inter_bandwidth=request["megabits"] * 1e6 / 8, ranks_per_node=on_each, cores=1)
+        seconds, before, busy = [], copy.copy(data.traffic), time.process_time()
         for _ in range(request["epochs"]):
             began = time.perf_counter()
             optimizer.zero_grad()
@@ -155,24 +157,30 @@ def serve(graph: str, on_each: int) -> None:
             (getattr(data.traffic, name) - getattr(before, name)) / request["epochs"]
             for name in ("num_bytes", "num_bytes_between")
         )
-        predicted = data.plan.price(stack, link).seconds
-        found = {"seconds": seconds, "loss": last, "sent": sent, "crossed": crossed, "predicted": predicted}
+        busy = (time.process_time() - busy) / request["epochs"]
+        price = data.plan.price(stack, link)
+        found = {"seconds": seconds, "loss": last, "sent": sent, "crossed": crossed, "busy": busy}
+        found |= {"predicted": price.seconds, "price": vars(price)}
         print(json.dumps(found), flush=True)
 
 
 def parts_for(name: str, args: argparse.Namespace, folder: Path) -> dict[str, str]:
     """The file of the parts of a variant, found if it is not there; a grid has none."""
     from pyg_dist.plan.parts import FOR_SUMS, PartsOptions, find_parts
+    from pyg_dist.pricing.machine import Machine
 
     options = VARIANTS[name]
     if "layout" in options:
         return {}
-    exchange, two_levels = options.get("exchange", "hybrid"), options["hierarchy"] == "on"
+    exchange, hierarchy = options.get("exchange", "hybrid"), options["hierarchy"]
     method = "metis" if args.partition in FOR_SUMS and exchange == "post" else args.partition
-    file = folder / f"{args.graph}-{args.ranks_per_machine}-{method}-{exchange}-{1 + two_levels}.npy"
+    file = folder / f"{args.graph}-{args.ranks_per_machine}-{method}-{exchange}-{hierarchy}.npy"
     if not file.exists():
         data = power_law.load(args.graph)
-        wanted = PartsOptions(method, exchange=exchange, ranks_per_node=args.ranks_per_machine, two_levels=two_levels)
+        slow = replace(Machine.load(), inter_bandwidth=min(args.rates) * 1e6 / 8, cores=1)
+        wanted = PartsOptions(
+            method, exchange=exchange, ranks_per_node=args.ranks_per_machine, hierarchy=hierarchy, machine=slow
+        )
         num_ranks = 2 * args.ranks_per_machine
         owner = find_parts(data.edge_index, data.num_nodes, num_ranks, wanted, data.train_mask)
         np.save(file, owner.numpy())
@@ -201,7 +209,10 @@ def measured(args: argparse.Namespace, parts: dict[str, dict[str, str]]) -> list
                 epochs = [max(pair) for pair in zip(*(answer["seconds"] for answer in answers), strict=True)]
                 rows.append({
                     "megabits": megabits, "variant": name, "seconds": statistics.median(epochs), "epochs": epochs,
-                    "predicted": answers[0]["predicted"], "sent_mib": sum(a["sent"] for a in answers) / 2**20,
+                    "predicted": answers[0]["predicted"], "price": answers[0]["price"], "busy": max(
+                        sum(a["busy"] for a in answers[first : first + args.ranks_per_machine])
+                        for first in (0, args.ranks_per_machine)
+                    ), "sent_mib": sum(a["sent"] for a in answers) / 2**20,
                     "crossed_mib": sum(a["crossed"] for a in answers) / 2**20,
                     "loss": answers[0]["loss"],
                 })  # fmt: skip
@@ -218,12 +229,13 @@ def measured(args: argparse.Namespace, parts: dict[str, dict[str, str]]) -> list
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    lines = ["Mbit/s  variant             s an epoch  predicted  MiB sent   crossed  faster than post"]
+    lines = ["Mbit/s  variant             s an epoch     busy  predicted  MiB sent   crossed  faster than post"]
     post = {row["megabits"]: row["seconds"] for row in rows if row["variant"] == "halo, post"}
     for row in sorted(rows, key=lambda row: -row["megabits"]):
         ratio = f"{post[row['megabits']] / row['seconds']:.2f}x" if row["megabits"] in post else "-"
-        lines.append(f"{row['megabits']:>6}  {row['variant']:<18}  {row['seconds']:>10.2f}  {row['predicted']:>9.2f}  "
-                     f"{row['sent_mib']:>8.1f}  {row['crossed_mib']:>8.1f}  {ratio:>16}")  # fmt: skip
+        lines.append(f"{row['megabits']:>6}  {row['variant']:<18}  {row['seconds']:>10.2f}  {row['busy']:>7.2f}  "
+                     f"{row['predicted']:>9.2f}  {row['sent_mib']:>8.1f}  {row['crossed_mib']:>8.1f}  "
+                     f"{ratio:>16}")  # fmt: skip
     return "\n".join(lines)
 
 

@@ -146,7 +146,7 @@ class Planned(NamedTuple):
 def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:
     """Partition if the layout needs it, price and count."""
     with step(f"partition into {ranks}"):
-        parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, machine.ranks_per_node)
+        parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, model, machine)
     with step(f"count for {ranks} ranks"):
         bits = args.bits[0], args.bits[-1]
         grid = [] if args.layout == "halo" else grid_plans(model, ranks, machine)
@@ -168,11 +168,13 @@ def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, mode
         return Planned(counted, halo, grid)
 
 
-def _parts_of(graph: inputs.PlannedGraph, args: argparse.Namespace, ranks: int, ranks_per_node: int) -> Tensor:
+def _parts_of(
+    graph: inputs.PlannedGraph, args: argparse.Namespace, ranks: int, model: Model, machine: Machine
+) -> Tensor:
     method = inputs.read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
     options = PartsOptions(
-        method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=ranks_per_node,
-        two_levels=args.hierarchy != "off",
+        method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=machine.ranks_per_node,
+        hierarchy=args.hierarchy, model=model, machine=machine, bits=(args.bits[0], args.bits[-1]),
     )  # fmt: skip
     return find_parts(graph.edge_index, graph.num_nodes, ranks, options, graph.train_mask)
 

@@ -101,7 +101,13 @@ def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
             parts = dict(zip(sizes, torch.split(owners, list(sizes.values())), strict=True))
         else:
             options = PartsOptions(
-                args.partition, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=on_each
+                args.partition,
+                args.epsilon,
+                args.seed,
+                exchange=args.exchange,
+                ranks_per_node=on_each,
+                hierarchy=args.hierarchy,
+                machine=levels[2],
             )
             parts = find_parts_by_type(edges, sizes, train_mask_of(source.homogeneous()), ranks, options)
         plans.append(HeteroPlan.of(edges, parts, ranks, args.exchange, Path(args.partition).name, *levels))

@@ -151,7 +151,8 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple
         train_mask = None
     found_by = PartsOptions(
         method, options.epsilon, options.seed, exchange=options.exchange,
-        ranks_per_node=known_ranks_per_node(group), two_levels=options.hierarchy != "off",
+        ranks_per_node=known_ranks_per_node(group), hierarchy=options.hierarchy,
+        model=model_of(graph_input, options), bits=options.bits_by_direction,
     )  # fmt: skip
     edge_index, num_nodes = graph_input.edge_index, graph_input.num_nodes
     return on_main(lambda: find_parts(edge_index, num_nodes, group.size, found_by, train_mask)), options

@@ -53,7 +53,10 @@ def parts_by_type(hetero: HeteroInput, options: Options) -> dict[str, Tensor]:
         if not isinstance(method, str):
             assert not isinstance(method, Plan)
             return check_given(method, sum(sizes), group.size)
-        wanted = PartsOptions(method, options.epsilon, options.seed, exchange=options.exchange, ranks_per_node=machines)
+        wanted = PartsOptions(
+            method, options.epsilon, options.seed, exchange=options.exchange, ranks_per_node=machines,
+            hierarchy=options.hierarchy, bits=options.bits_by_direction,
+        )  # fmt: skip
         edges, mask = hetero.edge_indices(), _train_mask(hetero)
         return torch.cat(list(find_parts_by_type(edges, hetero.num_nodes, mask, group.size, wanted).values()))
 

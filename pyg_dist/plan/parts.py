@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_dist.errors import OptionError
 from pyg_dist.halo.plan.cover import ExchangeKind, RemoteEdges
-from pyg_dist.halo.plan.levels import LevelCounts
+from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts
 from pyg_dist.halo.plan.sizes import place, rows_between_nodes
 from pyg_dist.partition import METHODS as MODELS
 from pyg_dist.partition import Batches, partition
@@ -22,6 +22,8 @@ from pyg_dist.partition.inputs import Array, as_edges, check_ends
 from pyg_dist.partition.kahypar import hypergraph_parts
 from pyg_dist.partition.metis import MAX_TRIED, build_graph_model, metis_parts, weighted_by_hubs
 from pyg_dist.partition.solver import Preset, Solver, SolverOptions, require_memory
+from pyg_dist.pricing.machine import Machine
+from pyg_dist.pricing.model import Model
 
 METHODS = (*MODELS, "metis-cover", "cover")
 
@@ -38,6 +40,9 @@ _HEAVIER = 1.05
 """Another try is taken only if its heaviest part has at most so many times as much: in-edges, which attention and max
 read where their target is; or, of :data:`FOR_SUMS`, entries and rows, as :func:`~pyg_dist.partition.inputs.node_work`
 weighs them."""
+
+_MOST_IN_EDGES = 2.0
+"""So many times METIS' heaviest rank's in-edges a rank may have with the parts of "metis-cover" that "metis" takes."""
 
 _HUB_EXPONENTS, _HUB_SEEDS = (0.5, 1.0, 1.5), 4
 """What "metis-cover" tries. Rows between two machines on the R-MAT graph of benchmarks/two_machines.py: 7,200, 6,530
@@ -68,7 +73,10 @@ class PartsOptions:
     batches: Batches | None = field(default=None, compare=False)  # mini-batches of "stochastic"
     exchange: ExchangeKind = "hybrid"  # what sums will send; "cover" and "metis-cover" make parts for "hybrid"
     ranks_per_node: int | None = None  # ranks on each machine; None: it is not known which ranks share one
-    two_levels: bool = True  # whether ranks of a machine may share what crosses to another
+    hierarchy: Hierarchy = "auto"  # whether ranks of a machine share what crosses to another
+    model: Model | None = None  # whose step is priced where parts are compared; None: that of plans
+    machine: Machine | None = None  # that it is priced for; None: the constants measured here
+    bits: tuple[int, int] = (32, 32)  # of a number in the messages, forward and backward
 
     def __post_init__(self) -> None:
         """Check what belongs together."""
@@ -103,6 +111,8 @@ def find_parts(
     Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS, "hypergraph",
     "cover" and "metis-cover" find machines' parts first, too, which they then cut, and METIS is tried several times,
     for few rows and for few cut edges; of what is about as well balanced that with the fewest such rows is taken.
+    Where ranks of a machine may share what crosses, "metis" takes the parts of "metis-cover" if fewer rows cross, a
+    step of sums is priced no dearer, and the most in-edges of a rank, which attention and max read, at most double.
     "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
     """
     parts = solve(edge_index, num_nodes, num_parts, options, train_mask)
@@ -118,7 +128,7 @@ def find_parts(
     def measured(parts: Tensor) -> tuple[int, float]:
         """Rows between machines, and what the heaviest part has."""
         counts = LevelCounts.of(edge_index, parts, num_parts, on_each)
-        counted = counts.counted(options.exchange, options.two_levels)
+        counted = counts.counted(options.exchange, options.hierarchy != "off")
         load = max(s.work + mean * s.nodes if is_for_sums else s.edges for s in counted.sizes)
         return rows_between_nodes(counted.rows, on_each), load
 
@@ -131,7 +141,28 @@ def find_parts(
         if number:  # the first one is where it began
             at_once = solve(edge_index, num_nodes, num_parts, of_try, train_mask)
             best.offer(place(edge_index, at_once, num_parts, on_each, options.exchange))
-    return best.parts
+    if not tries or options.method != "metis" or options.exchange != "hybrid" or options.hierarchy == "off":
+        return best.parts
+    of_sums = replace(options, method="metis-cover")
+    other = find_parts(edge_index, num_nodes, num_parts, of_sums, train_mask)
+    return _for_sums(edge_index, num_parts, options, best.parts, other)
+
+
+def _for_sums(edge_index: Tensor, num_parts: int, options: PartsOptions, metis: Tensor, other: Tensor) -> Tensor:
+    """METIS' parts, or those of "metis-cover" by the rule of :func:`find_parts`."""
+    on_each = options.ranks_per_node or num_parts
+    machine = (Machine.load() if options.machine is None else options.machine).with_ranks_per_node(on_each)
+    model = options.model or Model.of_layers(metis.numel(), edge_index.shape[1], None, None)
+
+    def measured(parts: Tensor) -> tuple[int, float, int]:
+        """Rows between machines, seconds of a step, and the most in-edges."""
+        counts = LevelCounts.of(edge_index, parts, num_parts, on_each)
+        counted = counts.chosen(options.exchange, options.hierarchy, model, machine, options.bits)
+        seconds = counted.price(model, machine, options.bits).seconds
+        return rows_between_nodes(counted.rows, on_each), seconds, max(s.edges for s in counted.sizes)
+
+    (rows, seconds, edges), (fewer, cheaper, heaviest) = measured(metis), measured(other)
+    return other if fewer < rows and cheaper <= seconds and heaviest <= _MOST_IN_EDGES * edges else metis
 
 
 def _machines_first(

@@ -25,8 +25,10 @@ from pyg_dist.partition import Batches
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.partition.metis import build_graph_model
 from pyg_dist.plan import budget as budget_module
+from pyg_dist.plan import parts as parts_module
 from pyg_dist.plan.budget import solve_within
 from pyg_dist.plan.parts import PartsOptions, covered, find_parts, refine, solve
+from pyg_dist.pricing.machine import Machine
 
 
 def test_a_round_never_sends_more() -> None:
@@ -94,6 +96,28 @@ def test_metis_cover_saves_rows_where_there_are_hubs(num_parts: int, share: floa
     mean = edge_index.shape[1] / num_nodes
     heaviest = [max(s.work - s.rows_sent - s.rows_received + mean * s.nodes for s in plan.sizes) for plan in plans]
     assert heaviest[0] <= 1.1 * heaviest[1]
+
+
+def test_metis_takes_parts_for_sums_where_ranks_share_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer rows cross, the step costs no more, and in-edges at most double; in one level parts are those of before."""
+    num_nodes = 3000
+    ends = num_nodes * torch.rand(2, 40_000, generator=torch.Generator().manual_seed(0)) ** 3
+    edge_index = torch.cat([ends.long(), ends.long().flip(0)], 1)
+    slow = Machine(inter_bandwidth=25e6)
+    wanted = PartsOptions(ranks_per_node=2, machine=slow)
+    found = find_parts(edge_index, num_nodes, 4, wanted)
+    assert torch.equal(found, find_parts(edge_index, num_nodes, 4, wanted))
+    monkeypatch.setattr(parts_module, "_MOST_IN_EDGES", 0.0)
+    metis = find_parts(edge_index, num_nodes, 4, wanted)
+    plans = [Plan.of(edge_index, parts, 4, ranks_per_node=2, machine=slow) for parts in (found, metis)]
+    assert plans[0].rows_between_nodes() < plans[1].rows_between_nodes()
+    assert plans[0].price(machine=slow).seconds <= plans[1].price(machine=slow).seconds
+    most = [max(size.edges for size in plan.sizes) for plan in plans]
+    assert most[0] <= 2 * most[1]
+    monkeypatch.undo()
+    monkeypatch.setattr(parts_module, "_for_sums", None)
+    for one_level in ({"hierarchy": "off"}, {"exchange": "post"}, {"ranks_per_node": 4}):
+        find_parts(edge_index, num_nodes, 4, PartsOptions(**({"ranks_per_node": 2} | one_level)))
 
 
 @pytest.mark.parametrize("method", ["cover", "metis-cover"])
@@ -190,7 +214,10 @@ def test_machines_first_where_fewer_rows_cross(shared_data: Any, method: str, tw
     """Never more than with the parts that are found at once; on a graph with communities fewer."""
     graph = load_npz(shared_data / "cora.npz")
     options = PartsOptions(
-        method, preset="deterministic" if method == "cover" else None, ranks_per_node=4, two_levels=two_levels
+        method,
+        preset="deterministic" if method == "cover" else None,
+        ranks_per_node=4,
+        hierarchy="auto" if two_levels else "off",
     )
     found = find_parts(graph.edge_index, graph.num_nodes, 16, options)
     at_once = solve(graph.edge_index, graph.num_nodes, 16, options)

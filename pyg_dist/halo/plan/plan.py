@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,15 +15,14 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.levels import Counted, Hierarchy, LevelCounts
-from pyg_dist.halo.plan.sizes import ShareSizes, node_of_rank
+from pyg_dist.halo.plan.levels import Counted, Crossings, Hierarchy, LevelCounts
+from pyg_dist.halo.plan.plan_file import read_plan, write_plan
+from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan, aligned
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
-
-_FORMAT = 3
 
 _MOST_LINES = 32
 """With more ranks, a table has half as many: those with most to do."""
@@ -165,13 +161,13 @@ class Plan(DistributionPlan):
         """
         return sum(self._bytes_by_level(self._levels(None), width, element_size, backward))
 
-    def _levels(self, machine: Machine | None) -> _Levels:
-        levels = _Levels.of(self.rows_between(), self.messages, self._machine(machine).ranks_per_node)
+    def _levels(self, machine: Machine | None) -> Crossings:
+        levels = Crossings.of(self.rows_between(), self.messages, self._machine(machine).ranks_per_node)
         between = sum(s.link_messages for s in self.sizes)
         return levels._replace(messages=(self.messages - between, between)) if self.two_levels else levels
 
     def _bytes_by_level(
-        self, levels: _Levels, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False
+        self, levels: Crossings, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False
     ) -> tuple[int, int]:
         """Of one aggregation of ``width`` columns, inside machines and between them."""
         of_row = self.row_bytes(width, element_size, backward)
@@ -315,22 +311,10 @@ class Plan(DistributionPlan):
         Example:
             >>> data.plan.save("karate.plan")
         """
-        from safetensors.torch import save
-
         if self.parts is None:
             raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
-        content |= {"format": _FORMAT, "sizes": [asdict(size) for size in self.sizes]}
-        narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
-        # Not save_file, whose files only their owner may read. A file that is there may be mapped by a loaded plan, so
-        # it is replaced, not overwritten.
-        target = Path(path)
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-        try:
-            partial.write_bytes(save({"parts": narrow.contiguous()}, {"plan": json.dumps(content)}))
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_plan(path, content | {"sizes": [asdict(size) for size in self.sizes]}, self.parts, self.ranks)
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:
@@ -350,23 +334,18 @@ class Plan(DistributionPlan):
             >>> again.plan.hash == data.plan.hash
             True
         """
-        import safetensors
 
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")
-            if content.pop("format") != _FORMAT:
-                raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
-            content["sizes"] = tuple(ShareSizes(**size) for size in content["sizes"])
-            content["bits"] = tuple(content.get("bits", (32, 32)))
+        def plan_of(content: dict[str, Any], parts: Tensor) -> Plan:
             across = content.get("across")
-            content["across"] = None if across is None else tuple(across)
-            content["pairs"] = tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"])
-            plan = Plan(**content, parts=parts)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error
+            content |= {
+                "sizes": tuple(ShareSizes(**size) for size in content["sizes"]),
+                "bits": tuple(content.get("bits", (32, 32))),
+                "across": None if across is None else tuple(across),
+                "pairs": tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"]),
+            }
+            return Plan(**content, parts=parts)
+
+        plan = read_plan(path, plan_of)
         if expected_hash is not None and plan.hash != expected_hash:
             raise AgreementError(
                 f"Expected the plan in {path} to be for this graph, these parts and options (it is {plan.hash[:12]}, "
@@ -427,29 +406,6 @@ class Plan(DistributionPlan):
                 "MiB",
             ),
         )
-
-
-class _Levels(NamedTuple):
-    inside: int
-    between: int
-    messages: tuple[int, int]  # inside, between
-    of_rank: list[int]  # that each rank sends to other machines
-    of_nodes: list[list[int]]  # from each machine to each; inside on the diagonal
-
-    @staticmethod
-    def of(rows: Tensor, num_messages: int, ranks_per_node: int) -> _Levels:
-        """Of the rows from each rank to each, ``[P, P]``."""
-        node = node_of_rank(len(rows), ranks_per_node)
-        crossing = rows * (node[:, None] != node)
-        of_nodes = rows.new_zeros(2 * (int(node[-1]) + 1,)).index_put_((node[:, None], node), rows, accumulate=True)
-        between, num_crossing = int(crossing.sum()), int((crossing > 0).sum())
-        messages = num_messages - num_crossing, num_crossing
-        return _Levels(int(rows.sum()) - between, between, messages, crossing.sum(1).tolist(), of_nodes.tolist())
-
-    @property
-    def most_between_two(self) -> int:
-        """Rows from one machine to another, where they are most."""
-        return max(count for k, counts in enumerate(self.of_nodes) for m, count in enumerate(counts) if k != m)
 
 
 def _machine(machine: Machine | None, ranks_per_node: int | None) -> Machine:

@@ -1,0 +1,56 @@
+"""The file of a plan: safetensors with the parts, and the rest as JSON in the header."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyg_dist.errors import DataError
+
+_FORMAT = 3
+
+P = TypeVar("P")
+
+
+def write_plan(path: str | Path, content: dict[str, Any], parts: Tensor, num_ranks: int) -> None:
+    """Write what JSON can say, and parts below ``num_ranks``."""
+    from safetensors.torch import save
+
+    narrow = parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-num_ranks))).dtype)
+    # Not save_file, whose files only their owner may read. A file that is there may be mapped by a loaded plan, so it
+    # is replaced, not overwritten.
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        header = {"plan": json.dumps(content | {"format": _FORMAT})}
+        partial.write_bytes(save({"parts": narrow.contiguous()}, header))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_plan(path: str | Path, plan_of: Callable[[dict[str, Any], Tensor], P]) -> P:
+    """What ``plan_of`` makes of a file's content and parts.
+
+    Raises:
+        DataError: It is not the file of a plan.
+    """
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")
+        if content.pop("format") != _FORMAT:
+            raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
+        return plan_of(content, parts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error
