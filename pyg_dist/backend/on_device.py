@@ -5,6 +5,7 @@ Plans stay on the host. Nothing here synchronises, and nothing starts a device.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -28,6 +29,43 @@ def copied_to(drawn: Tensor, device: torch.device) -> Tensor:
 def numbered(device: torch.device | str) -> torch.device:
     """A device with its number, as its tensors have it: "cuda" is the current GPU, another one in another thread."""
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
+
+
+C = TypeVar("C", bound="CopiedToDevices")
+
+
+class CopiedToDevices:
+    """A graph, or a part of one, of which each device that needs it has one copy.
+
+    Attributes:
+        device: where this one is.
+        parent: of a batch, the graph, which goes along.
+    """
+
+    device: torch.device
+    parent: Any = None
+    _elsewhere: dict[torch.device, Any]
+
+    def __deepcopy__(self: C, memo: object) -> C:
+        return self  # immutable, apart from caches
+
+    def to(self: C, device: torch.device | str) -> C:
+        """The same edges over the same nodes on another device."""
+        device = numbered(device)
+        if device == self.device:
+            return self
+        if device not in self._elsewhere:
+            moved = copy.copy(self)
+            moved._build_on(device)
+            if self.parent is not None:
+                moved.parent = self.parent.to(device)
+            self._elsewhere[device] = moved
+        there: C = self._elsewhere[device]
+        return there
+
+    def _build_on(self, device: torch.device) -> None:
+        """Make there, in a copy, what depends on the device."""
+        raise NotImplementedError  # by each kind of graph
 
 
 def on_device(plan: Tensor, device: torch.device) -> Tensor:

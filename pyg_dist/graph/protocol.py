@@ -7,18 +7,16 @@ Two layouts implement it: :class:`~pyg_dist.halo.graph.HaloGraph` (rows of nodes
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
-from pyg_dist.backend.on_device import numbered
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.errors import UnsupportedError
@@ -382,43 +380,6 @@ class SampledGraph(DistributedGraph, Protocol):
 
     def make_ahead(self, weights: Iterable[RowTensor]) -> None:
         """Make what earlier batches had, operators of these weights or none, before a step asks; not collective."""
-
-
-C = TypeVar("C", bound="CopiedToDevices")
-
-
-class CopiedToDevices:
-    """A graph, or a part of one, of which each device that needs it has one copy.
-
-    Attributes:
-        device: where this one is.
-        parent: of a batch, the graph, which goes along.
-    """
-
-    device: torch.device
-    parent: Any = None
-    _elsewhere: dict[torch.device, Any]
-
-    def __deepcopy__(self: C, memo: object) -> C:
-        return self  # immutable, apart from caches
-
-    def to(self: C, device: torch.device | str) -> C:
-        """The same edges over the same nodes on another device."""
-        device = numbered(device)
-        if device == self.device:
-            return self
-        if device not in self._elsewhere:
-            moved = copy.copy(self)
-            moved._build_on(device)
-            if self.parent is not None:
-                moved.parent = self.parent.to(device)
-            self._elsewhere[device] = moved
-        there: C = self._elsewhere[device]
-        return there
-
-    def _build_on(self, device: torch.device) -> None:
-        """Make there, in a copy, what depends on the device."""
-        raise NotImplementedError  # by each kind of graph
 
 
 def have_same_edges(one: DistributedGraph | EdgeView, other: DistributedGraph | EdgeView) -> bool:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from pyg_dist.backend.autograd.linear_map import append, apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
-from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.on_device import CopiedToDevices, on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph import caches
 from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, Norm
+from pyg_dist.graph.protocol import End, NodeSharding, Norm
 from pyg_dist.grid.adjacency import AdjacencyTile, Entries, ReadTile
 from pyg_dist.grid.collectives import sum_all
 from pyg_dist.grid.functions import linear_sum

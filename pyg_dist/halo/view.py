@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pyg_dist.backend.comm.codec import Codec, quantized
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Traffic, Transport
-from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.on_device import CopiedToDevices, on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.session.settings import LOCAL_BITS, Bits
 from pyg_dist.backend.sparse.attention import Part, PartedAttention, attention, attention_in_parts
@@ -21,7 +21,7 @@ from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import SelfLoops
 from pyg_dist.graph.layer_call import is_wide
-from pyg_dist.graph.protocol import CopiedToDevices, End, NodeSharding, the_one
+from pyg_dist.graph.protocol import End, NodeSharding, the_one
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.message_blocks import MessageBlocks, reduce_by_blocks
 from pyg_dist.halo.operator import aggregate

@@ -69,7 +69,7 @@ def test_data_moves_there_and_back(pools: Pools, library: Path, world_size: int,
 @pytest.mark.parametrize(("given", "expected"), [("cuda", "cuda:3"), ("cuda:1", "cuda:1"), ("cpu", "cpu")])
 def test_a_graph_knows_the_number_of_its_gpu(given: str, expected: str) -> None:
     """The loader's thread has another current one."""
-    from pyg_dist.graph.protocol import CopiedToDevices
+    from pyg_dist.backend.on_device import CopiedToDevices
 
     class Moved(CopiedToDevices):
         device, _elsewhere = torch.device("meta"), {}
