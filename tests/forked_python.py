@@ -5,6 +5,9 @@ the tests, with its environment, folder and open files; the server forks, and th
 The program passes on signals, dies with its process, and ends as it ended. Launchers start it like any Python, and what
 the process itself starts by ``sys.executable`` is forked too.
 
+Python's end, of all modules and of what is static, takes half a second, most of a short script's time. Launchers, which
+are started by -m, and scripts whose environment has ``ENDS_AT_ONCE`` wait for threads, run ``atexit``, and end.
+
 Two things differ from Python. The parent process is the server. Modules are imported already, so that how an import
 behaves cannot be seen. Another ``PYG_DIST_ISA`` than the server's, and options other than -u and -B, start a true
 Python.
@@ -35,6 +38,7 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +47,8 @@ from typing import Any
 import numpy as np
 import torch
 from workers import fork_server
+
+ENDS_AT_ONCE = "PYG_DIST_TEST_ENDS_AT_ONCE"
 
 _PR_SET_PDEATHSIG = 1
 _PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
@@ -234,6 +240,12 @@ def _be_python(program: str, words: list[str], environ: dict[str, str], folder: 
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
+    if (kind == "-m" or ENDS_AT_ONCE in environ) and "mpi4py.MPI" not in sys.modules:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     gc.collect()
     ctypes.pythonapi.Py_Exit(code)  # threads, atexit, modules, what is static
 

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("resume_script.py")
 
 
 def run(folder: Path, *args: str, launcher: str = "ranks") -> Ended:
-    return run_script(launcher, 2, SCRIPT, str(folder), *args)
+    return run_script(launcher, 2, SCRIPT, str(folder), *args, ends_at_once=True)
 
 
 @pytest.fixture(scope="module")
