@@ -53,7 +53,7 @@ class TypedSource:
     path: Path  # file or folder
     whole: Source  # attributes of the whole
     nodes: Mapping[str, Source]  # by type; without edges
-    relations: Mapping[EdgeType, Source]  # whose edges are numbered within the types of their ends
+    relations: Mapping[EdgeType, TensorSource]  # whose edges are numbered within the types of their ends
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -103,12 +103,15 @@ class TypedSource:
 
     def edge_index(self, relation: EdgeType) -> Tensor:
         """All edges of a relation in memory, int64 ``[2, E]``."""
-        chunks = [np.stack([chunk.source, chunk.target]) for chunk in self.chunks(relation, _CHUNK)]
+        chunks = [
+            np.stack([chunk.source, chunk.target])
+            for chunk in self.checked(relation, self.relations[relation].ends(_CHUNK))
+        ]
         return torch.from_numpy(np.concatenate([np.empty((2, 0), np.int64), *chunks], axis=1))
 
-    def chunks(self, relation: EdgeType, size: int) -> Iterator[EdgeChunk]:
-        """The edges of a relation, checked."""
-        for chunk in self.relations[relation].chunks(size):
+    def checked(self, relation: EdgeType, chunks: Iterator[EdgeChunk]) -> Iterator[EdgeChunk]:
+        """The edges of a relation, whose ends are nodes of its types."""
+        for chunk in chunks:
             for ids, kind in ((chunk.source, relation[0]), (chunk.target, relation[-1])):
                 bound = self.num_nodes[kind]
                 if ids.size and (ids.min() < 0 or ids.max() >= bound):
@@ -141,9 +144,10 @@ class Joined(Source):
         self.num_edges = sum(known) if len(known) == len(counts) else None
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """One relation after another."""
+        """One relation after another; attributes are read if they are the graph's."""
         for relation in self.relations:
+            given = self.typed.relations[relation]
             source, target = self.first[relation[0]], self.first[relation[-1]]
-            for chunk in self.typed.chunks(relation, size):
+            for chunk in self.typed.checked(relation, given.chunks(size) if self.edges else given.ends(size)):
                 ends = chunk.source.astype(np.int64) + source, chunk.target.astype(np.int64) + target
                 yield replace(chunk, source=ends[0], target=ends[1])

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.store.folder import lock
 from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.graph_input import HeteroInput, read_hetero
-from pyg_dist.store.source import Source
+from pyg_dist.store.source import Attribute, EdgeChunk, Source
 from pyg_dist.store.sources import open_types
-from pyg_dist.store.typed_source import TypedSource
+from pyg_dist.store.typed_source import Piece, TypedSource
 
 Pools = Callable[[int], Workers]
 PARTS = 4
@@ -386,6 +386,22 @@ def test_folders_of_arrays(tmp_path: Path, form: str) -> None:
         (folder / "author" / "node_label.npy").unlink()
         (folder / "author" / "train_mask.npy").unlink()
         data["author"].pop("y"), data["author"].pop("train_mask")
+        split = {
+            "train": np.array([3, 5]),
+            "valid": np.arange(7),
+            "test-dev": np.array([9]),
+            "test-challenge": np.array([9]),
+        }
+        torch.save(split, tmp_path / "graph" / "split_dict.pt")
+        with pytest.raises(DataError, match=r"Expected node_label.npy of one type .* .got lonely, paper, venue"):
+            open_types(str(tmp_path / "graph"))
+        for kind in ("lonely", "venue"):
+            (folder / kind / "node_label.npy").unlink()
+            data[kind].pop("y")
+        (folder / "paper" / "train_mask.npy").unlink()
+        for name, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test-dev", "test_mask")):
+            data["paper"][mask] = torch.zeros(40, dtype=torch.bool)
+            data["paper"][mask][split[name]] = True
     expected = HeteroData({kind: data[kind].to_dict() for kind in sorted(data.node_types)})
     for relation in sorted(data.edge_types, key="__".join):
         expected[relation].update(data[relation].to_dict())
@@ -465,3 +481,17 @@ def test_interrupted_and_resumed(
     assert main(command) == 0
     assert TypesManifest.load(tmp_path / "store") == manifests[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph.safetensors", "store", "whole"]
+
+
+def test_partitioning_reads_no_edge_attributes(tmp_path: Path) -> None:
+    def unwanted(num_bytes: int) -> Iterator[np.ndarray]:
+        raise AssertionError
+
+    ends = [EdgeChunk(np.array([0, 2]), np.array([1, 0]), {}, str)]
+    edges = Piece(tmp_path, edges=[Attribute("edge_attr", "F32", (), unwanted)], read_ends=lambda size: iter(ends))
+    typed = TypedSource(tmp_path, Piece(tmp_path), {"a": Piece(tmp_path, num_nodes=3)}, {("a", "to", "a"): edges})
+    (chunk,) = typed.homogeneous().chunks(10)
+    assert chunk.source.tolist() == [0, 2]
+    assert typed.edge_index(("a", "to", "a")).tolist() == [[0, 2], [1, 0]]
+    with pytest.raises(AssertionError):
+        list(typed.pieces()["edges-0"].chunks(10))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +15,14 @@ from torch_geometric.typing import EdgeType
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name
-from pyg_dist.store.source import Attribute, Reading, Source
+from pyg_dist.store.source import Attribute, Reading, Source, TensorSource, fixed_rows
 from pyg_dist.store.sources.edge_table import ArrayEdges, mapped
 from pyg_dist.store.sources.ogb import NAMES
 from pyg_dist.store.typed_source import Piece, TypedSource
 
 _NAMES = NAMES | {"node_label": "y"}
-_EDGES, _COUNT, _COUNTS = "edge_index.npy", "num_nodes.npy", "meta.pt"
+_EDGES, _COUNT, _COUNTS, _SPLIT = "edge_index.npy", "num_nodes.npy", "meta.pt", "split_dict.pt"
+_MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
 
 def relations_in(path: Path) -> dict[EdgeType, Path]:
@@ -38,7 +40,8 @@ def array_types(path: Path) -> TypedSource:
     """Arrays by the names of their files, ``[N, ...]`` in a type's folder, ``[E, ...]`` in a relation's.
 
     ``node_feat``, ``node_label`` and ``edge_feat`` are ``x``, ``y`` and ``edge_attr``. How many nodes a type without
-    arrays has is in ``num_nodes.npy`` in its folder, or in MAG240M's ``meta.pt``.
+    arrays has is in ``num_nodes.npy`` in its folder, or in MAG240M's ``meta.pt``. MAG240M's ``split_dict.pt`` becomes
+    masks of the type with labels.
     """
     folders = relations_in(path)
     top = next(iter(folders.values())).parent
@@ -47,7 +50,15 @@ def array_types(path: Path) -> TypedSource:
     for relation in folders:
         for kind in (relation[0], relation[-1]):
             of_nodes.setdefault(kind, top / kind)
-    counts = {kind: count for place in (path, top) for kind, count in _meta(place / _COUNTS).items()}
+    meta = {kind: count for place in (path, top) for kind, count in _content(place / _COUNTS).items()}
+    counts = {kind: count for kind, count in meta.items() if isinstance(count, int)}
+    split = {name: nodes for place in (path, top) for name, nodes in _content(place / _SPLIT).items()}
+    labelled = sorted(kind for kind, folder in of_nodes.items() if (folder / "node_label.npy").exists())
+    if split and len(labelled) != 1:
+        raise DataError(
+            f"Expected node_label.npy of one type beside {path / _SPLIT} (got {', '.join(labelled) or 'none'}): save "
+            f"train_mask.npy in a type's folder"
+        )
     nodes = dict[str, Source]()
     for kind, folder in sorted(of_nodes.items()):
         size, found = counts.get(kind), _arrays(folder, (_COUNT,))
@@ -60,8 +71,12 @@ def array_types(path: Path) -> TypedSource:
                     f"array): save it"
                 )
             size = len(next(iter(found.values())))
-        nodes[kind] = Piece(folder, sorted(folder.glob("*.npy")), size, _attributes(folder, found, size))
-    relations = dict[EdgeType, Source]()
+        attributes = _attributes(folder, found, size)
+        if split and kind in labelled:
+            names = {attribute.name for attribute in attributes}
+            attributes += [mask for mask in _split_masks(path / _SPLIT, split, size) if mask.name not in names]
+        nodes[kind] = Piece(folder, sorted(folder.glob("*.npy")), size, attributes)
+    relations = dict[EdgeType, TensorSource]()
     for relation, folder in folders.items():
         edges = ArrayEdges(folder / _EDGES, Reading())
         columns = _attributes(folder, _arrays(folder, (_EDGES,)), edges.num_edges)
@@ -115,13 +130,28 @@ def _count(path: Path) -> int:
     return int(count.item())
 
 
-def _meta(path: Path) -> dict[str, int]:
-    """Numbers by name."""
+def _split_masks(path: Path, split: Mapping[str, object], size: int) -> Iterator[Attribute]:
+    """The nodes that train, validate and test; MAG240M has its test nodes in two pieces."""
+    for name, mask_name in _MASKS.items():
+        mask = np.zeros(size, np.bool_)
+        for key, nodes in split.items():
+            if key.partition("-")[0] == name:
+                nodes = np.asarray(nodes)
+                if nodes.dtype.kind not in "iu" or (nodes.size and (nodes.min() < 0 or nodes.max() >= size)):
+                    raise DataError(f"Expected numbers of nodes in [0, {size}) as {key!r} in {path}: save them again")
+                mask[nodes] = True
+        yield Attribute(mask_name, "BOOL", (), fixed_rows(mask))
+
+
+def _content(path: Path) -> dict[str, object]:
+    """Numbers and arrays by name, ``{}`` without a file; nothing in it runs."""
     if not path.exists():
         return {}
+    rebuild: Any = np.empty(0).__reduce__()[0]
+    arrays = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     try:
-        content = torch.load(path, weights_only=True)
-        return {str(kind): count for kind, count in content.items() if isinstance(count, int)}
+        with torch.serialization.safe_globals([*arrays, np.ndarray, np.dtype, type(np.dtype("i8"))]):
+            return {str(name): value for name, value in torch.load(path, weights_only=True).items()}
     except Exception as error:  # of a file by torch: any
         got = str(error).splitlines()[0][:100]
-        raise DataError(f"Expected numbers of nodes by type in {path} (got: {got}): save them again") from error
+        raise DataError(f"Expected numbers or arrays by name in {path} (got: {got}): save them again") from error

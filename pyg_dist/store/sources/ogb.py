@@ -236,7 +236,7 @@ def ogb_types(path: Path) -> TypedSource:
     raw, options = path / "raw", master_options(path.name.replace("_", "-"))
     split, has_label = path / "split" / options["split"], _row_of(raw / "nodetype-has-label.csv.gz")
     has_split = _row_of(split / "nodetype-has-split.csv.gz")
-    nodes, relations = dict[str, Source](), dict[EdgeType, Source]()
+    nodes, relations = dict[str, Source](), dict[EdgeType, TensorSource]()
     for kind, count in sorted(_row_of(raw / "num-node-dict.csv.gz").items()):
         folder, size = raw / "node-feat" / kind, _whole(raw, count)
         found = list(_csv_attributes(folder, ["node_feat", *more_files(options, "node")]))

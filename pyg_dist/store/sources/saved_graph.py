@@ -23,7 +23,7 @@ from pyg_dist.store.format import as_storage, spec_of
 from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key, read_graph, read_hetero
 from pyg_dist.store.manifest import GraphForm
 from pyg_dist.store.saved import EDGE_INDEX, GRAPH, TYPES, opened, require_rows, specs_of
-from pyg_dist.store.source import EdgeChunk, Reading, Source, TensorSource, attributes_of, fixed_rows, storable
+from pyg_dist.store.source import EdgeChunk, Reading, TensorSource, attributes_of, fixed_rows, storable
 from pyg_dist.store.typed_source import TypedSource
 
 
@@ -151,7 +151,7 @@ def saved_types(path: Path) -> TypedSource | None:
 
 
 def _of_pieces(
-    path: Path, kinds: Iterable[str], relations: Iterable[EdgeType], source: Callable[[str], Source]
+    path: Path, kinds: Iterable[str], relations: Iterable[EdgeType], source: Callable[[str], TensorSource]
 ) -> TypedSource:
     """A graph with types of what :meth:`~pyg_dist.store.graph_input.HeteroInput.pieces` names."""
     return TypedSource(
