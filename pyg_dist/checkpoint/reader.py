@@ -102,6 +102,8 @@ class Checkpoint:
     def _explained(self, what: str) -> Iterator[None]:
         try:
             yield
+        except StoreError as error:
+            raise StoreError(f"{error}; or remove the folder {self.path}: load takes the one before it") from error
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
@@ -195,7 +197,6 @@ class Checkpoint:
             file.release()
         if not is_there.all():
             raise StoreError(
-                f"Expected all {rows.shape[0]} rows of '{name}' in {self.path} (some are in no file): remove its "
-                f"folder: load takes the one before it"
+                f"Expected all {rows.shape[0]} rows of '{name}' in {self.path} (some are in no file): save it again"
             )
         return RowTensor.from_local(local.to(like.device), target._sharding)
