@@ -66,23 +66,27 @@ def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: A
             np.add.at(neighbours, (number[one[edges]], parts[other[edges]]), 1)
     candidates = np.flatnonzero(movable)
     lost = neighbours[np.arange(candidates.size), parts[candidates]] / weights[what, candidates]
-    for k in np.lexsort((candidates, lost)):
-        node = candidates[k]
-        part, cost = parts[node], weights[:, node]
-        if load[what, part] <= limit[what]:
-            continue
-        after = load + cost[:, None]
-        room = (after <= limit[:, None]).all(0)
-        if not room.any():
-            fits = after[what] <= max(limit[what], after[what].min())
-            excess = (after / np.maximum(limit, 1)[:, None]).max(0)
-            room = fits & (excess <= excess[fits].min())
-        to = int(np.lexsort((load[what], -neighbours[k], ~room))[0])
-        if after[what, to] >= load[what, part]:
-            continue
-        parts[node] = to
-        load[:, part] -= cost
-        load[:, to] += cost
+    order = np.lexsort((candidates, lost))
+    for keeps_limits in (True, False):  # nodes that are no more than their new part has room for come first
+        for k in order:
+            node = candidates[k]
+            part, cost = parts[node], weights[:, node]
+            if load[what, part] <= limit[what]:
+                continue
+            after = load + cost[:, None]
+            room = (after <= limit[:, None]).all(0)
+            if not room.any():
+                if keeps_limits:
+                    continue
+                fits = after[what] <= max(limit[what], after[what].min())
+                excess = (after / np.maximum(limit, 1)[:, None]).max(0)
+                room = fits & (excess <= excess[fits].min())
+            to = int(np.lexsort((load[what], -neighbours[k], ~room))[0])
+            if after[what, to] >= load[what, part]:
+                continue
+            parts[node] = to
+            load[:, part] -= cost
+            load[:, to] += cost
 
 
 def whole_graphs(edge_index: Tensor, graph: Tensor, num_parts: int) -> tuple[Tensor, float] | None:
