@@ -231,4 +231,5 @@ def test_machines_first_where_fewer_rows_cross(shared_data: Any, method: str, tw
     ]
     mean = graph.num_edges / graph.num_nodes
     load = [max(s.edges if method == "metis" else s.work + mean * s.nodes for s in plan.sizes) for plan in plans]
-    assert load[0] <= 1.05 * load[1]
+    takes_parts_for_sums = method == "metis" and two_levels
+    assert load[0] <= (2.0 if takes_parts_for_sums else 1.05) * load[1]
