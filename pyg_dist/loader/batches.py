@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,9 @@ class BatchLoader:
         except GeneratorExit:  # a break: who knows whether there is a next step
             self._batches.stop()
             raise
+
+    def __deepcopy__(self, memo: object) -> BatchLoader:
+        return copy(self)  # its steps are its own; the graph and the thread are not copied
 
     def _take(self) -> object:
         """The batch of the next step; the one after it is begun."""

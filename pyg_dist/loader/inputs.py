@@ -198,6 +198,8 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
     if isinstance(edges, tuple) or not isinstance(edges, Tensor) or edges.dim() != 2 or edges.shape[0] != 2:
         got = list(edges.shape) if isinstance(edges, Tensor) else type(edges).__name__
         raise DataError(f"Expected 'edge_label_index' to be a tensor of shape [2, n] (got {got})")
+    if edges.dtype == torch.bool or edges.is_floating_point() or edges.is_complex():
+        raise DataError(f"Expected ids in 'edge_label_index' (got {edges.dtype}): pass integers")
     edges = edges.cpu().long()
     for nodes, end in zip(ends, edges, strict=True):
         listed_nodes(end, nodes.size, "edge_label_index")
@@ -207,11 +209,14 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
         return edges, None
     if negatives.mode == "triplet":
         raise OptionError("Expected no edge_label with neg_sampling='triplet' (got one): leave it out")
-    label = label.full_tensor() if isinstance(label, RowTensor) else torch.as_tensor(label)
+    try:
+        label = label.full_tensor() if isinstance(label, RowTensor) else torch.as_tensor(label)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataError(f"Expected 'edge_label' to be numbers (got a {type(label).__name__} of others)") from None
     if label.dim() == 0 or label.shape[0] != edges.shape[1]:
         raise DataError(f"Expected 'edge_label' to have {edges.shape[1]} rows (got shape {list(label.shape)})")
     label = label.cpu()
-    if negatives.mode == "binary" and not label.is_complex() and int(label.min()) == 0:
+    if negatives.mode == "binary" and not label.is_complex() and bool(label.min() == 0):
         label = label + 1  # zero is the label of negative edges
     return edges, label
 

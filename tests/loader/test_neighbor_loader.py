@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -286,6 +287,8 @@ def refusals() -> list[str]:
         lambda: LinkNeighborLoader(
             data, [2], edges, neg_sampling=NegativeSampling("binary", 1, src_weight=torch.ones(19))
         ),
+        lambda: LinkNeighborLoader(data, [2], edges.double()),
+        lambda: LinkNeighborLoader(data, [2], edges[:, :2], ["a", "b"]),
     ]
     messages = []
     for call in calls:
@@ -328,12 +331,44 @@ def test_refusals(workers: Pools) -> None:
         "neg_sampling_ratio a number from 0 (got -1.0)",
         "UnsupportedError: Expected LinkNeighborLoader without edge_label_time",
         "DataError: Expected 'src_weight' of neg_sampling to be 20 weights of at least 0, not all 0 (got shape [19])",
+        "DataError: Expected ids in 'edge_label_index' (got torch.float64): pass integers",
+        "DataError: Expected 'edge_label' to be numbers (got a list of others)",
     ]
     for messages in workers(2).run(refusals):
         assert len(messages) == len(expected)
         for message, start in zip(messages, expected, strict=True):
             assert message.startswith(start), (message, start)
             assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [([0.0, 1.0, 2.5], [1.0, 2.0, 3.5, 0.0]), ([0.5, 1.0, 2.5], [0.5, 1.0, 2.5, 0.0]), ([torch.nan, 1.0], None)],
+)
+def test_labels_from_zero_alone_are_raised(label: list[float], expected: list[float] | None) -> None:
+    from pyg_dist.loader import LinkNeighborLoader
+
+    graph = random_graph(N, 150)
+    edges = graph.edge_index[:, : len(label)]
+    (batch,) = LinkNeighborLoader(graph, [2], edges, torch.tensor(label), batch_size=3, neg_sampling_ratio=0.3)
+    found = batch.edge_label.tolist()
+    if expected is None:
+        assert math.isnan(found[0])
+        assert found[1:] == [1.0, 0.0]
+    else:
+        assert found == expected
+
+
+def test_a_copy_of_a_loader_has_steps_of_its_own() -> None:
+    from pyg_dist.loader import NeighborLoader
+
+    loader = NeighborLoader(random_graph(N, 150), [2], batch_size=8)
+    first = next(iter(loader)).n_id
+    copied = copy.deepcopy(loader)
+    assert copied.state_dict()["step"] == 1
+    assert len(list(copied)) == len(loader) - 1
+    assert loader.state_dict()["step"] == 1
+    assert not torch.equal(next(iter(loader)).n_id, first)
 
 
 def test_options_of_workers_have_no_effect() -> None:
