@@ -41,6 +41,9 @@ _HEAVIER = 1.05
 read where their target is; or, of :data:`FOR_SUMS`, entries and rows, as :func:`~pyg_dist.partition.inputs.node_work`
 weighs them."""
 
+_MAX_COMPARED = 2_000_000
+"""Edges up to which "metis" also tries "metis-cover": it takes twice as long, 16 s on one core for 1.6 million."""
+
 _MOST_IN_EDGES = 2.0
 """So many times METIS' heaviest rank's in-edges a rank may have with the parts of "metis-cover" that "metis" takes."""
 
@@ -111,8 +114,9 @@ def find_parts(
     Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS, "hypergraph",
     "cover" and "metis-cover" find machines' parts first, too, which they then cut, and METIS is tried several times,
     for few rows and for few cut edges; of what is about as well balanced that with the fewest such rows is taken.
-    Where ranks of a machine may share what crosses, "metis" takes the parts of "metis-cover" if fewer rows cross, a
-    step of sums is priced no dearer, and the most in-edges of a rank, which attention and max read, at most double.
+    Where ranks of a machine may share what crosses, "metis" takes the parts of "metis-cover" (up to 2 million edges)
+    if fewer rows cross, a step of sums is priced no dearer, and the most in-edges of a rank, which attention and max
+    read, at most double.
     "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
     """
     parts = solve(edge_index, num_nodes, num_parts, options, train_mask)
@@ -141,7 +145,8 @@ def find_parts(
         if number:  # the first one is where it began
             at_once = solve(edge_index, num_nodes, num_parts, of_try, train_mask)
             best.offer(place(edge_index, at_once, num_parts, on_each, options.exchange))
-    if not tries or options.method != "metis" or options.exchange != "hybrid" or options.hierarchy == "off":
+    may_share = options.exchange == "hybrid" and options.hierarchy != "off"
+    if options.method != "metis" or not may_share or edge_index.shape[1] > _MAX_COMPARED:
         return best.parts
     of_sums = replace(options, method="metis-cover")
     other = find_parts(edge_index, num_nodes, num_parts, of_sums, train_mask)
