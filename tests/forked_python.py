@@ -5,8 +5,9 @@ the tests, with its environment, folder and open files; the server forks, and th
 The program passes on signals, dies with its process, and ends as it ended. Launchers start it like any Python, and what
 the process itself starts by ``sys.executable`` is forked too.
 
-Python's end, of all modules and of what is static, takes half a second, most of a short script's time. Launchers, which
-are started by -m, and scripts whose environment has ``ENDS_AT_ONCE`` wait for threads, run ``atexit``, and end.
+Python's end, of all modules and of what is static, takes half a second, most of a short script's time. What is
+started by -m (launchers, pyg_dist's own commands) and scripts whose environment has ``ENDS_AT_ONCE`` wait for threads,
+run ``atexit``, and end.
 
 Two things differ from Python. The parent process is the server. Modules are imported already, so that how an import
 behaves cannot be seen. Another ``PYG_DIST_ISA`` than the server's, and options other than -u and -B, start a true

@@ -103,7 +103,10 @@ class Checkpoint:
         try:
             yield
         except StoreError as error:
-            raise StoreError(f"{error}; or remove the folder {self.path}: load takes the one before it") from error
+            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                raise  # the files may be good
+            advice = f"or remove the folder {self.path}: load takes the one before it"
+            raise StoreError(f"{error.message}; {advice}") from error
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise

@@ -47,7 +47,7 @@ from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 C = TypeVar("C", bound=MessagePassing)
 
-_HOW = "pass data.edge_index; where a conv makes a graph of its own, compute that before DistributedData"
+_HOW = "give it data.edge_index as one argument; where it makes a graph of its own, compute that before DistributedData"
 
 _OWN: dict[type, type] = {}
 """Classes of PyG that have a distributed form of their own."""
@@ -99,9 +99,10 @@ def DistributedConv(conv: C) -> C:
           and weights; attention weights come back as ``(edges, alpha)``, both with ``full_tensor()`` in PyG's order
 
     Raises:
-        UnsupportedError: ``conv`` is no message-passing conv, or takes no ``edge_index``. When called: with an
-            ``adj_t`` whose values it does not use as edge weights, with ``flow="target_to_source"``, or if the conv's
-            code needs all edges (negative sampling ...), or calls a conv within ``message``.
+        UnsupportedError: ``conv`` is no message-passing conv, or one of PyG's that takes no ``edge_index``. When
+            called: without distributed edges, with an ``adj_t`` whose values it does not use as edge weights, with
+            ``flow="target_to_source"``, or if the conv's code needs all edges (negative sampling ...), or calls a conv
+            within ``message``.
 
     Example:
         >>> from torch_geometric.nn import GATConv

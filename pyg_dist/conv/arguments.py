@@ -72,7 +72,7 @@ def features_of(given: dict[str, Any]) -> Any:
     """The argument that says over which nodes plain edges are: the first one with rows of nodes, or else the first."""
     firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
     has_nodes = (NodeTensor, MovedRows)
-    return next((value for value, first in firsts if isinstance(first, has_nodes)), next(iter(given.values())))
+    return next((value for value, first in firsts if isinstance(first, has_nodes)), next(iter(given.values()), None))
 
 
 def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: End | None = None) -> Any:

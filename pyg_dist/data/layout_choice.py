@@ -47,7 +47,7 @@ def model_of(graph_input: GraphInput, options: Options) -> Model:
     """The stack of convs that suits the data: as many columns as x, as many as y has classes (not collective)."""
     features, labels = graph_input.node_attributes.get("x"), graph_input.node_attributes.get("y")
     in_channels = features.shape[1] if features is not None and features.dim() == 2 else None
-    is_classes = labels is not None and labels.numel() > 0 and not labels.is_floating_point()
+    is_classes = labels is not None and labels.numel() > 0 and not (labels.is_floating_point() or labels.is_complex())
     out_channels = max(int(labels.max()) + 1, 1) if is_classes and labels is not None else None
     size = 4 if options.comm_dtype is None else options.comm_dtype.itemsize
     num_edges = graph_input.edge_index.shape[1]

@@ -209,8 +209,10 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
         return edges, None
     if negatives.mode == "triplet":
         raise OptionError("Expected no edge_label with neg_sampling='triplet' (got one): leave it out")
+    if isinstance(label, RowTensor):
+        label = label.full_tensor()
     try:
-        label = label.full_tensor() if isinstance(label, RowTensor) else torch.as_tensor(label)
+        label = torch.as_tensor(label)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(f"Expected 'edge_label' to be numbers (got a {type(label).__name__} of others)") from None
     if label.dim() == 0 or label.shape[0] != edges.shape[1]:

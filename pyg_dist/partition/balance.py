@@ -67,7 +67,9 @@ def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: A
     candidates = np.flatnonzero(movable)
     lost = neighbours[np.arange(candidates.size), parts[candidates]] / weights[what, candidates]
     order = np.lexsort((candidates, lost))
-    for keeps_limits in (True, False):  # nodes that are no more than their new part has room for come first
+    lightest = weights[:, candidates].min(1)
+    some_have_room = bool((load + lightest[:, None] <= limit[:, None]).all(0).any())
+    for keeps_limits in (True, False) if some_have_room else (False,):  # nodes that a part has room for come first
         for k in order:
             node = candidates[k]
             part, cost = parts[node], weights[:, node]

@@ -65,7 +65,7 @@ def _silent(step: str, parts: Tensor) -> None:
 
 @dataclass(frozen=True)
 class PartsOptions:
-    """How parts are found. See :func:`pyg_dist.partition.partition` for all but the first and the last two."""
+    """How parts are found. See :func:`pyg_dist.partition.partition` for those from ``epsilon`` to ``batches``."""
 
     method: str | Tensor | np.typing.NDArray[np.generic] = "metis"  # one of METHODS, or the parts themselves
     epsilon: float = 0.03  # how much heavier than the mean a part may be

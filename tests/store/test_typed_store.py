@@ -390,7 +390,7 @@ def test_folders_of_arrays(tmp_path: Path, form: str) -> None:
             "train": np.array([3, 5]),
             "valid": np.arange(7),
             "test-dev": np.array([9]),
-            "test-challenge": np.array([9]),
+            "test-challenge": np.array([9], np.int32),
         }
         torch.save(split, tmp_path / "graph" / "split_dict.pt")
         with pytest.raises(DataError, match=r"Expected node_label.npy of one type .* .got lonely, paper, venue"):
@@ -399,6 +399,10 @@ def test_folders_of_arrays(tmp_path: Path, form: str) -> None:
             (folder / kind / "node_label.npy").unlink()
             data[kind].pop("y")
         (folder / "paper" / "train_mask.npy").unlink()
+        torch.save({"paper": split}, tmp_path / "graph" / "split_dict.pt")
+        with pytest.raises(DataError, match=r"Expected 'train', 'valid' and 'test' in .*split_dict.pt .got 'paper'"):
+            open_types(str(tmp_path / "graph"))
+        torch.save(split, tmp_path / "graph" / "split_dict.pt")
         for name, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test-dev", "test_mask")):
             data["paper"][mask] = torch.zeros(40, dtype=torch.bool)
             data["paper"][mask][split[name]] = True

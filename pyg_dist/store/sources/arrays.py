@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,12 @@ def array_types(path: Path) -> TypedSource:
             of_nodes.setdefault(kind, top / kind)
     meta = {kind: count for place in (path, top) for kind, count in _content(place / _COUNTS).items()}
     counts = {kind: count for kind, count in meta.items() if isinstance(count, int)}
-    split = {name: nodes for place in (path, top) for name, nodes in _content(place / _SPLIT).items()}
+    splits = [place / _SPLIT for place in (path, top) if (place / _SPLIT).exists()][:1]
     labelled = sorted(kind for kind, folder in of_nodes.items() if (folder / "node_label.npy").exists())
-    if split and len(labelled) != 1:
+    if splits and len(labelled) != 1:
         raise DataError(
-            f"Expected node_label.npy of one type beside {path / _SPLIT} (got {', '.join(labelled) or 'none'}): save "
-            f"train_mask.npy in a type's folder"
+            f"Expected node_label.npy of one type beside {splits[0]} (got {', '.join(labelled) or 'none'}): remove the "
+            f"file, and save train_mask.npy in a type's folder"
         )
     nodes = dict[str, Source]()
     for kind, folder in sorted(of_nodes.items()):
@@ -71,11 +71,12 @@ def array_types(path: Path) -> TypedSource:
                     f"array): save it"
                 )
             size = len(next(iter(found.values())))
-        attributes = _attributes(folder, found, size)
-        if split and kind in labelled:
+        attributes, files = _attributes(folder, found, size), sorted(folder.glob("*.npy"))
+        if splits and kind in labelled:
             names = {attribute.name for attribute in attributes}
-            attributes += [mask for mask in _split_masks(path / _SPLIT, split, size) if mask.name not in names]
-        nodes[kind] = Piece(folder, sorted(folder.glob("*.npy")), size, attributes)
+            attributes += [mask for mask in _split_masks(splits[0], size) if mask.name not in names]
+            files += splits
+        nodes[kind] = Piece(folder, files, size, attributes)
     relations = dict[EdgeType, TensorSource]()
     for relation, folder in folders.items():
         edges = ArrayEdges(folder / _EDGES, Reading())
@@ -130,17 +131,21 @@ def _count(path: Path) -> int:
     return int(count.item())
 
 
-def _split_masks(path: Path, split: Mapping[str, object], size: int) -> Iterator[Attribute]:
+def _split_masks(path: Path, size: int) -> Iterator[Attribute]:
     """The nodes that train, validate and test; MAG240M has its test nodes in two pieces."""
-    for name, mask_name in _MASKS.items():
-        mask = np.zeros(size, np.bool_)
-        for key, nodes in split.items():
-            if key.partition("-")[0] == name:
-                nodes = np.asarray(nodes)
-                if nodes.dtype.kind not in "iu" or (nodes.size and (nodes.min() < 0 or nodes.max() >= size)):
-                    raise DataError(f"Expected numbers of nodes in [0, {size}) as {key!r} in {path}: save them again")
-                mask[nodes] = True
-        yield Attribute(mask_name, "BOOL", (), fixed_rows(mask))
+    masks = dict[str, Array]()
+    for key, nodes in _content(path).items():
+        name = _MASKS.get(key.partition("-")[0])
+        if name is None:
+            raise DataError(
+                f"Expected 'train', 'valid' and 'test' in {path} (got {key!r}): save their numbers of nodes"
+            )
+        nodes = np.asarray(nodes)
+        if nodes.size and (nodes.dtype.kind not in "iu" or nodes.min() < 0 or nodes.max() >= size):
+            raise DataError(f"Expected numbers of nodes in [0, {size}) as {key!r} in {path}: save them again")
+        masks.setdefault(name, np.zeros(size, np.bool_))[nodes.astype(np.int64)] = True
+    for name, mask in masks.items():
+        yield Attribute(name, "BOOL", (), fixed_rows(mask))
 
 
 def _content(path: Path) -> dict[str, object]:
@@ -149,8 +154,9 @@ def _content(path: Path) -> dict[str, object]:
         return {}
     rebuild: Any = np.empty(0).__reduce__()[0]
     arrays = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    dtypes = {type(np.dtype(code)) for code in "bhilqBHILQ"}
     try:
-        with torch.serialization.safe_globals([*arrays, np.ndarray, np.dtype, type(np.dtype("i8"))]):
+        with torch.serialization.safe_globals([*arrays, np.ndarray, np.dtype, *dtypes]):
             return {str(name): value for name, value in torch.load(path, weights_only=True).items()}
     except Exception as error:  # of a file by torch: any
         got = str(error).splitlines()[0][:100]

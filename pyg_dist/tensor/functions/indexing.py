@@ -318,15 +318,15 @@ def index_put(
     function: Function, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """Assign to rows, as ``x[indices] = values``, or add to those of one list (``accumulate``)."""
-    out = x if function.__name__.endswith("_") else x.clone()
+    out, (index, *others) = x if function.__name__.endswith("_") else x.clone(), indices
     if not accumulate:
-        out[tuple(indices)] = values
+        out[(index, *others) if others else index] = values
         return out
-    if len(indices) > 1 or indices[0].dtype == torch.bool:
-        raise refuse(
-            function, "with accumulate takes one list of rows, since columns beside it would be paired with them"
-        )
-    return out.index_add_(0, indices[0], values)
+    if others or index.dim() != 1 or index.dtype == torch.bool:
+        raise refuse(function, "with accumulate takes one list of rows: other indices would pair rows with columns")
+    if not isinstance(values, RowTensor) and values.shape != (shape := (index.shape[0], *x.shape[1:])):
+        values = values.expand(shape)
+    return out.index_add_(0, torch.where(index < 0, index + x.shape[0], index), values)
 
 
 @implements("masked_select")

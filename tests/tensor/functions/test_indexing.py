@@ -273,7 +273,9 @@ FORMS: dict[str, Sequence[Form]] = {
     ]),
     **each("index_put index_put_", [
         lambda f, t: f(t.x * 2, (torch.tensor([3, 0]),), t.full[:2]), lambda f, t: f(t.x * 2, (t.mask,), t.scalar),
-        lambda f, t: f(t.x * 2, [torch.tensor([1, 1])], t.full[:2], accumulate=True),
+        lambda f, t: f(t.x * 2, [torch.tensor([1, -1])], t.full[:2], accumulate=True),
+        lambda f, t: f(t.x * 2, [torch.tensor([1, 1])], t.scalar, accumulate=True),
+        lambda f, t: f(t.x * 2, (t.x > 0,), t.scalar),
         lambda f, t: f(torch.zeros_like(t.table[:, : t.F]), (t.label,), t.x, accumulate=True),
     ]),
     "masked_select": [lambda f, t: f(t.v, t.mask), lambda f, t: f(t.v, mask=torch.arange(t.N) > 1)],
