@@ -40,6 +40,8 @@ OTHER_FORMS: dict[str, Form] = {
     "index_reduce": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x, "amax", include_self=False),
     "index_reduce_": lambda f, t: f(labelled(t, t.F), 0, t.label, t.x, "amax", include_self=False),
     "__setitem__": lambda f, t: f(t.x.detach(), t.mask, 0.0),
+    "index_put": lambda f, t: f(t.x.detach(), (t.mask,), torch.tensor(0.0).double()),
+    "index_put_": lambda f, t: f(t.x.detach(), (t.mask,), torch.tensor(0.0).double()),
     "t": lambda f, t: f(t.x) @ t.y,
     "T.__get__": lambda f, t: f(t.x) @ t.y,
     "H.__get__": lambda f, t: f(t.x) @ t.y,
@@ -189,7 +191,9 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("refused", "refused", "__reduce_ex__ _is_view _base.__get__ __dlpack__ __dlpack_device__"),
     ],
     "indexing": [
-        ("count", "none", "__getitem__ index_select masked_select __setitem__ index_fill index_fill_"),
+        ("count", "none", """
+            __getitem__ index_select masked_select __setitem__ index_fill index_fill_ index_put index_put_
+        """),
         ("count", "sum", "index_copy index_copy_"),  # of plain rows that learn
         ("none", "none", "select"),
         ("count, gather", "none", "nonzero argwhere"),
