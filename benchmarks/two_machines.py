@@ -174,6 +174,7 @@ def parts_for(name: str, args: argparse.Namespace, folder: Path) -> dict[str, st
         return {}
     exchange, hierarchy = options.get("exchange", "hybrid"), options["hierarchy"]
     method = "metis" if args.partition in FOR_SUMS and exchange == "post" else args.partition
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{args.graph}-{args.ranks_per_machine}-{method}-{exchange}-{hierarchy}.npy"
     if not file.exists():
         data = power_law.load(args.graph)
