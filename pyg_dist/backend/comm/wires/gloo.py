@@ -54,8 +54,8 @@ def _let_senders_finish() -> None:
     """Keep gloo's threads from interrupting a thread that sends on the same core.
 
     A thread of gloo's that wakes then finds the pair locked, and asks again until its slice of time is over. One that
-    the system schedules as a batch waits for its turn instead (Linux). Threads of the
-    script's own gloo groups are among them.
+    the system schedules as a batch waits for its turn instead (Linux). Threads of gloo groups that the script has made
+    are among them. Beside other programs on the same cores messages take longer that way (docs/performance.md).
     """
     threads = Path("/proc/self/task").glob("*/comm") if hasattr(os, "SCHED_BATCH") else ()
     for name in threads:
