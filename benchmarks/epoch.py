@@ -171,7 +171,7 @@ def write(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="small", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["sage", "gcn"])
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="variants whose names end with one of these"
     )

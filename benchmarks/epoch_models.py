@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
+from pyg_dist import distribute
 from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 from pyg_dist.nn import NormReLUDropout
 
@@ -45,4 +47,15 @@ def gcn(in_channels: int, out_channels: int, conv: type, is_fused: bool = False)
     return Model(convs, [make() for _ in range(2)], is_fused)
 
 
-MODELS = {"sage": (sage, SAGEConv, DistributedSAGEConv), "gcn": (gcn, GCNConv, DistributedGCNConv)}
+def gat(in_channels: int, out_channels: int, conv: Callable[..., torch.nn.Module], is_fused: bool = False) -> Model:
+    """GAT, hidden four heads of 32, ReLU, dropout 0.5."""
+    convs = [conv(in_channels, 32, heads=4), conv(128, 32, heads=4), conv(128, out_channels)]
+    make = partial(NormReLUDropout, 128, None, p=0.5) if is_fused else torch.nn.Identity
+    return Model(convs, [make() for _ in range(2)], is_fused)
+
+
+MODELS = {
+    "sage": (sage, SAGEConv, DistributedSAGEConv),
+    "gcn": (gcn, GCNConv, DistributedGCNConv),
+    "gat": (gat, GATConv, lambda *sizes, **options: distribute(GATConv(*sizes, **options))),
+}

@@ -132,7 +132,7 @@ def measure_graph(name: str, size: Size, place: Place, log: Log, found: Found) -
 
 
 def run(place: Place, log: Log) -> None:
-    """SAGE with 256 columns and GCN with 128, three layers, on each graph; the largest one comes last."""
+    """SAGE with 256 columns, GCN with 128, GAT with four heads of 32, on each graph; the largest one comes last."""
     found: Found = {}
     for name, size in sorted(sizes(place).items(), key=lambda item: item[1].num_edges):
         log.attempt(f"{name}, set-up", partial(measure_graph, name, size, place, log, found))

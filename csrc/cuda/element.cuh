@@ -84,13 +84,14 @@ class Alignment {
 template <class T, class F>
 void with_vectors(const Alignment<T>& alignment, const F& f) {
   constexpr int kSize = sizeof(T);
-  if (alignment.allows(16)) {
-    f.template operator()<16 / kSize, 1>();
-  } else if (kSize < 8 && alignment.allows(8)) {
-    f.template operator()<8 / kSize, 2>();
-  } else {
-    f.template operator()<1, kSize == 8 ? 2 : 4>();
+  if (alignment.allows(16)) return f.template operator()<16 / kSize, 1>();
+  if constexpr (kSize < 8) {
+    if (alignment.allows(8)) return f.template operator()<8 / kSize, 2>();
   }
+  if constexpr (kSize < 4) {
+    if (alignment.allows(4)) return f.template operator()<4 / kSize, 4>();
+  }
+  f.template operator()<1, kSize == 8 ? 2 : 4>();
 }
 
 }  // namespace pyg_dist::gpu
