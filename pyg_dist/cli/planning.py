@@ -28,6 +28,7 @@ from pyg_dist.halo.plan.cover import EXCHANGES
 from pyg_dist.halo.plan.levels import HIERARCHIES
 from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
 from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.size_table import imbalance
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.plan.prices import HaloCandidate, halo_candidates, reasons
 from pyg_dist.pricing.base import DistributionPlan, columns, fold
@@ -146,7 +147,7 @@ class Planned(NamedTuple):
 def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, model: Model, machine: Machine) -> Planned:
     """Partition if the layout needs it, price and count."""
     with step(f"partition into {ranks}"):
-        parts = None if args.layout == "grid" else _parts_of(graph, args, ranks, model, machine)
+        parts, name = (None, "") if args.layout == "grid" else _parts_of(graph, args, ranks, model, machine)
     with step(f"count for {ranks} ranks"):
         bits = args.bits[0], args.bits[-1]
         grid = [] if args.layout == "halo" else grid_plans(model, ranks, machine)
@@ -161,7 +162,6 @@ def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, mode
             )  # fmt: skip
             return Planned(tiles, halo, grid)
         exchange = halo[0].exchange if halo else args.exchange
-        name = Path(args.partition).name
         counted = Plan.of(
             graph.edge_index, parts, ranks, exchange, name, machine.ranks_per_node, args.hierarchy, model, machine, bits
         )
@@ -170,13 +170,18 @@ def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, mode
 
 def _parts_of(
     graph: inputs.PlannedGraph, args: argparse.Namespace, ranks: int, model: Model, machine: Machine
-) -> Tensor:
+) -> tuple[Tensor, str]:
+    """The parts, and what found them."""
     method = inputs.read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
     options = PartsOptions(
         method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=machine.ranks_per_node,
         hierarchy=args.hierarchy, model=model, machine=machine, bits=(args.bits[0], args.bits[-1]),
     )  # fmt: skip
-    return find_parts(graph.edge_index, graph.num_nodes, ranks, options, graph.train_mask)
+    found_by = [Path(args.partition).name]
+    parts = find_parts(
+        graph.edge_index, graph.num_nodes, ranks, options, graph.train_mask, lambda name, _: found_by.append(name)
+    )
+    return parts, found_by[-1]
 
 
 def _notes(planned: Planned, model: Model, machine: Machine) -> list[str]:
@@ -266,7 +271,7 @@ def _compare(args: argparse.Namespace, graph: inputs.PlannedGraph, model: Model,
     found = [
         RankCount(
             count, plan.layout, seconds[count], seconds[1] / seconds[count], max(plan.memory_bytes(model)),
-            plan.halo_bytes(width), Plan.imbalance(plan.nodes),
+            plan.halo_bytes(width), imbalance(plan.nodes),
         )
         for count, plan in plans.items() if count in args.ranks
     ]  # fmt: skip

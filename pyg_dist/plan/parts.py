@@ -107,9 +107,14 @@ def require_hybrid(method: str, exchange: ExchangeKind) -> None:
 
 
 def find_parts(
-    edge_index: Tensor, num_nodes: int, num_parts: int, options: PartsOptions, train_mask: Tensor | None = None
+    edge_index: Tensor,
+    num_nodes: int,
+    num_parts: int,
+    options: PartsOptions,
+    train_mask: Tensor | None = None,
+    report: Report = _silent,
 ) -> Tensor:
-    """Return the rank of every node: int32 ``[N]``. Not collective.
+    """Return the rank of every node: int32 ``[N]``. Not collective; ``report`` is told if another method found them.
 
     Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS, "hypergraph",
     "cover" and "metis-cover" find machines' parts first, too, which they then cut, and METIS is tried several times,
@@ -150,11 +155,14 @@ def find_parts(
         return best.parts
     of_sums = replace(options, method="metis-cover")
     other = find_parts(edge_index, num_nodes, num_parts, of_sums, train_mask)
-    return _for_sums(edge_index, num_parts, options, best.parts, other)
+    if not _for_sums(edge_index, num_parts, options, best.parts, other):
+        return best.parts
+    report("metis-cover", other)
+    return other
 
 
-def _for_sums(edge_index: Tensor, num_parts: int, options: PartsOptions, metis: Tensor, other: Tensor) -> Tensor:
-    """METIS' parts, or those of "metis-cover" by the rule of :func:`find_parts`."""
+def _for_sums(edge_index: Tensor, num_parts: int, options: PartsOptions, metis: Tensor, other: Tensor) -> bool:
+    """Whether not METIS' parts, but those of "metis-cover" are taken by the rule of :func:`find_parts`."""
     on_each = options.ranks_per_node or num_parts
     machine = (Machine.load() if options.machine is None else options.machine).with_ranks_per_node(on_each)
     model = options.model or Model.of_layers(metis.numel(), edge_index.shape[1], None, None)
@@ -167,7 +175,7 @@ def _for_sums(edge_index: Tensor, num_parts: int, options: PartsOptions, metis: 
         return rows_between_nodes(counted.rows, on_each), seconds, max(s.edges for s in counted.sizes)
 
     (rows, seconds, edges), (fewer, cheaper, heaviest) = measured(metis), measured(other)
-    return other if fewer < rows and cheaper <= seconds and heaviest <= _MOST_IN_EDGES * edges else metis
+    return fewer < rows and cheaper <= seconds and heaviest <= _MOST_IN_EDGES * edges
 
 
 def _machines_first(

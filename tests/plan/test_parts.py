@@ -105,10 +105,12 @@ def test_metis_takes_parts_for_sums_where_ranks_share_machines(monkeypatch: pyte
     edge_index = torch.cat([ends.long(), ends.long().flip(0)], 1)
     slow = Machine(inter_bandwidth=25e6)
     wanted = PartsOptions(ranks_per_node=2, machine=slow)
-    found = find_parts(edge_index, num_nodes, 4, wanted)
+    found_by: list[str] = []
+    found = find_parts(edge_index, num_nodes, 4, wanted, report=lambda name, _: found_by.append(name))
     assert torch.equal(found, find_parts(edge_index, num_nodes, 4, wanted))
     monkeypatch.setattr(parts_module, "_MOST_IN_EDGES", 0.0)
-    metis = find_parts(edge_index, num_nodes, 4, wanted)
+    metis = find_parts(edge_index, num_nodes, 4, wanted, report=lambda name, _: found_by.append(name))
+    assert found_by == ["metis-cover"]
     plans = [Plan.of(edge_index, parts, 4, ranks_per_node=2, machine=slow) for parts in (found, metis)]
     assert plans[0].rows_between_nodes() < plans[1].rows_between_nodes()
     assert plans[0].price(machine=slow).seconds <= plans[1].price(machine=slow).seconds

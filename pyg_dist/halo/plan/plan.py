@@ -17,15 +17,13 @@ from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Counted, Crossings, Hierarchy, LevelCounts
 from pyg_dist.halo.plan.plan_file import read_plan, write_plan
+from pyg_dist.halo.plan.size_table import imbalance, size_table
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
-from pyg_dist.pricing.base import DistributionPlan, aligned
+from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
-
-_MOST_LINES = 32
-"""With more ranks, a table has half as many: those with most to do."""
 
 # Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
 # exchange over gloo on one machine, messages take as long or longer (up to 1.4 times at 8).
@@ -216,11 +214,6 @@ class Plan(DistributionPlan):
         given = machine is not None and not self.two_levels
         return _machine(machine, None if given else self.ranks_per_node)
 
-    @staticmethod
-    def imbalance(values: list[int]) -> float:
-        """Largest over mean: 1.0 is even."""
-        return max(values) * len(values) / sum(values) if sum(values) else 1.0
-
     def _described_model(self, model: Model | None) -> Model | None:
         return model
 
@@ -249,7 +242,7 @@ class Plan(DistributionPlan):
             "messages_between_nodes": levels.messages[1],
             "bytes_inside_nodes": {width: level[0] for width, level in of_widths.items()},
             "bytes_between_nodes": {width: level[1] for width, level in of_widths.items()},
-            "imbalance": {name: self.imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
+            "imbalance": {name: imbalance([getattr(s, name) for s in self.sizes]) for name in uneven},
         }
 
     def _title(self) -> str:
@@ -259,18 +252,7 @@ class Plan(DistributionPlan):
         )
 
     def _table(self, machine: Machine) -> list[str]:
-        columns = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
-        header = ["rank", *(c.replace("_", " ") for c in columns)]
-        shown = list(enumerate(self.sizes))
-        if self.ranks > _MOST_LINES:
-            shown = sorted(shown, key=lambda pair: (-self._load(pair[1]), pair[0]))[: _MOST_LINES // 2]
-        lines = [[str(rank), *(f"{getattr(s, c):,}" for c in columns)] for rank, s in shown]
-        if len(shown) < self.ranks:
-            lines.append([f"+{self.ranks - len(shown)}", *("..." for _ in columns)])
-            header[0] = "worst"
-        lines.append(["all", *(f"{sum(getattr(s, c) for s in self.sizes):,}" for c in columns)])
-        lines.append(["max/mean", *(f"{self.imbalance([getattr(s, c) for s in self.sizes]):.2f}" for c in columns)])
-        table = aligned([header, *lines])
+        table = size_table(self.sizes)
         by_kind = ", ".join(f"{kind} {count:,}" for kind, count in self.rows.items())
         way = "an all-to-all-v" if self.is_dense else "a message per neighbour"
         table.append(f"rows per aggregation: {by_kind}; by {way}")
@@ -286,12 +268,6 @@ class Plan(DistributionPlan):
                 one, two = self.across
                 table.append(f"rows of the hybrid exchange that leave: {one:,} in one level, {two:,} in two")
         return table
-
-    def _load(self, sizes: ShareSizes) -> float:
-        """How far a rank is above the mean, in that of work, rows sent and rows received where it is most."""
-        names = ("work", "rows_sent", "rows_received")
-        means = {name: sum(getattr(s, name) for s in self.sizes) / self.ranks for name in names}
-        return max(getattr(sizes, name) / means[name] if means[name] else 0.0 for name in names)
 
     def _traffic(self, width: int, machine: Machine) -> str:
         text = super()._traffic(width, machine)

@@ -12,6 +12,7 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts, shares_machines
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
+from pyg_dist.halo.plan.size_table import imbalance
 from pyg_dist.pricing.base import aligned, fold
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
@@ -150,7 +151,7 @@ class HeteroPlan:
         if plans:
             title += f", {plans[0].partition} partition, {plans[0].exchange} exchange"
         of_types = [
-            [kind, f"{sum(counts):,}", f"{max(counts):,}", f"{Plan.imbalance(counts):.2f}"]
+            [kind, f"{sum(counts):,}", f"{max(counts):,}", f"{imbalance(counts):.2f}"]
             for kind, counts in self.nodes_of.items()
         ]
         header, of_relations = ["relation", "edges", "max/mean", *(f"rows {kind}" for kind in EXCHANGES)], []
@@ -160,7 +161,7 @@ class HeteroPlan:
         for relation, plan in self.relations.items():
             edges = [sizes.edges for sizes in plan.sizes]
             rows = [f"{plan.rows[kind]:,}" for kind in EXCHANGES]
-            of_relations.append([" ".join(relation), f"{sum(edges):,}", f"{Plan.imbalance(edges):.2f}", *rows])
+            of_relations.append([" ".join(relation), f"{sum(edges):,}", f"{imbalance(edges):.2f}", *rows])
             if shares:
                 of_relations[-1] += [f"{1 + plan.two_levels}", f"{plan.rows_between_nodes():,}"]
         lines = [
