@@ -9,9 +9,9 @@ Each namespace stands for a machine with one core: ranks reach those of the othe
 ``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
 layers of 256, forward, loss, backward, Adam. Every variant has the parts that DistributedData finds for it. Beside each
 time stands the processor time of the busier machine (``busy``), and what the plan predicts for a machine with such a
-link, whose other constants are those that ``python -m pyg_dist bench`` has measured, if it has. Automatic parts are
-those for the slowest link. All that is made is removed in the end. Where
-namespaces are not allowed, the script says so and ends well.
+link. Its other constants are measured first, by ``python -m pyg_dist bench``, unless they have been. Automatic parts
+are those for the slowest link. All that is made is removed in the end. Where namespaces are not allowed, the script
+says so and ends well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,16 @@ def serve(graph: str, on_each: int) -> None:
         print(json.dumps(found), flush=True)
 
 
+def constants(file: Path, is_assumed: bool) -> dict[str, Any]:
+    """The machine's; where none are stored they are measured into ``file``, unless those of another are assumed."""
+    from pyg_dist.pricing.machine import Machine, machine_file
+
+    if not is_assumed and not machine_file().exists():
+        subprocess.run([sys.executable, "-m", "pyg_dist", "bench", "--output", str(file)], check=True)
+        os.environ["PYG_DIST_MACHINE"] = str(file)  # for the ranks, too
+    return asdict(Machine.load())
+
+
 def parts_for(name: str, args: argparse.Namespace, folder: Path) -> dict[str, str]:
     """The file of the parts of a variant, found if it is not there; a grid has none."""
     from pyg_dist.plan.parts import FOR_SUMS, PartsOptions, find_parts
@@ -230,12 +240,13 @@ def measured(args: argparse.Namespace, parts: dict[str, dict[str, str]]) -> list
 
 
 def report(rows: list[dict[str, Any]]) -> str:
-    lines = ["Mbit/s  variant             s an epoch     busy  predicted  MiB sent   crossed  faster than post"]
+    lines = ["Mbit/s  variant             s an epoch     busy  predicted   off  MiB sent   crossed  faster than post"]
     post = {row["megabits"]: row["seconds"] for row in rows if row["variant"] == "halo, post"}
     for row in sorted(rows, key=lambda row: -row["megabits"]):
         ratio = f"{post[row['megabits']] / row['seconds']:.2f}x" if row["megabits"] in post else "-"
+        error = f"{row['predicted'] / row['seconds'] - 1:+.0%}"
         lines.append(f"{row['megabits']:>6}  {row['variant']:<18}  {row['seconds']:>10.2f}  {row['busy']:>7.2f}  "
-                     f"{row['predicted']:>9.2f}  {row['sent_mib']:>8.1f}  {row['crossed_mib']:>8.1f}  "
+                     f"{row['predicted']:>9.2f}  {error:>4}  {row['sent_mib']:>8.1f}  {row['crossed_mib']:>8.1f}  "
                      f"{ratio:>16}")  # fmt: skip
     return "\n".join(lines)
 
@@ -261,6 +272,7 @@ def main() -> None:
                         "several ranks on a machine")  # fmt: skip
     parser.add_argument("--ranks-per-machine", type=int, default=1)
     parser.add_argument("--partition", default="metis", help="how parts are found; of post METIS' where it is for sums")
+    parser.add_argument("--assumed", action="store_true", help="predict by the default constants where none are stored")
     parser.add_argument("--parts", type=Path, help="folder where parts are kept for the next run")
     parser.add_argument("--output", type=Path, default=RESULTS / "two-machines.json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -276,6 +288,7 @@ def main() -> None:
         print(f"skipped: no network namespaces here: {why}")
         return
     with tempfile.TemporaryDirectory() as folder:
+        known = constants(Path(folder) / "machine.json", args.assumed)
         parts = {name: parts_for(name, args, args.parts or Path(folder)) for name in args.variants}
         with two_machines():
             rows = measured(args, parts)
@@ -284,6 +297,7 @@ def main() -> None:
         "command": " ".join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]),
         "graph": args.graph,
         "partition": args.partition,
+        "constants": known,
     }
     args.output.write_text(json.dumps(content | {"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
 

@@ -31,7 +31,7 @@ def once(run: Callable[[], object], *args: object, **kwargs: object) -> float:
 def test_every_part_writes_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sizes = {name: gpu_measure.TRIAL_SIZES["arxiv-like"] for name in ("arxiv-like", "products-like")}
     monkeypatch.setattr(gpu_measure, "TRIAL_SIZES", sizes)
-    monkeypatch.setattr(calibration, "best_seconds", once)
+    monkeypatch.setattr(calibration, "median_seconds", once)
     monkeypatch.setenv("PYG_DIST_REMEMBER_MIB", "inf")  # which the epochs change
     place, path = gpu_measure.Place.of("cpu"), tmp_path / "gpu.json"
     for part, run in (("spmm", gpu_spmm.run), ("bandwidth", gpu_bandwidth.run), ("epoch", gpu_epoch.run)):
@@ -83,7 +83,7 @@ def test_a_way_a_width_or_a_graph_that_fails_ends_no_other(monkeypatch: pytest.M
 
     monkeypatch.setattr(gpu_spmm, "products", spoilt)
     monkeypatch.setattr(gpu_spmm, "draw", spoilt_draw)
-    monkeypatch.setattr(calibration, "best_seconds", once)
+    monkeypatch.setattr(calibration, "median_seconds", once)
     gpu_spmm.run(gpu_measure.Place.of("cpu"), gpu_measure.Log(tmp_path / "gpu.json", "spmm"))
     found = gpu_measure.read(tmp_path / "gpu.json")["spmm"]
     narrow, wide = gpu_spmm.WIDTHS[:2]

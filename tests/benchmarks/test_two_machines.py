@@ -25,6 +25,7 @@ def test_two_machines(tmp_path: Path, on_each: int) -> None:
         "100",
         "--output",
         str(output),
+        "--assumed",
         "--ranks-per-machine",
         str(on_each),
     )

@@ -183,16 +183,21 @@ def test_a_root_hides_the_link() -> None:
 
 
 def test_local_edges_and_messages_inside_hide_the_link() -> None:
-    """Two ranks a machine of one core: rank 0 sends 30 rows inside it and 10 by the link, beside 6 local entries."""
-    machine = replace(BARE, spmm=(1.0, 0.0, 0.0), ranks_per_node=2, cores=1, inter_bandwidth=1.0, inter_latency=0.0)
+    """Two ranks a machine of one core: rank 0 sends 30 rows inside it and 10 by the link, beside 6 local entries.
+
+    What the link's messages take of the core is never hidden, unless a GPU sends them.
+    """
+    machine = replace(BARE, spmm=(1.0, 0.0, 0.0), ranks_per_node=2, cores=1, inter_bandwidth=0.5, inter_latency=0.0)
     loads = loads_of((1, 1, 1), (10, 10, 10), ROWS, 2, local_entries=(6, 6, 6))[:1]
     price = halo_price(Model(3, 30, (8, 8, 8)), loads, machine, 3)
-    inside, link = 2 * (30 * 32 / 4 + 0.5), 2 * 10 * 32
+    inside, core, link = 2 * (30 * 32 / 4 + 0.5), 2 * (10 * 32 / 4 + 0.5), 2 * 10 * 32 / 0.5
     shares = Model(3, 30, (8, 8, 8)).gradient_bytes(2)  # inside a machine, and then between the two
-    gradients = 2 * (shares / 4 + 4 * 0.5) + shares
-    assert price.messages == pytest.approx(2 * (inside + max(0, link - inside - 2 * 6 * 8)) + gradients)
-    narrow = halo_price(Model(3, 30, (8, 8, 8)), [loads[0]._replace(local_entries=1e6)], machine, 3)
-    assert narrow.messages == pytest.approx(2 * inside + gradients)
+    gradients = 2 * (shares / 4 + 4 * 0.5) + shares / 0.5
+    assert price.messages == pytest.approx(2 * (inside + link - inside - 2 * 6 * 8) + gradients)
+    hidden = [loads[0]._replace(local_entries=1e6)]
+    for device, taken in (("cpu", core), ("cuda", 0.0)):
+        narrow = halo_price(Model(3, 30, (8, 8, 8)), hidden, replace(machine, device=device), 3)
+        assert narrow.messages == pytest.approx(2 * (inside + taken) + gradients)
 
 
 def test_saved_and_stale(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
     if not load.messages_inside + load.messages_between:
         return 0.0
     inside = _inside_seconds(load, width, machine, num_ranks, bits)
-    return inside + _link_seconds(load, width, machine, num_ranks, bits)
+    return inside + _link_seconds(load, width, machine, num_ranks, bits)[0]
 
 
 def _inside_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
@@ -109,10 +109,15 @@ def _inside_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int
     return machine.turns(num_ranks) * (calls * machine.call_seconds + inside)
 
 
-def _link_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
-    """Of these, the messages between machines, which need no core."""
+def _link_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> tuple[float, float]:
+    """Of these, the messages between machines; and what they take of a core, which other work has to wait for.
+
+    The system copies and splits CPU messages as it does inside a machine; what a GPU sends needs no core.
+    """
     num_bytes = load.rows_between * row_bytes(width, ELEMENT_BYTES, bits)
-    return machine.send_seconds(num_bytes, load.messages_between, num_ranks, False)
+    link = machine.send_seconds(num_bytes, load.messages_between, num_ranks, False)
+    core = machine.send_seconds(num_bytes, load.messages_between, num_ranks, True) * machine.turns(num_ranks)
+    return link, min(link, core) if machine.device == "cpu" else 0.0
 
 
 def quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
@@ -166,7 +171,8 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
                 meanwhile = turns * machine.spmm_seconds(load.local_entries, 0, aggregated)
                 meanwhile += turns * (model.num_matrices - 1) * (1 + number) * of_matrix / machine.gemm_rate
                 meanwhile += _inside_seconds(load, aggregated, machine, num_ranks, direction)
-                messages -= min(meanwhile, _link_seconds(load, aggregated, machine, num_ranks, direction))
+                link, core = _link_seconds(load, aggregated, machine, num_ranks, direction)
+                messages -= min(meanwhile, link - core)
             quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
         flops += of_matrix * model.num_matrices * (3 if layer.learns else 2)
