@@ -20,8 +20,8 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import KeptEdges, Subset
-from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
-from pyg_dist.halo.plan.share import HaloShare, LocalRows, halo_of
+from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
+from pyg_dist.halo.plan.share import Halo, HaloShare, LocalRows, halo_of
 from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, no_transfer, receive_lists, send_lists, transfer
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes
 
@@ -303,7 +303,6 @@ def _restriction(
         exchange=share.exchange,
         ranks_per_machine=None if ways is None else share.ranks_per_machine,
     )
-    kinds = [kind for kind in EXCHANGES if kind in ("post", share.exchange)]
     none, remote = torch.empty(0, dtype=torch.int64), edges.remote
 
     def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -317,9 +316,8 @@ def _restriction(
             edge_id=_at(share.edge_id, edge),
             rows=nothing,
             sum_transfer=nothing,
-            halo_id=none,
-            halo_owner=none.int(),
-            rows_sent=dict.fromkeys(kinds, 0),
+            halo=(none, none.int()),
+            rows_sent=dict.fromkeys(("post", share.exchange), 0),
         )
         return Restriction(alone, rows, edge, none, none.view(2, 0), which)
 
@@ -328,38 +326,39 @@ def _restriction(
     places = Places.of(arriving, targets.local_id, num_local, num_inner, edges.local.num_entries)
     edge, which = numbered(torch.cat([edges.local_edge, places.stored(arriving.edge)]))
 
-    def slots(edges: OneWay, cover: Cover, by: Routes | None) -> Slots:
-        return Slots.of(edges, cover) if by is None else by.slots(edges, cover)
+    def cover(kind: ExchangeKind) -> tuple[Cover, Cover]:
+        if kept is None:
+            return remote.cover(kind, each_step=True).split(here.rows, here.sums)
+        return arriving.batch_cover(kind, remote.load), leaving.batch_cover(kind, remote.load)
 
-    covers = {kind: remote.cover(kind, each_step=True).split(here.rows, here.sums) for kind in kinds}
-    routes = {kind: None if ways is None else ways(kind) for kind in kinds}
-    received, sent = (
-        {kind: slots(one_way, covers[kind][leaves], routes[kind]) for kind in kinds}
-        for leaves, one_way in enumerate((arriving, leaving))
-    )
-    num_sources = sources.row.numel()
+    def slots(kind: ExchangeKind, covers: tuple[Cover, Cover]) -> tuple[Slots, Slots, Routes | None]:
+        both, by = zip((arriving, leaving), covers, strict=True), None if ways is None else ways(kind)
+        received, sent = (Slots.of(*each) if by is None else by.slots(*each) for each in both)
+        return received, sent, by
 
-    def lists(kind: ExchangeKind) -> Transfer:
-        by = routes[kind]
+    def lists(received: Slots, sent: Slots, by: Routes | None) -> Transfer:
         return transfer(
-            receive_lists(arriving, received[kind], places),
-            send_lists(leaving, sent[kind], sources.local_id, num_sources),
+            receive_lists(arriving, received, places),
+            send_lists(leaving, sent, sources.local_id, sources.row.numel()),
             None if by is None else by.relay_lists(share.rank),
         )
 
-    sums = lists(share.exchange)
-    summed = here.edges + (~_at(sent[share.exchange].left, leaving.row)).nonzero().view(-1)
-    halo = arriving
-    if edges.at_row is not None:
-        halo = replace(arriving, rows=Ends(edges.at_row[: here.rows], arriving.rows.counts))
-    halo_id, halo_owner = halo_of(halo, received["post"])
+    def halo() -> Halo:
+        found = arriving
+        if edges.at_row is not None:
+            found = replace(arriving, rows=Ends(edges.at_row[: here.rows], arriving.rows.counts))
+        return halo_of(found, slots("post", cover("post"))[0])
+
+    covers = cover(share.exchange)
+    chosen = slots(share.exchange, covers)
+    sums = lists(*chosen)
+    summed = here.edges + (~_at(chosen[1].left, leaving.row)).nonzero().view(-1)
     result = share_of(
         edge_id=_at(share.edge_id, edge),
-        rows=sums if share.exchange == "post" else partial(lists, "post"),
+        rows=sums if share.exchange == "post" else lambda: lists(*slots("post", cover("post"))),
         sum_transfer=sums,
-        halo_id=halo_id,
-        halo_owner=halo_owner,
-        rows_sent={kind: int(cover.left.sum() + cover.right.sum()) for kind, (_, cover) in covers.items()},
+        halo=halo,
+        rows_sent={"post": len(leaving.rows), share.exchange: int(sum(side.sum() for side in covers[1]))},
     )
     ends = torch.stack(
         [_at(kind.node, _at(of, summed)) for kind, of in ((remote.rows, remote.row), (remote.sums, remote.sum))]

@@ -22,6 +22,9 @@ from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, O
 from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, receive_lists, send_lists, transfer
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes, Send, Task, exchanged
 
+Halo = tuple[Tensor, Tensor]
+"""Global ids of a rank's halo rows and their owners."""
+
 
 @dataclass(frozen=True)
 class HaloShare:
@@ -41,12 +44,25 @@ class HaloShare:
     local: CSR  # rows are local ids of targets, columns those of sources; entries are ``edge_id[:local.num_entries]``
     rows: Transfer | Callable[[], Transfer]  # ``row_transfer``, or what makes it
     sum_transfer: Transfer  # rows and sums, by the chosen exchange; ``"post"``: ``row_transfer`` itself
-    halo_id: Tensor  # global id by receive slot of ``row_transfer``, int64 ``[h]``
-    halo_owner: Tensor  # the rank that has this node, int32 ``[h]``
+    halo: Halo | Callable[[], Halo]  # by receive slot of ``row_transfer``, or what makes it
     exchange: ExchangeKind  # the chosen exchange
     rows_sent: dict[ExchangeKind, int]  # rows that this rank sends in one aggregation, by exchange, in one level
     # in two levels, so many consecutive ranks share what crosses to another machine
     ranks_per_machine: int | None = None
+
+    @cached_property
+    def _halo(self) -> Halo:
+        return self.halo() if callable(self.halo) else self.halo
+
+    @property
+    def halo_id(self) -> Tensor:
+        """Global id by receive slot of :attr:`row_transfer`, int64 ``[h]``; of a batch made at the first use."""
+        return self._halo[0]
+
+    @property
+    def halo_owner(self) -> Tensor:
+        """The rank that has this node, int32 ``[h]``."""
+        return self._halo[1]
 
     @cached_property
     def row_transfer(self) -> Transfer:
@@ -302,7 +318,7 @@ def share_of(
     release_after(edge_id.numel())
     buffers = {kind: slots(edges, hybrid, kind) for kind in kinds}
     received = {kind: receive_lists(edges, buffer, places) for kind, buffer in buffers.items()}
-    halo_id, halo_owner = halo_of(edges, buffers["post"])
+    halo = halo_of(edges, buffers["post"])
     del edges, hybrid, places, buffers
     release_after(edge_id.numel())
     edges, hybrid = leaving()
@@ -321,8 +337,7 @@ def share_of(
         local=local,
         rows=lists["post"],
         sum_transfer=lists[exchange],
-        halo_id=halo_id,
-        halo_owner=halo_owner,
+        halo=halo,
         exchange=exchange,
         rows_sent={
             kind: int(cover.left.sum() + cover.right.sum())
@@ -332,7 +347,7 @@ def share_of(
     )
 
 
-def halo_of(arriving: OneWay, slots: Slots) -> tuple[Tensor, Tensor]:
+def halo_of(arriving: OneWay, slots: Slots) -> Halo:
     """The node of each halo slot, and its owner; ``slots`` are those of rows alone."""
     owner = torch.repeat_interleave(torch.tensor(arriving.rows.counts))
     none = torch.empty(0, dtype=torch.int64)

@@ -251,7 +251,8 @@ def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
     for low, high in _runs(stored.rowptr):
         entries = slice(int(stored.rowptr[low]), int(stored.rowptr[high]))
         edge = entries.start + is_carried[entries].nonzero().view(-1)
-        edge_start = torch.searchsorted(edge, stored.rowptr[low : high + 1])
+        before = torch.cat([edge.new_zeros(1), is_carried[entries].cumsum(0)])
+        edge_start = before.index_select(0, stored.rowptr[low : high + 1] - entries.start)
         sums_of = sum_start[low : high + 1] - sum_start[low]
         start[low : high + 1] = end + edge_start + sums_of
         to = torch.arange(end, end + edge.numel()) + torch.repeat_interleave(sums_of[:-1], edge_start.diff())

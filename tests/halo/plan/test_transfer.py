@@ -188,6 +188,42 @@ def test_one_direction_has_the_same_cover(seed: int) -> None:
     assert both[0] == both[1] == int(cover.left.sum() + cover.right.sum()) > 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_both_ranks_of_a_pair_find_the_same_cover_of_a_batch(seed: int) -> None:
+    """It is one, sends at most as many as rows or sums alone would, and at least the fewest."""
+    graph = random_graph(60, 240, seed=seed)
+    parts = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(seed))
+    ranks, load = parts[graph.edge_index], torch.bincount(parts[graph.edge_index[1]], minlength=3)
+    found: dict[tuple[int, int], list[tuple[list[int], list[int]]]] = {}
+    for rank in range(3):
+        edge = ((ranks == rank).sum(0) == 1).nonzero().view(-1)
+        remote = RemoteEdges.of_list(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, load, rank)
+        for edges in OneWay.both(remote, rank):
+            cover, least = edges.batch_cover("hybrid", load), edges.cover("hybrid", load)
+            assert (cover.left[edges.row] | cover.right[edges.sum]).all()
+            of_peers = [ends.node.split(ends.counts) for ends in (edges.rows, edges.sums)]
+            sides = [x.split(ends.counts) for x, ends in zip(cover, (edges.rows, edges.sums), strict=True)]
+            fewest = [x.split(ends.counts) for x, ends in zip(least, (edges.rows, edges.sums), strict=True)]
+            for peer in {*range(3)} - {rank}:
+                rows, sums = (node[peer][side[peer]] for node, side in zip(of_peers, sides, strict=True))
+                smallest = int(sum(side[peer].sum() for side in fewest))
+                assert smallest <= rows.numel() + sums.numel() <= min(node[peer].numel() for node in of_peers)
+                pair = (rank, peer) if edges.leaves else (peer, rank)
+                found.setdefault(pair, []).append((rows.tolist(), sums.tolist()))
+    assert len(found) == 6
+    assert all(arriving == leaving for arriving, leaving in found.values())
+
+
+def test_a_batch_sends_a_row_in_place_of_sums_that_it_alone_would_fill() -> None:
+    """Node 0 feeds three targets, one of which has another source; nodes 1 to 3 feed a single one."""
+    edge_index = torch.tensor([[0, 0, 0, 1, 1, 2, 3], [4, 5, 6, 6, 7, 7, 7]])
+    load, parts = torch.tensor([0, 7]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    remote = RemoteEdges.of_list(torch.arange(7), *edge_index, *parts[edge_index], 8, load, 1)
+    cover = OneWay.both(remote, 1)[0].batch_cover("hybrid", load)
+    assert cover.left.tolist() == [True, False, False, False]
+    assert cover.right.tolist() == [False, False, True, True]
+
+
 @pytest.mark.parametrize(
     ("name", "ratio"),
     [pytest.param("soc_slashdot0902", 0.70, marks=pytest.mark.slow), ("amazon_computers", 0.47), ("pubmed", 0.80)],
