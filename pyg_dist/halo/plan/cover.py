@@ -267,17 +267,14 @@ class OneWay:
         """
         if exchange != "hybrid":
             return self.uniform_cover(exchange)
-        row, total = self.row, self.sum
-        left, right = torch.zeros(len(self.rows), dtype=torch.bool), torch.zeros(len(self.sums), dtype=torch.bool)
+        left = torch.zeros(len(self.rows), dtype=torch.bool)
+        edges_of = left_of = torch.bincount(self.sum, minlength=len(self.sums))
         for _ in range(_ROUNDS):
-            begins = torch.ones(total.numel() + 1, dtype=torch.bool)
-            torch.ne(total[1:], total[:-1], out=begins[1:-1])
-            alone = (begins[1:] & begins[:-1]).nonzero().view(-1)
-            replaces = torch.bincount(row.index_select(0, alone), minlength=left.numel()) >= 2
-            left |= replaces
-            others = (~replaces.index_select(0, row)).nonzero().view(-1)
-            row, total = row.index_select(0, others), total.index_select(0, others)
-        right.index_fill_(0, total.long(), True)
+            lone = masked(self.row, (left_of == 1).index_select(0, self.sum))
+            left |= torch.bincount(lone, minlength=len(left)) >= 2
+            carried = masked(self.sum, left.index_select(0, self.row))
+            left_of = edges_of - torch.bincount(carried, minlength=len(edges_of))
+        right = left_of > 0
         rows, sums = (torch.tensor(ends.counts) for ends in (self.rows, self.sums))
         sent = torch.tensor(self.rows.counts_of(left.nonzero().view(-1)))
         sent += torch.tensor(self.sums.counts_of(right.nonzero().view(-1)))
@@ -293,6 +290,11 @@ class OneWay:
     def uniform_cover(self, exchange: ExchangeKind) -> Cover:
         """All rows, or all sums."""
         return Cover.uniform(exchange, len(self.rows), len(self.sums))
+
+
+def masked(values: Tensor, mask: Tensor) -> Tensor:
+    """Those that a mask selects. torch would make an int64 of each entry of the mask first."""
+    return torch.from_numpy(values.numpy()[mask.numpy()])
 
 
 def minimum_vertex_cover(

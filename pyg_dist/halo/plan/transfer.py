@@ -19,7 +19,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.cover import Cover, OneWay
+from pyg_dist.halo.plan.cover import Cover, OneWay, masked
 
 UNIT = -1
 """In place of an edge: an entry whose value is one, whatever the edges' weights are."""
@@ -219,17 +219,12 @@ def receive_lists(arriving: OneWay, slots: Slots, places: Places) -> ReceiveList
         weights, weight_counts = torch.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
     else:
         is_summed = ~slots.left.index_select(0, arriving.row)
-        weights = _masked(places.places(), is_summed)
-        weight_counts = arriving.sums.counts_of(_masked(arriving.sum, is_summed))
+        weights = masked(places.places(), is_summed)
+        weight_counts = arriving.sums.counts_of(masked(arriving.sum, is_summed))
         del is_summed
     own = SUM_KEY * (arriving.rank + 1)
     key = slots.mixed(arriving.rows.node[slots.rows].add_(own), arriving.sums.node[slots.sums])
     return ReceiveLists(_incoming(slots, places, key.numel()), slots.counts, key, weights, tuple(weight_counts))
-
-
-def _masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Those that a mask selects. torch would make an int64 of each entry of the mask first."""
-    return torch.from_numpy(values.numpy()[mask.numpy()])
 
 
 def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
