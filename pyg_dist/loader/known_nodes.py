@@ -107,7 +107,7 @@ class KnownNodes:
         # Other ranks' nodes, as they were told of them: the rank, the first place, how many it knew before, how many.
         self._asked: list[tuple[int, int, int, int]] = []
         self._num_asked = [0] * self._lists.group.size
-        self._told: list[_ByRank] = []  # codes of nodes of which other ranks told, by hop
+        self._told: list[_ByRank] = []  # places of nodes of which other ranks told, by hop
         self._place_of: Tensor | None = None  # by column, where a node is there once
         if trees == 1:
             self._place_of = columns.take_table()
@@ -119,49 +119,54 @@ class KnownNodes:
         is_alone = self._lists.group.size == 1 and self._ranks.count == 1
         return is_alone and self.columns.types.numel() == 1
 
-    def reach(self, code: Tensor) -> None:
-        """Add a hop, which reaches some nodes: :meth:`meet` (collective)."""
-        new, types = self.meet(code), self.columns.types
+    def reach(self, code: Tensor) -> Tensor:
+        """Add a hop, which reaches some nodes: :meth:`meet`; their places (collective)."""
+        (new, place), types = self.meet(code), self.columns.types
         if types.numel() == 1:
             self.hops.append((new,))
         else:
             self.hops.append(new.tensor_split(torch.searchsorted(new, types[1:] * self.trees)))
+        return place
 
-    def meet(self, code: Tensor) -> Tensor:
+    def meet(self, code: Tensor) -> tuple[Tensor, Tensor]:
         """Tell the owners of the nodes that were not known of them (collective).
 
         Args:
             code: on this rank, int64 or int32 ``[m]``.
 
         Returns:
-            The codes of this rank's own nodes that it did not know, those that others told of included, ascending.
+            The codes of this rank's own nodes that it did not know, those that others told of included, ascending; and
+            the places of the given ones, int32 or int64.
         """
-        place, new = self._size, self._add(code)
+        first = self._size
+        new, place = self._add(code)
         if self._lists.group.size == 1:
-            return new
+            return new, place
         num_own, *of_others = self.columns.by_rank(new, self.trees)
         counts = [*of_others[: self._rank], 0, *of_others[self._rank :]]
-        place += num_own
+        first += num_own
         for rank, count in enumerate(counts):
-            self._asked.append((rank, place, self._num_asked[rank], count))
+            self._asked.append((rank, first, self._num_asked[rank], count))
             self._num_asked[rank] += count
-            place += count
+            first += count
         asked = self.columns.abroad(new[num_own:], self.trees).view(-1, 1)
         ((arrived, from_rank),) = self._lists.exchange(IdList(asked, counts), kind=f"hop {len(self.hops)}")
-        told = arrived.view(-1)
+        others, told = self._add(arrived.view(-1))
         self._told.append(_ByRank(told, from_rank))
-        own = torch.cat([new[:num_own], self._add(told)])
-        return torch.from_numpy(np.sort(own.numpy(), kind="stable"))  # two runs, which it merges
+        own = torch.cat([new[:num_own], others])
+        return torch.from_numpy(np.sort(own.numpy(), kind="stable")), place  # two runs, which it merges
 
-    def _add(self, code: Tensor) -> Tensor:
-        """The codes that were not known, ascending: their places are behind the others."""
+    def _add(self, code: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes that were not known, ascending: their places are behind the others; and the places of all."""
         if self._place_of is not None:
             new = ops.add_places(self._place_of, code, self._size)
+            place = self._place_of.index_select(0, code)
         else:
-            new = code.index_select(0, ops.distinct(torch.cat(self._codes), code)[0])
+            first, place = ops.distinct(torch.cat(self._codes), code)
+            new = code.index_select(0, first)
         self._codes.append(new)
         self._size += new.numel()
-        return new
+        return new, place
 
     def find(self, code: Tensor) -> Tensor:
         """The places of nodes that are known, int32 or int64, given their codes, int32 or int64 ``[m]``."""
@@ -247,8 +252,8 @@ class KnownNodes:
         size, number = self._lists.group.size, self.number
         if size == 1 or not edges:
             return [None] * len(edges)
-        told = _ByRank.joined([_ByRank(self._codes[0][:0], [0] * size), *self._told])
-        told_number = number.index_select(0, self.find(told.codes))
+        told = _ByRank.joined([_ByRank(torch.empty(0, dtype=torch.int32), [0] * size), *self._told])
+        told_number = number.index_select(0, told.places)
         run = torch.tensor(self._asked, dtype=torch.int64).view(-1, 4)
         here, lists = list[tuple[Tensor, Tensor, Tensor]](), list[IdList]()
         for source, target, _ in edges:
@@ -298,14 +303,14 @@ class KnownNodes:
 
 
 class _ByRank(NamedTuple):
-    """Codes of nodes, those of a rank together, and how many each rank has."""
+    """Places of nodes, those of a rank together, and how many each rank has."""
 
-    codes: Tensor
+    places: Tensor
     counts: list[int]
 
     @staticmethod
     def joined(lists: list[_ByRank]) -> _ByRank:
         """All of several lists, those of a rank one list after another."""
-        pieces = [codes.split(counts) for codes, counts in lists]
-        codes = torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
-        return _ByRank(codes, [sum(counts) for counts in zip(*(counts for _, counts in lists), strict=True)])
+        pieces = [places.split(counts) for places, counts in lists]
+        places = torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
+        return _ByRank(places, [sum(counts) for counts in zip(*(counts for _, counts in lists), strict=True)])

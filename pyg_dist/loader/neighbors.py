@@ -107,12 +107,12 @@ class Drawn(NamedTuple):
 
     Attributes:
         degree: how many each node has, int64 ``[n]``.
-        code: of their sources, on this rank, int32 or int64 ``[m]``.
+        source: places of their sources among the known nodes, int32 or int64 ``[m]``.
         stored: where each is in the graph's edge storage, int64 ``[m]``.
     """
 
     degree: Tensor
-    code: Tensor
+    source: Tensor
     stored: Tensor
 
 
@@ -186,7 +186,7 @@ class _Batch:
         ``code``: the nodes' by type; ``hop``: their sources belong to the batch thereby; ``None``: they do not.
         """
         sampling, columns = self.sampling, self.sampling.columns
-        by_type, found = dict(zip(self.kinds, code, strict=True)), list[Drawn]()
+        by_type, degrees, codes, stored_at = dict(zip(self.kinds, code, strict=True)), [], [], []
         for number, (relation, in_edges) in enumerate(sampling.in_edges.items()):
             target = by_type[relation[-1]]
             tree, column = split(target, self.trees) if sampling.disjoint else (None, target)
@@ -196,9 +196,11 @@ class _Batch:
             degree, source, stored = in_edges.draw(columns.row_of(column), tree, key, count, seed, sampling.replace)
             if tree is not None:
                 source = source.long() * self.trees + tree.repeat_interleave(degree)
-            found.append(Drawn(degree, source, stored))
-        (self.nodes.meet if hop is None else self.nodes.reach)(_joined([drawn.code for drawn in found]))
-        return found
+            degrees.append(degree)
+            codes.append(source)
+            stored_at.append(stored)
+        place = self.nodes.meet(_joined(codes))[1] if hop is None else self.nodes.reach(_joined(codes))
+        return list(map(Drawn, degrees, place.split([source.numel() for source in codes]), stored_at))
 
     def _edges(self, draws: Sequence[Sequence[Drawn]], numbers: Sequence[Sequence[Tensor]]) -> list[Edges]:
         """Of each relation the edges of several draws, given the numbers of the nodes of each draw, by type."""
@@ -209,8 +211,8 @@ class _Batch:
                 of_types[kind].repeat_interleave(degree, output_size=stored.numel())
                 for of_types, (degree, _, stored) in zip(numbers, drawn, strict=False)
             ]
-            source = self.nodes.find(_joined([code for _, code, _ in drawn]))
-            found.append(Edges(source, _joined(target), _joined([stored for *_, stored in drawn])))
+            source, stored = (_joined(columns) for columns in list(zip(*drawn, strict=True))[1:] or ((), ()))
+            found.append(Edges(source, _joined(target), stored))
         return found
 
     def _nodes(self, ids: range, own: Tensor, number: Tensor, counts: list[int]) -> Subset:
