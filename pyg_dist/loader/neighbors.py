@@ -186,7 +186,7 @@ class _Batch:
         ``code``: the nodes' by type; ``hop``: their sources belong to the batch thereby; ``None``: they do not.
         """
         sampling, columns = self.sampling, self.sampling.columns
-        by_type, degrees, codes, stored_at = dict(zip(self.kinds, code, strict=True)), [], [], []
+        by_type, found = dict(zip(self.kinds, code, strict=True)), list[Drawn]()
         for number, (relation, in_edges) in enumerate(sampling.in_edges.items()):
             target = by_type[relation[-1]]
             tree, column = split(target, self.trees) if sampling.disjoint else (None, target)
@@ -196,11 +196,11 @@ class _Batch:
             degree, source, stored = in_edges.draw(columns.row_of(column), tree, key, count, seed, sampling.replace)
             if tree is not None:
                 source = source.long() * self.trees + tree.repeat_interleave(degree)
-            degrees.append(degree)
-            codes.append(source)
-            stored_at.append(stored)
-        place = self.nodes.meet(_joined(codes))[1] if hop is None else self.nodes.reach(_joined(codes))
-        return list(map(Drawn, degrees, place.split([source.numel() for source in codes]), stored_at))
+            found.append(Drawn(degree, source, stored))
+        met = _joined([drawn.source for drawn in found])
+        place = self.nodes.meet(met)[1] if hop is None else self.nodes.reach(met)
+        of_relations = place.split([drawn.source.numel() for drawn in found])
+        return [drawn._replace(source=place) for drawn, place in zip(found, of_relations, strict=True)]
 
     def _edges(self, draws: Sequence[Sequence[Drawn]], numbers: Sequence[Sequence[Tensor]]) -> list[Edges]:
         """Of each relation the edges of several draws, given the numbers of the nodes of each draw, by type."""

@@ -255,10 +255,11 @@ class OneWay:
         """:meth:`RemoteEdges.cover` of these edges; ``load``: in-edges of the nodes of each rank, ``[P]``."""
         if exchange != "hybrid":
             return self.uniform_cover(exchange)
-        prefer_left = torch.repeat_interleave(self._receiver_multiplies(load), torch.tensor(self.rows.counts))
+        at_target, at_source = (load, load[self.rank]) if self.leaves else (load[self.rank], load)
+        prefer_left = torch.repeat_interleave(at_target <= at_source, torch.tensor(self.rows.counts))
         return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), prefer_left)
 
-    def batch_cover(self, exchange: ExchangeKind, load: Tensor) -> Cover:
+    def batch_cover(self, exchange: ExchangeKind) -> Cover:
         """:meth:`cover` of drawn edges, with a few more rows for ``hybrid``. Both ranks of a pair find the same; O(m).
 
         Sums carry the edges; a row does in place of two sums or more that it alone would fill, and then of those that
@@ -278,14 +279,8 @@ class OneWay:
         rows, sums = (torch.tensor(ends.counts) for ends in (self.rows, self.sums))
         sent = torch.tensor(self.rows.counts_of(left.nonzero().view(-1)))
         sent += torch.tensor(self.sums.counts_of(right.nonzero().view(-1)))
-        is_post = (rows < sent) | (rows == sent) & self._receiver_multiplies(load)
-        left |= is_post.repeat_interleave(rows)
-        right &= is_post.logical_not_().repeat_interleave(sums)
-        return Cover(left, right)
-
-    def _receiver_multiplies(self, load: Tensor) -> Tensor:
-        """Whether the receiver's nodes have at most as many in-edges as the sender's, by peer, bool ``[P]``."""
-        return load <= load[self.rank] if self.leaves else load[self.rank] <= load
+        is_post = rows < sent
+        return Cover(left | is_post.repeat_interleave(rows), right & ~is_post.repeat_interleave(sums))
 
     def uniform_cover(self, exchange: ExchangeKind) -> Cover:
         """All rows, or all sums."""

@@ -329,7 +329,7 @@ def _restriction(
     def cover(kind: ExchangeKind) -> tuple[Cover, Cover]:
         if kept is None:
             return remote.cover(kind, each_step=True).split(here.rows, here.sums)
-        return arriving.batch_cover(kind, remote.load), leaving.batch_cover(kind, remote.load)
+        return arriving.batch_cover(kind), leaving.batch_cover(kind)
 
     def slots(kind: ExchangeKind, covers: tuple[Cover, Cover]) -> tuple[Slots, Slots, Routes | None]:
         both, by = zip((arriving, leaving), covers, strict=True), None if ways is None else ways(kind)

@@ -199,7 +199,7 @@ def test_both_ranks_of_a_pair_find_the_same_cover_of_a_batch(seed: int) -> None:
         edge = ((ranks == rank).sum(0) == 1).nonzero().view(-1)
         remote = RemoteEdges.of_list(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, load, rank)
         for edges in OneWay.both(remote, rank):
-            cover, least = edges.batch_cover("hybrid", load), edges.cover("hybrid", load)
+            cover, least = edges.batch_cover("hybrid"), edges.cover("hybrid", load)
             assert (cover.left[edges.row] | cover.right[edges.sum]).all()
             of_peers = [ends.node.split(ends.counts) for ends in (edges.rows, edges.sums)]
             sides = [x.split(ends.counts) for x, ends in zip(cover, (edges.rows, edges.sums), strict=True)]
@@ -219,7 +219,7 @@ def test_a_batch_sends_a_row_in_place_of_sums_that_it_alone_would_fill() -> None
     edge_index = torch.tensor([[0, 0, 0, 1, 1, 2, 3], [4, 5, 6, 6, 7, 7, 7]])
     load, parts = torch.tensor([0, 7]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     remote = RemoteEdges.of_list(torch.arange(7), *edge_index, *parts[edge_index], 8, load, 1)
-    cover = OneWay.both(remote, 1)[0].batch_cover("hybrid", load)
+    cover = OneWay.both(remote, 1)[0].batch_cover("hybrid")
     assert cover.left.tolist() == [True, False, False, False]
     assert cover.right.tolist() == [False, False, True, True]
 
