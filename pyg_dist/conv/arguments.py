@@ -49,9 +49,10 @@ class Arguments:
         return dict(list(self._signature.bind(conv, *args, **kwargs).arguments.items())[1:])  # or the TypeError
 
     def edges_in(self, given: dict[str, Any]) -> tuple[str, ...]:
-        """The arguments of a call that are edges: those named so, or else all that are distributed edges."""
+        """The arguments of a call that are edges: those named so, then others that are distributed edges."""
         distributed = (DistributedEdgeIndex, Edges)
-        return self.edges or tuple(name for name, value in given.items() if isinstance(value, distributed))
+        others = (name for name, value in given.items() if name not in self.edges and isinstance(value, distributed))
+        return (*self.edges, *others)
 
     def call(self, forward: Any, conv: MessagePassing, given: dict[str, object]) -> Any:
         """``forward`` of ``conv`` with these arguments."""

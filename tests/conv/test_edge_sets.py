@@ -148,6 +148,13 @@ class TwoKinds(gnn.MessagePassing):
         return x_j.tanh()
 
 
+class OwnName(TwoKinds):
+    """No name says that ``far`` has edges, too."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, far: Tensor | None = None) -> Tensor:
+        return super().forward(x, edge_index, far)
+
+
 def models() -> None:
     """PyG's modules that take two edge sets, or turn one around."""
     for make in (
@@ -159,6 +166,7 @@ def models() -> None:
     ):
         compare(script(lambda d, x: (OTHER,), make))
     compare(script(lambda d, x: (d.edge_index, OTHER), TwoKinds))
+    compare(script(lambda d, x: (d.edge_index, d.edge_index.flip([0])), OwnName))
     stock, ours = sides()
     found = []
     for side in (stock, ours):
