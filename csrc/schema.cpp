@@ -40,15 +40,15 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // 2 dot. The gradients compute all else again: by query, edge_weight, edge_attr, and by att and edge_weight of form 1
   // in one; the last takes the transposed pattern and has those by value and key: problems/attention.h
   m.def(
-      "attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, Tensor? "
-      "edge_attr, Tensor? "
-      "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed, "
-      "int num_parts) -> (Tensor, Tensor, Tensor)");
+      "attention_csr(Tensor(a!) y, Tensor(b!) z, Tensor(c!) lse, Tensor rowptr, Tensor col, Tensor edge, Tensor value, "
+      "Tensor? key, Tensor? query, Tensor? edge_attr, Tensor? edge_weight, Tensor? att, Tensor? edge_key, int "
+      "form, int heads, float slope, float scale, float p, int seed, Tensor? far_value, Tensor? far_key, bool is_part) "
+      "-> ()");
   m.def(
       "attention_csr_by_target(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, "
       "Tensor? edge_attr, Tensor? "
       "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed, "
-      "Tensor lse, Tensor delta, Tensor grad, Tensor? grad_z, bool by_edge_attr) -> (Tensor, Tensor, "
+      "Tensor? far_value, Tensor? far_key, Tensor lse, Tensor delta, Tensor grad, Tensor? grad_z, bool by_edge_attr) -> (Tensor, Tensor, "
       "Tensor, "
       "Tensor)");
   m.def(

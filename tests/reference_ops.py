@@ -96,7 +96,7 @@ def attention_csr(
     inputs: AttentionInputs,
     edge_key: Tensor | None,
     spec: AttentionSpec,
-    num_parts: int = 0,
+    is_part: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Row by row; the first two outputs alone. The gradients are autograd's."""
     num_rows, heads = rowptr.numel() - 1, spec.heads
@@ -121,7 +121,7 @@ def attention_csr(
             logits = (key + query if spec.form == "additive" else key * query).sum(2) + f @ per_head.T
             logits = _leaky(logits, spec.slope) if spec.form == "additive" else logits * spec.scale
         alpha = logits.softmax(0)
-        if i >= num_rows - num_parts:
+        if is_part:
             alpha = alpha.masked_fill((logits == -torch.inf).all(0), 0.0)
         alpha = alpha * keep[own]
         ys.append((alpha.unsqueeze(2) * value[j]).sum(0).flatten())

@@ -19,6 +19,7 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
   A *const y = edges.sums, *const z = y + edges.row, *const largest = z + heads * edge_columns;
   A* const sum = largest + heads;
   const int64_t batch = edges.batch();
+  const T* value_of[B];
   for (int64_t row = row_begin; row < row_end; ++row) {
     const int64_t target = p.first_row + row, end = p.rowptr[row + 1];
     clear(y, edges.row + heads * edge_columns);
@@ -31,10 +32,9 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
       const int64_t padded = (count + L - 1) / L * L;
       for (int64_t b = 0; b < count; ++b) {
         const int64_t e = begin + b;
-        edges.prefetch_row(edges.value(0), p.value_stride, edges.row, e);
-        if constexpr (kForm == AttentionForm::dot) edges.prefetch_row(edges.key(0), p.key_stride, edges.row, e);
-        if constexpr (kForm == AttentionForm::additive) edges.prefetch_row(edges.key(0), p.key_stride, heads, e);
+        edges.prefetch_source(e);
         edges.set_logits(target, p.col[e], p.edge[e], b);
+        value_of[b] = edges.value(p.col[e]);
       }
       edges.set_dropout(begin, count);
       for (int64_t h = 0; h < heads; ++h) {
@@ -57,13 +57,13 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
         for (int64_t b = 0; b < padded; b += L) store<L>(s + b, exp_of<A, L>(load<L>(s + b) - base));
         sum[h] = total_of(sum[h], s, count);
         for (int64_t b = 0; b < padded; b += L) store<L>(s + b, load<L>(s + b) * load<L>(edges.keep + h * B + b));
-        const auto value = [&](int64_t b) { return edges.value(p.col[begin + b]) + h * columns; };
+        const auto value = [&](int64_t b) { return value_of[b] + h * columns; };
         add_rows<A>(y + h * columns, s, count, columns, value);
         const auto attr = [&](int64_t b) { return edges.edge_attr(p.edge[begin + b]); };
         if (edge_columns > 0) add_rows<A>(z + h * edge_columns, s, count, edge_columns, attr);
       }
     }
-    const bool may_be_zero = p.rowptr[row] == end || is_part(f, row);
+    const bool may_be_zero = p.rowptr[row] == end || f.is_part;
     for (int64_t h = 0; h < heads; ++h) {
       const A factor = may_be_zero && sum[h] == 0 ? A{1} : A{1} / sum[h];
       for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;

@@ -48,9 +48,13 @@ struct Edges {
   }
 
   PYG_DIST_INLINE const T* value(int64_t source) const {
-    return static_cast<const T*>(p.value) + source * p.value_stride;
+    return source < p.num_near ? static_cast<const T*>(p.value) + source * p.value_stride
+                               : static_cast<const T*>(p.far_value) + (source - p.num_near) * p.far_value_stride;
   }
-  PYG_DIST_INLINE const T* key(int64_t source) const { return static_cast<const T*>(p.key) + source * p.key_stride; }
+  PYG_DIST_INLINE const T* key(int64_t source) const {
+    return source < p.num_near ? static_cast<const T*>(p.key) + source * p.key_stride
+                               : static_cast<const T*>(p.far_key) + (source - p.num_near) * p.far_key_stride;
+  }
   PYG_DIST_INLINE const T* query(int64_t target) const {
     return static_cast<const T*>(p.query) + target * p.query_stride;
   }
@@ -128,11 +132,21 @@ struct Edges {
     }
   }
 
-  // Asks for rows of an edge some way ahead.
+  // What col names some way ahead of edge e.
+  PYG_DIST_INLINE int64_t ahead(int64_t e) const {
+    return p.col[e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1];
+  }
+  // Asks for rows of a source, or for others, that far ahead.
+  PYG_DIST_INLINE void prefetch_source(int64_t e) const {
+    const int64_t source = ahead(e);
+    prefetch(value(source), row * static_cast<int64_t>(sizeof(T)));
+    if constexpr (kForm != AttentionForm::dynamic) {
+      prefetch(key(source), (kForm == AttentionForm::dot ? row : num_heads) * static_cast<int64_t>(sizeof(T)));
+    }
+  }
   template <class U>
   PYG_DIST_INLINE void prefetch_row(const U* rows, int64_t stride, int64_t width, int64_t e) const {
-    const int64_t ahead = e + kPrefetchEdges < p.num_edges ? e + kPrefetchEdges : p.num_edges - 1;
-    prefetch(rows + p.col[ahead] * stride, width * static_cast<int64_t>(sizeof(U)));
+    prefetch(rows + ahead(e) * stride, width * static_cast<int64_t>(sizeof(U)));
   }
 };
 

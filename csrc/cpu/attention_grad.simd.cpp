@@ -27,9 +27,7 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
       edges.prefetch_row(delta, heads, heads, e);
       if (p.query != nullptr) edges.prefetch_row(edges.query(0), p.query_stride, logit_columns(p), e);
     } else {
-      edges.prefetch_row(edges.value(0), p.value_stride, edges.row, e);
-      if constexpr (kForm == AttentionForm::dot) edges.prefetch_row(edges.key(0), p.key_stride, edges.row, e);
-      if constexpr (kForm == AttentionForm::additive) edges.prefetch_row(edges.key(0), p.key_stride, heads, e);
+      edges.prefetch_source(e);
     }
     edges.set_logits(target, source, place, b);
     const T *row = grad_y + target * edges.row, *x = edges.value(source);

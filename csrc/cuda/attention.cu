@@ -14,8 +14,8 @@ namespace {
 
 // Rows that edges name, to be weighed and added up; those of each head `head_step` apart.
 struct Summed {
-  const void* rows = nullptr;  // null: none
-  int64_t stride = 0, head_step = 0, width = 0;
+  Sources rows;  // null: none
+  int64_t head_step = 0, width = 0;
   bool by_place = false;  // edge attributes, else what col names
   bool by_logit = false;  // weighed by the logits' gradients
 };
@@ -23,7 +23,7 @@ struct Summed {
 struct Sums {
   void* rows = nullptr;    // [num_rows, num_heads, width], null where `Summed` is null
   void* second = nullptr;  // forward: lse, the sums' type, or null; gradients: sums of the logits' gradients, or null
-  int64_t num_whole = 0;   // forward: of the rows; those behind are parts of their targets' edges
+  bool is_part = false;    // forward: rows are parts of their targets' edges
 };
 
 struct HeadChunks {
@@ -152,7 +152,7 @@ struct ReduceHeads {
                                      Softmax<A>& state, Values sum) const {
     const typename Head::Gradient of_edge = edges.gradient(g, own, count);
     if (edges.lane() < count) state.largest += of_edge.by_logit;
-    if (summed.rows != nullptr) {
+    if (summed.rows.near != nullptr) {
       add_rows(edges, own, count, summed.by_logit ? of_edge.by_logit : of_edge.weight, columns, sum);
     }
     if constexpr (kForm == AttentionForm::dynamic) {
@@ -174,7 +174,7 @@ struct ReduceHeads {
   // Weighs the rows that the batch's edges name, and adds them; `weight` is that of this lane's edge.
   PYG_DIST_DEVICE void add_rows(const Head& edges, const Ends& own, int count, A weight, const Columns& columns,
                                 Values sum) const {
-    const T* const rows = static_cast<const T*>(summed.rows) + edges.head * summed.head_step;
+    const int64_t first = edges.head * summed.head_step;
     const int32_t own_row = summed.by_place ? own.place : by_source ? own.target : own.source;
     for (int b = 0; any_of_warp(b < count); b += kAhead) {
       Pack<T, kVec> pack[kAhead][kCount];
@@ -183,7 +183,7 @@ struct ReduceHeads {
       for (int k = 0; k < kAhead; ++k) {
         const bool is_edge = b + k < count;
         const int from = is_edge ? b + k : 0;
-        const T* const row = rows + edges.of_lane(own_row, from) * summed.stride;
+        const T* const row = summed.rows.row<T>(edges.of_lane(own_row, from)) + first;
         factor[k] = edges.of_lane(weight, from);
         PYG_DIST_UNROLL
         for (int u = 0; u < kCount; ++u) {
@@ -219,7 +219,7 @@ struct ReduceHeads {
   PYG_DIST_DEVICE void finish(int64_t row, int64_t head, const Columns& columns, bool has_numbers, bool is_empty,
                               const Softmax<A>& state, Values sum) const {
     const int64_t of_head = row * g.attention.num_heads + head;
-    const A factor = kForward ? A{1} / state.divisor(is_empty || row >= out.num_whole) : A{1};
+    const A factor = kForward ? A{1} / state.divisor(is_empty || out.is_part) : A{1};
     T* const to = static_cast<T*>(out.rows) + of_head * summed.width;
     PYG_DIST_UNROLL
     for (int u = 0; u < kCount; ++u) {
@@ -272,7 +272,7 @@ struct JoinHeads {
     });
     if (is_sum) {
       static_cast<T*>(out.rows)[row * num_sums + c] =
-          from_sum<T>(kForward ? sum / state.divisor(row >= out.num_whole) : sum);
+          from_sum<T>(kForward ? sum / state.divisor(out.is_part) : sum);
     } else if (out.second != nullptr) {
       if constexpr (kForward) {
         static_cast<A*>(out.second)[row * pieces.num_heads + head] = state.lse();
@@ -308,14 +308,16 @@ bool has_vectors(const AttentionGrad& g, const Summed& summed, const Sums& out) 
   using A = accumulator_t<T>;
   const Attention& p = g.attention;
   Alignment<T> alignment(p.num_columns);
-  alignment.template rows<T>(p.value, p.value_stride).template rows<T>(g.grad_y, p.num_columns);
+  alignment.template rows<T>(p.value, p.value_stride).template rows<T>(p.far_value, p.far_value_stride);
+  alignment.template rows<T>(g.grad_y, p.num_columns);
   if (p.form != AttentionForm::additive) {
-    alignment.template rows<T>(p.key, p.key_stride).template rows<T>(p.query, p.query_stride);
+    alignment.template rows<T>(p.key, p.key_stride).template rows<T>(p.far_key, p.far_key_stride);
+    alignment.template rows<T>(p.query, p.query_stride);
   }
   if (p.form == AttentionForm::dynamic) {
     alignment.template rows<A>(p.att, p.num_columns).template rows<A>(p.edge_weight, p.num_columns);
   }
-  alignment.template rows<T>(summed.rows, summed.stride).template rows<T>(out.rows, summed.width);
+  alignment.template rows<T>(summed.rows.near, summed.rows.stride).template rows<T>(out.rows, summed.width);
   return alignment.allows(kVec * sizeof(T));
 }
 
@@ -334,11 +336,11 @@ void reduce(const AttentionGrad& g, const Summed& summed, const Sums& out, bool 
   });
 }
 
-Summed values(const void* rows, int64_t stride, const Attention& p, bool by_logit) {
-  return {rows, stride, p.num_columns, p.num_columns, false, by_logit};
+Summed values(const Sources& rows, const Attention& p, bool by_logit) {
+  return {rows, p.num_columns, p.num_columns, false, by_logit};
 }
 Summed edge_attr(const Attention& p, bool by_logit) {
-  return {p.edge_attr, p.edge_attr_stride, 0, p.num_edge_columns, true, by_logit};
+  return {{p.edge_attr, p.edge_attr_stride}, 0, p.num_edge_columns, true, by_logit};
 }
 
 }  // namespace
@@ -347,9 +349,8 @@ void attention(const AttentionForward& f, const Queue& queue) {
   const Attention& p = f.attention;
   AttentionGrad g{};
   g.attention = p;
-  const int64_t num_whole = p.num_rows - f.num_parts;
-  reduce<true>(g, values(p.value, p.value_stride, p, false), {f.y, f.lse, num_whole}, false, queue);
-  if (f.z != nullptr) reduce<true>(g, edge_attr(p, false), {f.z, nullptr, num_whole}, false, queue);
+  reduce<true>(g, values(Sources::of_values(p), p, false), {f.y, f.lse, f.is_part}, false, queue);
+  if (f.z != nullptr) reduce<true>(g, edge_attr(p, false), {f.z, nullptr, f.is_part}, false, queue);
 }
 
 void attention_by_target(const AttentionGrad& g, const Queue& queue) {
@@ -363,10 +364,10 @@ void attention_by_target(const AttentionGrad& g, const Queue& queue) {
       }
       break;
     case AttentionForm::dynamic:
-      reduce<false>(g, values(nullptr, 0, p, true), {g.by_query, nullptr}, false, queue);
+      reduce<false>(g, values({}, p, true), {g.by_query, nullptr}, false, queue);
       break;
     case AttentionForm::dot:
-      reduce<false>(g, values(p.key, p.key_stride, p, true), {g.by_query, nullptr}, false, queue);
+      reduce<false>(g, values(Sources::of_keys(p), p, true), {g.by_query, nullptr}, false, queue);
       if (g.by_edge_weight != nullptr) reduce<false>(g, edge_attr(p, true), {g.by_edge_weight, nullptr}, false, queue);
       break;
   }
@@ -377,10 +378,10 @@ void attention_by_target(const AttentionGrad& g, const Queue& queue) {
 void attention_by_source(const AttentionGrad& g, const Queue& queue) {
   const Attention& p = g.attention;
   const int64_t stride = p.num_heads * p.num_columns;
-  reduce<false>(g, values(g.grad_y, stride, p, false),
+  reduce<false>(g, values({g.grad_y, stride}, p, false),
                 {g.by_value, p.form == AttentionForm::additive ? g.by_key : nullptr}, true, queue);
   if (p.form == AttentionForm::dot) {
-    reduce<false>(g, values(p.query, p.query_stride, p, true), {g.by_key, nullptr}, true, queue);
+    reduce<false>(g, values({p.query, p.query_stride}, p, true), {g.by_key, nullptr}, true, queue);
   }
 }
 

@@ -36,6 +36,25 @@ struct Ends {
   int32_t target = 0, source = 0, place = 0;
 };
 
+// Rows that edges name: from number num_near on, those of `far`.
+struct Sources {
+  const void* near = nullptr;
+  int64_t stride = 0;
+  const void* far = nullptr;
+  int64_t far_stride = 0, num_near = INT64_MAX;
+
+  static PYG_DIST_HOST_DEVICE Sources of_values(const Attention& p) {
+    return {p.value, p.value_stride, p.far_value, p.far_value_stride, p.num_near};
+  }
+  static PYG_DIST_HOST_DEVICE Sources of_keys(const Attention& p) {
+    return {p.key, p.key_stride, p.far_key, p.far_key_stride, p.num_near};
+  }
+  template <class T>
+  PYG_DIST_DEVICE const T* row(int64_t k) const {
+    return k < num_near ? static_cast<const T*>(near) + k * stride : static_cast<const T*>(far) + (k - num_near) * far_stride;
+  }
+};
+
 PYG_DIST_DEVICE bool any_of_warp(bool is_true) { return ballot(kAllLanes, is_true) != 0; }
 
 template <class T, AttentionForm kForm, int kVec>
@@ -56,10 +75,10 @@ struct AttentionHead {
   // ---- Rows -------------------------------------------------------------------------------------------------------
 
   PYG_DIST_DEVICE const T* value(const Ends& e) const {
-    return static_cast<const T*>(p.value) + e.source * p.value_stride + first_column();
+    return Sources::of_values(p).template row<T>(e.source) + first_column();
   }
   PYG_DIST_DEVICE const T* key(const Ends& e) const {
-    return static_cast<const T*>(p.key) + e.source * p.key_stride + (kSumsColumns ? first_column() : head);
+    return Sources::of_keys(p).template row<T>(e.source) + (kSumsColumns ? first_column() : head);
   }
   PYG_DIST_DEVICE const T* query(const Ends& e) const {
     return static_cast<const T*>(p.query) + e.target * p.query_stride + (kSumsColumns ? first_column() : head);

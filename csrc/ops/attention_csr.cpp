@@ -19,11 +19,12 @@ struct Inputs {
   int64_t form, heads;
   double slope, scale, p;
   int64_t seed;
+  const MaybeTensor &far_value, &far_key;
 };
 
 OnDevice device_of_inputs(const char* op, const Inputs& in) {
   return device_of(op, in.value, in.rowptr, in.col, in.edge, in.key, in.query, in.edge_attr, in.edge_weight, in.att,
-                   in.edge_key);
+                   in.edge_key, in.far_value, in.far_key);
 }
 
 struct Rows {
@@ -61,6 +62,7 @@ Attention problem_of(const char* op, const OnDevice& device, const Inputs& in, i
   const Element element = element_of(op, "value", in.value.scalar_type());
   const bool is_dynamic = form == AttentionForm::dynamic, has_edges = in.edge_attr.has_value();
   require(op, "key", in.key.has_value(), !is_dynamic);
+  require(op, "far_key", in.far_key.has_value(), in.far_value.has_value() && !is_dynamic);
   require(op, "att", in.att.has_value(), is_dynamic);
   require(op, "edge_weight", in.edge_weight.has_value(), has_edges);
   if (form != AttentionForm::additive) require(op, "query", in.query.has_value(), true);
@@ -82,6 +84,11 @@ Attention problem_of(const char* op, const OnDevice& device, const Inputs& in, i
       .query_stride = 0,
       .edge_attr_stride = 0,
       .edge_weight_stride = 0,
+      .far_value = nullptr,
+      .far_key = nullptr,
+      .far_value_stride = 0,
+      .far_key_stride = 0,
+      .num_near = in.value.size(0),
       .edge_key = nullptr,
       .seed = static_cast<uint64_t>(in.seed),
       .threshold = static_cast<uint32_t>(std::min(std::nearbyint(std::ldexp(in.p, 32)), 0x1p32 - 1)),
@@ -96,10 +103,19 @@ Attention problem_of(const char* op, const OnDevice& device, const Inputs& in, i
       .scratch = nullptr,
   };
   const Rows key = rows_of(op, "key", in.key, in.value, in.value.size(0), key_columns(problem));
+  const int64_t num_far = in.far_value ? in.far_value->size(0) : 0;
+  const Rows far_value = rows_of(op, "far_value", in.far_value, in.value, num_far, in.value.size(1));
+  const Rows far_key = rows_of(op, "far_key", in.far_key, in.value, num_far, key_columns(problem));
+  PYG_DIST_CHECK(problem.num_near + num_far > 0 || in.col.size(0) == 0, op, ": expected 'value' to have rows for ",
+                 in.col.size(0), " edges, got none");
   const Rows query = rows_of(op, "query", in.query, in.value, num_targets, logit_columns(problem));
   const Rows attr = rows_of(op, "edge_attr", in.edge_attr, in.value, -1, problem.num_edge_columns);
   problem.key = key.data;
   problem.key_stride = key.stride;
+  problem.far_value = far_value.data;
+  problem.far_value_stride = far_value.stride;
+  problem.far_key = far_key.data;
+  problem.far_key_stride = far_key.stride;
   problem.query = query.data;
   problem.query_stride = query.stride;
   problem.edge_attr = attr.data;
@@ -132,13 +148,18 @@ struct Known {
   const MaybeTensor& grad_z;
 };
 
+void check_sums(const char* op, const char* name, const Tensor& tensor, int64_t num_rows, int64_t width,
+                ScalarType dtype) {
+  check_dense_rows(op, name, tensor);
+  check_shape(op, name, tensor, num_rows, width);
+  PYG_DIST_CHECK(tensor.scalar_type() == dtype, op, ": expected '", name, "' to be ", toString(dtype), ", got ",
+                 toString(tensor.scalar_type()));
+}
+
 AttentionGrad gradient_of(const char* op, const Attention& problem, const Tensor& value, const Known& known) {
   const int64_t num_targets = known.grad.size(0);
   const auto dense = [&](const char* name, const Tensor& tensor, int64_t width, ScalarType dtype) {
-    check_dense_rows(op, name, tensor);
-    check_shape(op, name, tensor, num_targets, width);
-    PYG_DIST_CHECK(tensor.scalar_type() == dtype, op, ": expected '", name, "' to be ", toString(dtype), ", got ",
-                   toString(tensor.scalar_type()));
+    check_sums(op, name, tensor, num_targets, width, dtype);
     return tensor.const_data_ptr();
   };
   const ScalarType sums = accumulator_dtype(problem.element);
@@ -158,35 +179,29 @@ AttentionGrad gradient_of(const char* op, const Attention& problem, const Tensor
   };
 }
 
-std::tuple<Tensor, Tensor, Tensor> attention_csr(Tensor rowptr, Tensor col, Tensor edge, Tensor value, MaybeTensor key,
-                                                 MaybeTensor query, MaybeTensor edge_attr, MaybeTensor edge_weight,
-                                                 MaybeTensor att, MaybeTensor edge_key, int64_t form, int64_t heads,
-                                                 double slope, double scale, double p, int64_t seed,
-                                                 int64_t num_parts) {
+void attention_csr(Tensor y, Tensor z, Tensor lse, Tensor rowptr, Tensor col, Tensor edge, Tensor value,
+                   MaybeTensor key, MaybeTensor query, MaybeTensor edge_attr, MaybeTensor edge_weight, MaybeTensor att,
+                   MaybeTensor edge_key, int64_t form, int64_t heads, double slope, double scale, double p,
+                   int64_t seed, MaybeTensor far_value, MaybeTensor far_key, bool is_part) {
   const char* op = "attention_csr";
-  const Inputs in{rowptr, col,      edge, value, key,   query, edge_attr, edge_weight,
-                  att,    edge_key, form, heads, slope, scale, p,         seed};
+  const Inputs in{rowptr,   col,  edge,  value, key,   query, edge_attr, edge_weight, att,
+                  edge_key, form, heads, slope, scale, p,     seed,      far_value,   far_key};
+  device_of(op, value, y, z, lse);
   const auto device = device_of_inputs(op, in);
   const Attention problem = problem_of(op, device, in, rowptr.size(0) - 1);
-  check_gathered(op, "value", value, col);
-  PYG_DIST_CHECK(num_parts >= 0 && num_parts <= problem.num_rows, op, ": expected 'num_parts' to lie in [0, ",
-                 problem.num_rows, "], got ", num_parts);
   const bool sums_edges = problem.form == AttentionForm::dot && edge_attr.has_value();
-  const ScalarType sums = accumulator_dtype(problem.element);
-  const Tensor y = new_output(value, {problem.num_rows, value.size(1)});
-  const Tensor z = new_output(value, {sums_edges ? problem.num_rows : 0, edge_sum_columns(problem)});
-  const Tensor lse = new_output(value, {problem.num_rows, heads}, sums);
-  if (!is_empty(problem)) {
-    device->attention({
-        .attention = problem,
-        .y = y.mutable_data_ptr(),
-        .z = sums_edges ? z.mutable_data_ptr() : nullptr,
-        .lse = lse.mutable_data_ptr(),
-        .num_parts = num_parts,
-        .wide = false,
-    });
-  }
-  return {y, z, lse};
+  check_sums(op, "y", y, problem.num_rows, value.size(1), value.scalar_type());
+  check_sums(op, "z", z, sums_edges ? problem.num_rows : 0, edge_sum_columns(problem), value.scalar_type());
+  check_sums(op, "lse", lse, problem.num_rows, heads, accumulator_dtype(problem.element));
+  if (is_empty(problem)) return;
+  device->attention({
+      .attention = problem,
+      .y = y.mutable_data_ptr(),
+      .z = sums_edges ? z.mutable_data_ptr() : nullptr,
+      .lse = lse.mutable_data_ptr(),
+      .is_part = is_part,
+      .wide = false,
+  });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr_by_target(Tensor rowptr, Tensor col, Tensor edge, Tensor value,
@@ -194,15 +209,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr_by_target(Tensor rowptr
                                                                    MaybeTensor edge_attr, MaybeTensor edge_weight,
                                                                    MaybeTensor att, MaybeTensor edge_key, int64_t form,
                                                                    int64_t heads, double slope, double scale, double p,
-                                                                   int64_t seed, Tensor lse, Tensor delta, Tensor grad,
-                                                                   MaybeTensor grad_z, bool by_edge_attr) {
+                                                                   int64_t seed, MaybeTensor far_value,
+                                                                   MaybeTensor far_key, Tensor lse, Tensor delta,
+                                                                   Tensor grad, MaybeTensor grad_z, bool by_edge_attr) {
   const char* op = "attention_csr_by_target";
-  const Inputs in{rowptr, col,      edge, value, key,   query, edge_attr, edge_weight,
-                  att,    edge_key, form, heads, slope, scale, p,         seed};
+  const Inputs in{rowptr,   col,  edge,  value, key,   query, edge_attr, edge_weight, att,
+                  edge_key, form, heads, slope, scale, p,     seed,      far_value,   far_key};
   device_of(op, value, lse, delta, grad, grad_z);
   const auto device = device_of_inputs(op, in);
   const Attention problem = problem_of(op, device, in, rowptr.size(0) - 1);
-  check_gathered(op, "value", value, col);
   AttentionGrad gradient = gradient_of(op, problem, value, {lse, delta, grad, grad_z});
   PYG_DIST_CHECK(grad.size(0) == problem.num_rows, op, ": expected 'grad' to have the ", problem.num_rows,
                  " rows of the pattern, got ", grad.size(0));
@@ -230,8 +245,9 @@ std::tuple<Tensor, Tensor> attention_csr_by_source(Tensor rowptr, Tensor col, Te
                                                    int64_t seed, Tensor lse, Tensor delta, Tensor grad,
                                                    MaybeTensor grad_z) {
   const char* op = "attention_csr_by_source";
-  const Inputs in{rowptr, col,      edge, value, key,   query, edge_attr, edge_weight,
-                  att,    edge_key, form, heads, slope, scale, p,         seed};
+  const MaybeTensor far_value, far_key;  // rows of the pattern are sources
+  const Inputs in{rowptr,   col,  edge,  value, key,   query, edge_attr, edge_weight, att,
+                  edge_key, form, heads, slope, scale, p,     seed,      far_value,   far_key};
   device_of(op, value, lse, delta, grad, grad_z);
   const auto device = device_of_inputs(op, in);
   const Attention problem = problem_of(op, device, in, grad.dim() > 0 ? grad.size(0) : 0);

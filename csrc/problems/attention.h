@@ -6,7 +6,7 @@
 //   dot        s = scale (<key[j, h, :], query[i, h, :]> + <edge_weight[i, h, :], edge_attr[t, :]>)
 //
 //   lse[i, h] = log(sum over e of exp(s)), -infinity for a row without edges, and p = exp(s - lse), NaN if all s are
-//                 -infinity; of a row that is a part of its target's edges p is 0 then: the other parts decide
+//                 -infinity; where rows are parts of their targets' edges p is 0 then: the other parts decide
 //   k = 0 or dropout_scale: dropout of the edge with key edge_key[t], column h: formats/keyed.h
 //   y[i, h, :] = sum over e of k p value[j, h, :]
 //   z[i, h, :] = sum over e of k p edge_attr[t, :]                                                       (dot alone)
@@ -28,7 +28,8 @@ namespace pyg_dist {
 
 enum class AttentionForm : uint8_t { additive, dynamic, dot };
 
-// Rows of x are x_stride elements apart. A piece of a hub is a problem of one row whose inputs are row first_row, of
+// Rows of x are x_stride elements apart. Source j of value and key, j >= num_near, is row j - num_near of far_value and
+// far_key: what other ranks have sent lies apart from this rank's rows. A piece of a hub is a problem of one row whose inputs are row first_row, of
 // targets or, in the transposed pattern, of sources; its output row is 0.
 struct Attention {
   const int64_t* rowptr;  // [num_rows + 1]
@@ -46,6 +47,10 @@ struct Attention {
       edge_weight;  // additive, dot: element, one row or as many as queries (stride 0: one); dynamic: sums' type
   const void* att;  // [num_heads, num_columns] sums' type; dynamic alone
   int64_t value_stride, key_stride, query_stride, edge_attr_stride, edge_weight_stride;
+
+  const void *far_value, *far_key;  // null: no source is far
+  int64_t far_value_stride, far_key_stride;
+  int64_t num_near;
 
   const int64_t* edge_key;  // null: no dropout
   uint64_t seed;
@@ -74,13 +79,9 @@ struct AttentionForward {
   void* y;
   void* z;  // dot with edge_attr alone
   void* lse;
-  int64_t num_parts;  // the last rows, which are parts of their targets' edges
+  bool is_part;  // whether rows are parts of their targets' edges
   bool wide;
 };
-
-PYG_DIST_PORTABLE bool is_part(const AttentionForward& f, int64_t row) {
-  return row >= f.attention.num_rows - f.num_parts;
-}
 
 struct AttentionGrad {
   Attention attention;

@@ -12,7 +12,7 @@ from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
-from pyg_dist.backend.sparse.attention import Part, attention_in_parts
+from pyg_dist.backend.sparse.attention import attend
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.edge_sets import EdgesAndLoops, ListedEdges, SampledEdges, in_layout_of
@@ -197,10 +197,11 @@ class GridGraph(GridProducts):
         num_weights = tile.row.numel() if has_weights else 0
         csr, targets = self._edges_of_targets, self._target_rows
         maps = sources, sources, targets, None, targets if spec.form == "dot" else None, None
-        part = Part(csr, num_shared=csr.num_rows if targets.transport.group.size > 1 else 0, maps=maps)
-        has_edge_sums = spec.form == "dot" and inputs.edge_attr is not None
-        a = GridAttention((part,), key, spec, num_weights, has_edge_sums, targets=targets)
-        sums, of_edges, weights = attention_in_parts(a, inputs._replace(**moved))
+        is_part, has_edge_sums = targets.transport.group.size > 1, spec.form == "dot" and inputs.edge_attr is not None
+        a = GridAttention(
+            csr, key, spec, num_weights, maps=maps, is_part=is_part, has_edge_sums=has_edge_sums, targets=targets
+        )
+        sums, of_edges, weights = attend(a, inputs._replace(**moved))
         if has_edge_sums:
             of_edges = self._moved(of_edges, of_targets, WHOLE_ROWS)
         weights = apply(tile.dispatch.transposed, weights) if has_weights else weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -14,7 +15,7 @@ from pyg_dist.backend.comm.transport import Traffic, Transport
 from pyg_dist.backend.on_device import CopiedToDevices, on_device
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.session.settings import LOCAL_BITS, Bits
-from pyg_dist.backend.sparse.attention import Part, PartedAttention, attention, attention_in_parts
+from pyg_dist.backend.sparse.attention import RankAttention, attend
 from pyg_dist.backend.sparse.csr import CSR, Place, Run
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
@@ -237,13 +238,10 @@ class HaloView(CopiedToDevices):
         key = on_device(edges.rows.rng_key, self.device) if spec.p > 0 else None
         by_value, by_key = (self._edge_transfer(x, layer) for x in (inputs.value, inputs.key))
         num_weights = edges.rows.num_local if has_weights else 0
-        if self.exchange_group.size == 1:
-            return attention(edges.csr, key, spec, inputs, num_weights)
-        local, halo = edges.parts  # local edges are worked on while messages are in flight
-        maps = by_value.to_slots, by_key.to_slots, *[None] * 4
-        remote = Part(halo, local.num_rows - halo.num_rows, halo.num_rows, maps)
-        parts = Part(local, num_shared=halo.num_rows), remote
-        return attention_in_parts(PartedAttention(parts, key, spec, num_weights), inputs)
+        a = RankAttention(edges.csr, key, spec, num_weights)
+        if self.exchange_group.size > 1:  # targets without remote sources are worked on while messages are in flight
+            a = replace(a, far=(by_value.to_slots, by_key.to_slots), num_inner=self.num_local - self.num_boundary)
+        return attend(a, inputs)
 
     def reduce_by_blocks(
         self, edges: Edges, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module

@@ -635,6 +635,11 @@ void try_attention(const Device& device, AttentionForm form, int64_t columns, in
 
   const auto of = [](const auto& rows) -> const void* { return rows.empty() ? nullptr : rows.data(); };
   Slice value_rows(value, F, gap), key_rows(key, L, gap), query_rows(query, L, gap), attr_rows(attr, D, gap);
+  constexpr int64_t kNear = 11;  // the other sources lie apart
+  const auto far = [&](const auto& rows, size_t width) {
+    return std::vector(rows.begin() + static_cast<int64_t>(std::min(rows.size(), kNear * width)), rows.end());
+  };
+  Slice far_values(far(value, F), F, 2 * gap), far_keys(far(key, L), L, gap);
   Slice weight_rows(edge_weight, kHeads * D, gap);
   Attention attention{.rowptr = p.rowptr.data(),
                       .col = p.col.data(),
@@ -653,6 +658,11 @@ void try_attention(const Device& device, AttentionForm form, int64_t columns, in
                       .query_stride = query_rows.stride(),
                       .edge_attr_stride = attr_rows.stride(),
                       .edge_weight_stride = weight_rows.stride(),
+                      .far_value = far_values.data(),
+                      .far_key = is_dynamic ? nullptr : far_keys.data(),
+                      .far_value_stride = far_values.stride(),
+                      .far_key_stride = far_keys.stride(),
+                      .num_near = kNear,
                       .edge_key = edge_key.data(),
                       .seed = 7,
                       .threshold = 1u << 30,
@@ -671,7 +681,7 @@ void try_attention(const Device& device, AttentionForm form, int64_t columns, in
   std::vector<T> got_by_value(by_value.size()), got_by_weight(by_weight.size()), got_by_attr(by_attr.size());
   std::vector<A> got_lse(lse.size()), given_delta(delta.begin(), delta.end()), got_by_parameters(by_parameters.size());
   const auto to = [](auto& rows) -> void* { return rows.empty() ? nullptr : rows.data(); };
-  device.attention({attention, got_y.data(), to(got_z), got_lse.data(), 0, false});
+  device.attention({attention, got_y.data(), to(got_z), got_lse.data(), false, false});
   expect("attention", columns, got_y, y, tolerance);
   expect("attention, z", columns, got_z, z, tolerance);
   expect("attention, lse", columns, got_lse, lse, tolerance);
@@ -707,18 +717,18 @@ void try_attention(const Device& device, AttentionForm form, int64_t columns, in
   gradient.attention.rowptr = rowptr.data();
   gradient.attention.col = col.data();
   gradient.attention.edge = back_place.data();
-  gradient.attention.num_rows = kSources;
+  gradient.attention.num_rows = gradient.attention.num_near = kSources;
   device.attention_by_source(gradient);
   expect("attention_by_source, value", columns, got_by_value, by_value, range);
   expect("attention_by_source, key", columns, got_by_key, by_key, range);
 }
 
 // Source 0 has logits of -infinity, all others have zeros: they alone count, and where there are none, sums are NaN in
-// rows with all edges of their targets and zeros in the last ones, which are parts.
+// rows with all edges of their targets and zeros in parts of them.
 template <class T, class Device>
 void try_masked_attention(const Device& device, AttentionForm form) {
   using A = accumulator_t<T>;
-  constexpr int64_t kColumns = 33, kNumSources = 5, kNumParts = 4;
+  constexpr int64_t kColumns = 33, kNumSources = 5;
   constexpr size_t C = kColumns, kMany = 40;  // more than a batch
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   struct Row {
@@ -750,7 +760,6 @@ void try_masked_attention(const Device& device, AttentionForm form) {
   std::vector<double> by_query(num_rows * L), by_key(kNumSources * L);
   for (size_t i = 0; i < num_rows; ++i) {
     lse[i] = std::log(static_cast<double>(rows[i].others));
-    if (is_alone(i) && i < num_rows - kNumParts) std::fill_n(&y[i * C], C, std::nan(""));
     if (is_alone(i) || (form == AttentionForm::dot && rows[i].before + rows[i].behind > 0)) {
       std::fill_n(&by_query[i * L], L, std::nan(""));
     }
@@ -784,6 +793,7 @@ void try_masked_attention(const Device& device, AttentionForm form) {
   attention.key = key.data();
   attention.query = query.data();
   attention.value_stride = kColumns;
+  attention.num_near = kNumSources;
   attention.key_stride = attention.query_stride = static_cast<int64_t>(L);
   attention.num_heads = 1;
   attention.num_columns = kColumns;
@@ -794,7 +804,12 @@ void try_masked_attention(const Device& device, AttentionForm form) {
       got_by_key(by_key.size());
   std::vector<A> got_lse(lse.size()), given_delta(delta.begin(), delta.end());
   const double tolerance = sizeof(T) == 4 ? 1e-4 : 1e-11;
-  device.attention({attention, got_y.data(), nullptr, got_lse.data(), kNumParts, false});
+  device.attention({attention, got_y.data(), nullptr, got_lse.data(), true, false});
+  expect("attention, masked, in parts", kColumns, got_y, y, tolerance);
+  for (size_t i = 0; i < num_rows; ++i) {
+    if (is_alone(i)) std::fill_n(&y[i * C], C, std::nan(""));
+  }
+  device.attention({attention, got_y.data(), nullptr, got_lse.data(), false, false});
   expect("attention, masked", kColumns, got_y, y, tolerance);
   expect("attention, masked, lse", kColumns, got_lse, lse, tolerance);
 

@@ -260,8 +260,8 @@ int64_t try_far_rows(const Simulated& device) {
   Attention attention{};
   attention.rowptr = rowptr, attention.col = col, attention.edge = edge, attention.value = attention.key = x;
   attention.num_rows = attention.num_edges = attention.num_heads = 1, attention.num_columns = kColumns;
-  attention.value_stride = attention.key_stride = kStride, attention.element = Element::f32;
-  device.attention({attention, row, nullptr, &lse, 0, false});
+  attention.value_stride = attention.key_stride = kStride, attention.element = Element::f32, attention.num_near = 3;
+  device.attention({attention, row, nullptr, &lse, false, false});
   wrong += lse != last[0];
   expect_last(row);
 

@@ -108,7 +108,7 @@ struct ForwardPass {
     p.y = sums;
     p.z = z_of(sums);
     p.lse = lse_of(sums);
-    p.num_parts = p.attention.num_rows;
+    p.is_part = true;
   }
   // Two softmaxes over parts of the edges: each counts by the sum of its exponentials.
   void join(A* sums, A* other) const {
@@ -131,7 +131,7 @@ struct ForwardPass {
     }
   }
   void finish(int64_t row, A* sums) const {
-    for (int64_t h = 0; h < heads && !is_part(problem, row); ++h) {
+    for (int64_t h = 0; h < heads && !problem.is_part; ++h) {
       if (lse_of(sums)[h] != -std::numeric_limits<A>::infinity()) continue;
       std::fill_n(sums + h * columns, columns, std::numeric_limits<A>::quiet_NaN());
       std::fill_n(z_of(sums) + h * edge_columns, edge_columns, std::numeric_limits<A>::quiet_NaN());

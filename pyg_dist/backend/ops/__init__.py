@@ -13,9 +13,12 @@ and those of 16 bits, float32.
 
 from pyg_dist.backend.ops.attention import AttentionInputs as AttentionInputs
 from pyg_dist.backend.ops.attention import AttentionSpec as AttentionSpec
+from pyg_dist.backend.ops.attention import Far as Far
+from pyg_dist.backend.ops.attention import Sums as Sums
 from pyg_dist.backend.ops.attention import attention_csr as attention_csr
 from pyg_dist.backend.ops.attention import attention_csr_by_source as attention_csr_by_source
 from pyg_dist.backend.ops.attention import attention_csr_by_target as attention_csr_by_target
+from pyg_dist.backend.ops.attention import empty_sums as empty_sums
 from pyg_dist.backend.ops.keyed import keyed_dropout as keyed_dropout
 from pyg_dist.backend.ops.keyed import keyed_normal as keyed_normal
 from pyg_dist.backend.ops.keyed import keyed_permutation as keyed_permutation

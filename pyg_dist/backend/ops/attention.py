@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from pyg_dist.backend.ops.library import as_rows, call, factor_of, meta_kernel, native, signed, sum_dtype
+from pyg_dist.backend.ops.library import as_rows, call, factor_of, meta_kernel, native, nothing, signed, sum_dtype
+from pyg_dist.backend.ops.rows import empty_rows
 
 MAX_HEADS = 2048
 """Of the kernels: the dropout words of an edge lie in one batch (``csrc/cpu/attention.h``)."""
@@ -39,6 +40,13 @@ class AttentionInputs(NamedTuple):
     att: Tensor | None = None
 
 
+Far = tuple[Tensor | None, Tensor | None]
+"""Rows of value and of key behind those of :class:`AttentionInputs`."""
+
+Sums = tuple[Tensor, Tensor, Tensor]
+"""The outputs of :func:`attention_csr`: y, the sums of edge_attr, and l."""
+
+
 def attention_csr(
     rowptr: Tensor,
     col: Tensor,
@@ -46,8 +54,10 @@ def attention_csr(
     inputs: AttentionInputs,
     edge_key: Tensor | None,
     spec: AttentionSpec,
-    num_parts: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
+    far: Far = (None, None),
+    out: Sums | None = None,
+    is_part: bool = False,
+) -> Sums:
     r"""Softmax over the in-edges of every row, and the sum of the sources' rows that it weighs, head by head.
 
     .. math::
@@ -69,8 +79,10 @@ def attention_csr(
     gradients need beside the output (Dao, "FlashAttention-2", 2023). Exact up to rounding; sums do not depend on the
     number of threads. ``col`` and ``edge`` are not checked, as in :func:`spmm_csr`.
 
-    A logit of minus infinity has weight zero. Where a row has edges and no other logits, y is NaN, as a softmax is. The
-    last ``num_parts`` rows are parts of their targets' edges: there y is a sum of zeros, and the other parts decide.
+    A logit of minus infinity has weight zero. Where a row has edges and no other logits, y is NaN, as a softmax is. If
+    rows are parts of their targets' edges (``is_part``), y is a sum of zeros there, and the other parts decide.
+
+    Sources from number M on, the rows of value and key, are the rows of ``far``: what other ranks have sent.
 
     Shapes:
         - rowptr: ``[N + 1]`` int64, col: ``[E]`` int32, edge: ``[E]`` int32, places among S stored edges
@@ -79,11 +91,26 @@ def attention_csr(
           ``[N, H, C]``
         - edge_attr: ``[S, D]`` or none; edge_weight: with it, ``[N, H, D]`` or ``[1, H, D]``; dynamic: ``[D, H C]``
           in the dtype of value or its sum dtype, and att: ``[H C]`` alike
-        - edge_key: ``[S]`` int64
+        - edge_key: ``[S]`` int64; far: as value and key but for the number of rows, or none
         - output: y ``[N, H C]``; for ``dot`` with edge_attr the same sums of f, ``[N, H D]`` (else empty); l ``[N, H]``
           in the sum dtype, minus infinity for a row without edges or finite logits
+        - out: as the output, without gaps; overwritten, and returned
     """
-    return call(native.attention_csr.default, *_arguments(rowptr, col, edge, inputs, edge_key, spec), num_parts)
+    arguments = _arguments(rowptr, col, edge, inputs, edge_key, spec)
+    sums = empty_sums(rowptr.shape[0] - 1, inputs, spec) if out is None else out
+    call(native.attention_csr.default, *sums, *arguments, *_far_rows(far), is_part)
+    return sums
+
+
+def empty_sums(num_rows: int, inputs: AttentionInputs, spec: AttentionSpec) -> Sums:
+    """Uninitialised outputs of :func:`attention_csr` for N rows."""
+    value, attr = inputs.value, inputs.edge_attr
+    edge_columns = 0 if attr is None else spec.heads * attr.shape[1]
+    return (
+        empty_rows(value, num_rows, value.shape[1:].numel()),
+        empty_rows(value, num_rows if spec.form == "dot" and attr is not None else 0, edge_columns),
+        value.new_empty(num_rows, spec.heads, dtype=sum_dtype(value)),
+    )
 
 
 def attention_csr_by_target(
@@ -98,6 +125,7 @@ def attention_csr_by_target(
     grad: Tensor,
     grad_z: Tensor | None,
     by_edge_attr: bool,
+    far: Far = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""The gradients of :func:`attention_csr` that add up by target: by query, edge_weight, edge_attr and att.
 
@@ -112,7 +140,8 @@ def attention_csr_by_target(
           below it by edge_weight, ``[1 + D, H C]`` in the sum dtype. What there is none of is empty.
     """
     args = _arguments(rowptr, col, edge, inputs, edge_key, spec)
-    return call(native.attention_csr_by_target.default, *args, lse, delta, grad, grad_z, by_edge_attr)
+    known = lse, delta, grad, grad_z
+    return call(native.attention_csr_by_target.default, *args, *_far_rows(far), *known, by_edge_attr)
 
 
 def attention_csr_by_source(
@@ -138,6 +167,10 @@ def attention_csr_by_source(
     return call(native.attention_csr_by_source.default, *args, lse, delta, grad, grad_z)
 
 
+def _far_rows(far: Far) -> list[Tensor | None]:
+    return [None if rows is None else as_rows(rows) for rows in far]
+
+
 _Arguments = tuple[Tensor | int | float | None, ...]
 
 
@@ -156,14 +189,7 @@ def _arguments(
     return rowptr, col, edge, value, key, query, edge_attr, weight, att, keys, *numbers
 
 
-@meta_kernel("attention_csr")
-def _(rowptr: Tensor, col: Tensor, edge: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
-    edge_attr, form, heads = _facts(rest)
-    num_rows, has_sums = rowptr.shape[0] - 1, form == 2 and edge_attr is not None
-    edge_columns = 0 if edge_attr is None else heads * edge_attr.shape[1]
-    lse = value.new_empty(num_rows, heads, dtype=sum_dtype(value))
-    z = value.new_empty(num_rows if has_sums else 0, edge_columns)
-    return value.new_empty(num_rows, value.shape[1]), z, lse
+meta_kernel("attention_csr")(nothing)
 
 
 @meta_kernel("attention_csr_by_target")

@@ -1,16 +1,13 @@
 """Attention over in-edges, with autograd, without tensors that have a row per edge: on one rank's pattern, or several.
 
 The exception are attention weights, a number for each edge and head, if the caller requests them.
-
-A softmax over several *parts* of a target's edges is put together of theirs: each part counts by the sum of its
-exponentials. The gradients need the logarithm of the whole sum alone, so they too are made part by part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,72 +32,52 @@ from pyg_dist.backend.timing import phase
 Attended = tuple[Tensor, Tensor, Tensor]
 """The sums of values, of edge_attr, and the weights of edges, which are empty unless requested."""
 
-Maps = tuple[LinearMap | None, ...]
-"""How the rows of each input come to a part; ``None``: they are here."""
+
+class AddingMap(LinearMap, Protocol):
+    """A linear map that may add to what there is, as :class:`~pyg_dist.halo.transfer.HaloTransfer`."""
+
+    @property
+    def transposed(self) -> AddingMap: ...
+
+    def send(self, x: Tensor) -> Any:
+        """Begin to apply it (collective, does not wait)."""
+
+    def add(self, in_flight: Any, out: Tensor) -> Tensor:
+        """Add what arrives to the last rows of ``out`` (waits)."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of a rank's edges."""
-
-    csr: CSR  # the edges, from sources to the last targets
-    low: int = 0  # the first of these targets
-    num_shared: int = 0  # how many of its targets, the last ones, have in-edges in other parts, too
-    maps: Maps = (None,) * 6  # of the inputs
-
-    def start(self, inputs: AttentionInputs) -> list[Pending[Tensor] | None]:
-        """Begin to bring the inputs here (collective)."""
-        pairs = zip(inputs, self.maps, strict=True)
-        return [None if x is None or m is None else m.start(x.flatten(1)) for x, m in pairs]
-
-    def held(
-        self, inputs: AttentionInputs, arriving: list[Pending[Tensor] | None], spec: AttentionSpec
-    ) -> AttentionInputs:
-        """The inputs as they meet these edges."""
-        given: list[Any] = [x if p is None else p.wait() for x, p in zip(inputs, arriving, strict=True)]
-        if self.low:
-            weight_is_by_row = spec.form != "dynamic" and not is_shared(inputs.edge_weight)
-            for k, is_by_row in ((2, True), (4, weight_is_by_row)):
-                if is_by_row and given[k] is not None:
-                    given[k] = given[k][self.low :]
-        return AttentionInputs(*given)
-
-
-@dataclass(frozen=True)
-class PartedAttention:
+class RankAttention:
     """Attention over the edges of this rank, and what it shares with others: nothing, unless a layout says more."""
 
-    parts: Sequence[Part]  # the edges; the first part has all targets, and runs while messages of others are in flight
+    csr: CSR  # targets by sources: rows of value and key, then what is far
     edge_key: Tensor | None  # of the dropout, by edge storage
     spec: AttentionSpec  # how logits are made
     num_weights: int = 0  # number of stored edges, if their weights are requested: those of the softmax, before dropout
+    # how far rows of value and of key arrive; the first targets, num_inner, have no far sources, and run meanwhile
+    far: tuple[AddingMap | None, AddingMap | None] = (None, None)
+    num_inner: int = 0
+    maps: tuple[LinearMap | None, ...] = (None,) * 6  # how the rows of each input come here; ``None``: they are here
+    is_part: bool = False  # whether ranks share their targets' in-edges
     # whether ranks send sums of edge_attr to each other: each takes part, whatever rows it has
     has_edge_sums: bool = False
 
+    def start(self, inputs: AttentionInputs) -> tuple[list[Pending[Tensor] | None], list[Pending[Tensor] | None]]:
+        """Begin to bring the inputs here, and what is far of value and key (collective)."""
+
+        def begun(maps: Sequence[LinearMap | None]) -> list[Pending[Tensor] | None]:
+            pairs = zip(inputs, maps, strict=False)
+            return [None if x is None or m is None else m.start(x.flatten(1)) for x, m in pairs]
+
+        return begun(self.maps), begun(self.far)
+
     def by_edge(self, inputs: AttentionInputs) -> Attended:
-        """In torch's functions, differentiable to any order (collective).
+        """In torch's functions, differentiable to any order (collective)."""
+        pairs = zip(inputs[:2], self.far, strict=True)
+        far = [None if x is None or m is None else apply(m, x.flatten(1)) for x, m in pairs]
+        return attention_by_edge(self.csr, self.edge_key, self.spec, _with_far(inputs, far), self.num_weights)
 
-        The parts' edges are put together, and the sources that come to a later part behind those of the first one.
-        """
-        first, *others = self.parts
-        edges = first.csr
-        for part in others:
-            values, keys = (
-                x if x is None or m is None else torch.cat([x.flatten(1), apply(m, x.flatten(1))])
-                for x, m in zip(inputs[:2], part.maps, strict=False)
-            )
-            assert values is not None
-            inputs = inputs._replace(value=values, key=keys)
-            edges = CSR.from_edges(
-                torch.cat([edges.row(), part.csr.row() + part.low]),
-                torch.cat([edges.col, part.csr.col + edges.num_cols]),
-                torch.cat([edges.edge, part.csr.edge]),
-                edges.num_rows,
-                edges.num_cols + part.csr.num_cols,
-            )
-        return attention_by_edge(edges, self.edge_key, self.spec, inputs, self.num_weights)
-
-    def over_ranks(self, y: Tensor, z: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def over_ranks(self, y: Tensor, z: Tensor, lse: Tensor) -> ops.Sums:
         """This rank's rows of the sums over all ranks' edges, and the logarithms of the whole sums (collective)."""
         return y, z, lse
 
@@ -120,32 +97,32 @@ class _Attention(LocalFunction[Attended]):
     """
 
     @staticmethod
-    def forward(ctx: Context, a: PartedAttention, *given: Any) -> Attended:
-        inputs, held = AttentionInputs(*given), list[AttentionInputs]()
-        for part, arrived in zip(a.parts, _arriving(a, inputs), strict=True):
-            held.append(arrived)
-            if part is a.parts[0]:
-                sums = _attend(a, part, arrived)
-            elif part.csr.num_rows:
-                _join(a, sums, part, _attend(a, part, arrived))
+    def forward(ctx: Context, a: RankAttention, *given: Any) -> Attended:
+        inputs = AttentionInputs(*given)
+        here, far = a.start(inputs)
+        sums, (inner, others) = ops.empty_sums(a.csr.num_rows, inputs, a.spec), a.csr.split(a.num_inner)
+        if a.num_inner:
+            _attend(a, inner, 0, inputs, (None, None), sums)
+        given_here: Any = (x if p is None else p.wait() for x, p in zip(inputs, here, strict=True))
+        held = AttentionInputs(*given_here)
+        arrived: Any = tuple(None if p is None else p.wait() for p in far)
+        _attend(a, others, a.num_inner, held, arrived, sums)
         y, z, lse = a.over_ranks(*sums)
         weights = inputs.value.new_zeros(a.num_weights, a.spec.heads)
         if a.num_weights:
-            for part, arrived in zip(a.parts, held, strict=True):
-                write_weights(weights, part.csr, a.spec, arrived, lse[part.low :])
+            write_weights(weights, a.csr, a.spec, _with_far(held, arrived), lse)
         if any(ctx.needs_input_grad):
             ctx.set_materialize_grads(False)
-            for part in a.parts:
-                part.csr.transposed  # noqa: B018  # sorting in the backward would come on top of all activations
+            a.csr.transposed  # noqa: B018  # sorting in the backward would come on top of all activations
             ctx.a = a
-            ctx.save_for_backward(y, z, weights, lse, *given, *(x for arrived in held for x in arrived))
+            ctx.save_for_backward(y, z, weights, lse, *given, *held, *arrived)
         return y, z, weights
 
     @staticmethod
     def backward(ctx: Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         y, z, weights, lse, *saved = ctx.saved_tensors
-        a: PartedAttention = ctx.a
-        inputs, *held = (AttentionInputs(*saved[k : k + 6]) for k in range(0, len(saved), 6))
+        a: RankAttention = ctx.a
+        inputs, held, far = AttentionInputs(*saved[:6]), AttentionInputs(*saved[6:12]), tuple(saved[12:])
         needs, spec, slope = ctx.needs_input_grad[1:], a.spec, grads[2]
         grad = torch.zeros_like(y) if grads[0] is None else grads[0].contiguous()
         grad_z = None if grads[1] is None or grads[1].shape[0] == 0 else grads[1].contiguous()
@@ -154,97 +131,86 @@ class _Attention(LocalFunction[Attended]):
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
             return None, *_differentiable_gradients(a.by_edge, inputs, needs, (grad, grad_z, slope))
         delta, *of_outputs = a.at_targets([_dots(grad, grad_z, y, z, spec.heads), grad, grad_z])
-        by_weights: list[Gradients] = [[None] * 6] * len(held)  # of the requested weights' logits
+        by_logits: Gradients = [None] * 6  # of the requested weights
         if slope is not None:
             # A weight times its gradient is its logit's gradient, but for a term that all edges of its target have in
             # common: the sum of these products over the target's edges, which goes with delta.
             slopes = weights.to(lse.dtype) * slope.to(lse.dtype)
             assert delta is not None
-            delta = delta + a.sum_over_ranks(sums_of_edges(a.parts[0].csr, slopes))
-            for part in a.parts[1:]:
-                delta[part.low :].add_(sums_of_edges(part.csr, slopes))
-            pairs = zip(a.parts, held, strict=True)
-            by_weights = [gradients_of_logits(part.csr, spec, x, slopes, needs) for part, x in pairs]
+            delta = delta + a.sum_over_ranks(sums_of_edges(a.csr, slopes))
+            by_logits = gradients_of_logits(a.csr, spec, _with_far(held, far), slopes, needs)
         known: Gradients = [lse, delta, *of_outputs]
-        parts = list(zip(a.parts, held, by_weights, strict=True))
-        found = _Found(inputs, needs)
-        for part, arrived, more in reversed(parts) if any(needs[:2]) else ():  # first what goes to other ranks
-            found.add(part, 0, _added(_by_source(a, part, arrived, _last_rows(known, part)), more[:2]))
-        for part, arrived, more in parts if any(needs[2:]) else ():
-            if part.csr.num_rows or part is a.parts[0]:
-                found.add(part, 2, _added(_by_target(a, part, arrived, _last_rows(known, part), needs[3]), more[2:]))
+        found = _Found(a, inputs, needs)
+        if any(needs[:2]):
+            num_near = held.value.shape[0]
+            near_rows, far_rows = a.csr.transposed.split(num_near)
+            if far[0] is not None:  # first what goes to other ranks
+                arrived = AttentionInputs(far[0], far[1], *held[2:])
+                more = [x if x is None else x[num_near:] for x in by_logits[:2]]
+                found.send(_added(_by_source(a, far_rows, arrived, known), more))
+            more = [x if x is None else x[:num_near] for x in by_logits[:2]]
+            found.add(0, _added(_by_source(a, near_rows, held, known), more))
+        if any(needs[2:]):
+            found.add(2, _added(_by_target(a, held, far, known, needs[3]), by_logits[2:]))
         return None, *found.as_inputs()
 
 
 class _Found:
-    """The gradients of the inputs, made part by part; some come from other ranks."""
+    """The gradients of the inputs; some are on their way from other ranks."""
 
-    def __init__(self, inputs: AttentionInputs, needs: tuple[bool, ...]) -> None:
-        self._inputs, self._needs = inputs, needs
-        self._here: Gradients = [None] * len(inputs)
-        self._arriving: list[tuple[int, Pending[Tensor]]] = []
+    def __init__(self, a: RankAttention, inputs: AttentionInputs, needs: tuple[bool, ...]) -> None:
+        self._a, self._inputs = a, inputs
+        self._is_wanted = [x is not None and needed for x, needed in zip(inputs, needs, strict=True)]
+        self._found: list[Tensor | Pending[Tensor] | None] = [None] * len(inputs)
+        self._addends: list[tuple[int, AddingMap, Any]] = []
 
-    def add(self, part: Part, first: int, gradients: Gradients) -> None:
-        """Those that a part makes of the inputs from number ``first`` on (collective)."""
+    def send(self, of_far: Gradients) -> None:
+        """Those of far rows of value and of key go back (collective)."""
+        for k, (gradient, way) in enumerate(zip(of_far, self._a.far, strict=True)):
+            if self._is_wanted[k] and gradient is not None and way is not None:
+                self._addends.append((k, way.transposed, way.transposed.send(gradient)))
+
+    def add(self, first: int, gradients: Gradients) -> None:
+        """Those of the inputs from number ``first`` on, as they are here (collective)."""
         for k, gradient in enumerate(gradients, first):
-            if gradient is None or self._inputs[k] is None or not self._needs[k]:
-                continue
-            own, linear_map = self._here[k], part.maps[k]
-            if linear_map is not None:
-                self._arriving.append((k, linear_map.transposed.start(gradient)))
-            elif own is None:
-                self._here[k] = gradient
-            elif gradient.numel():
-                (own if own.shape == gradient.shape else own[part.low :]).add_(gradient)
+            way = self._a.maps[k]
+            if self._is_wanted[k] and gradient is not None:
+                self._found[k] = gradient if way is None else way.transposed.start(gradient)
 
     def as_inputs(self) -> Gradients:
-        """All of them, in the shapes and dtypes of the inputs."""
-        for k, pending in self._arriving:
-            own, arrived = self._here[k], pending.wait()
-            self._here[k] = arrived if own is None else own.add_(arrived)
-        pairs = zip(self._here, self._inputs, strict=True)
+        """All of them, in the shapes and dtypes of the inputs (waits)."""
+        found = [x.wait() if isinstance(x, Pending) else x for x in self._found]
+        for k, way, in_flight in self._addends:
+            own = found[k]
+            assert own is not None
+            way.add(in_flight, own)
+        pairs = zip(found, self._inputs, strict=True)
         return [None if g is None or x is None else g.to(x.dtype).view(x.shape) for g, x in pairs]
 
 
-def _arriving(a: PartedAttention, inputs: AttentionInputs) -> Iterator[AttentionInputs]:
-    """Each part's inputs; all messages are under way before the first (collective)."""
-    started = [part.start(inputs) for part in a.parts]
-    for part, arriving in zip(a.parts, started, strict=True):
-        yield part.held(inputs, arriving, a.spec)
+def _attend(a: RankAttention, csr: CSR, low: int, inputs: AttentionInputs, far: ops.Far, sums: ops.Sums) -> None:
+    """The sums of the rows of ``csr``, which are targets from ``low`` on."""
 
+    def own(rows: Any) -> Any:
+        return rows if rows is None or rows.shape[0] == 0 else rows[low : low + csr.num_rows]
 
-def _attend(a: PartedAttention, part: Part, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
-    csr = part.csr
+    weight, spec = inputs.edge_weight, a.spec
+    inputs = inputs._replace(
+        query=own(inputs.query), edge_weight=weight if spec.form == "dynamic" or is_shared(weight) else own(weight)
+    )
+    out: Any = tuple(own(rows) for rows in sums)
     with phase("aggregate"):
-        return ops.attention_csr(csr.rowptr, csr.col, csr.edge, inputs, a.edge_key, a.spec, part.num_shared)
+        ops.attention_csr(csr.rowptr, csr.col, csr.edge, inputs, a.edge_key, spec, far, out, a.is_part)
 
 
-def share_of_part(rowptr: Tensor, lse: Tensor, whole: Tensor) -> Tensor:
-    """What a part of each row's edges counts in its softmax: NaN if there are edges, and all logits are -infinity.
-
-    ``lse`` is the op's on the part, ``whole`` the logarithm of the sum over all parts. Shapes: ``[N, H] -> [N, H, 1]``.
-    """
-    is_empty = (rowptr.diff() == 0).unsqueeze(1)
-    finite = whole.masked_fill(is_empty & (whole == -torch.inf), 0.0)  # a part without edges has sums of zero
-    return (lse - finite).exp().unsqueeze(2)
-
-
-def _join(
-    a: PartedAttention, sums: tuple[Tensor, Tensor, Tensor], part: Part, others: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    """Put a part's share of a softmax to the first one's, in place."""
-    *outputs, lse = (x[part.low :] if x.shape[0] else x for x in sums)
-    whole = torch.logaddexp(lse, others[2])
-    own = share_of_part(a.parts[0].csr.rowptr[part.low :], lse, whole)
-    its = share_of_part(part.csr.rowptr, others[2], whole)
-    for out, other in zip(outputs, others, strict=False):
-        if out.numel():
-            by_head(out, a.spec.heads).mul_(own).addcmul_(by_head(other, a.spec.heads), its)
-    lse.copy_(whole)
-
-
-def _last_rows(known: Gradients, part: Part) -> Gradients:
-    return [x[part.low :] if x is not None and part.low else x for x in known]
+def _with_far(inputs: AttentionInputs, far: Sequence[Tensor | None]) -> AttentionInputs:
+    """With rows of value and key for all columns of the pattern."""
+    value, key = (
+        x if x is None or other is None else torch.cat([x.flatten(1), other])
+        for x, other in zip(inputs[:2], far, strict=True)
+    )
+    assert value is not None
+    return inputs._replace(value=value, key=key)
 
 
 def _added(one: Gradients, other: Gradients) -> Gradients:
@@ -264,20 +230,18 @@ def _dots(grad: Tensor, grad_z: Tensor | None, y: Tensor, z: Tensor, heads: int)
     return found.view(-1, heads)
 
 
-def _by_source(a: PartedAttention, part: Part, inputs: AttentionInputs, known: Any) -> Gradients:
-    """The gradients by value and key."""
-    csr = part.csr.transposed
+def _by_source(a: RankAttention, csr: CSR, inputs: AttentionInputs, known: Any) -> Gradients:
+    """The gradients by value and key, of the sources that are the rows of ``csr``."""
     with phase("aggregate"):
         return list(ops.attention_csr_by_source(csr.rowptr, csr.col, csr.edge, inputs, a.edge_key, a.spec, *known))
 
 
-def _by_target(a: PartedAttention, part: Part, inputs: AttentionInputs, known: Any, by_edge_attr: bool) -> Gradients:
+def _by_target(a: RankAttention, inputs: AttentionInputs, far: Any, known: Any, by_edge_attr: bool) -> Gradients:
     """The gradients by query, edge_attr, edge_weight and att; one by edge_weight that all rows share is added up."""
-    csr, spec = part.csr, a.spec
-    lse, delta, grad, grad_z = known
+    csr, spec = a.csr, a.spec
     with phase("aggregate"):
         by_query, by_weight, by_attr, by_parameters = ops.attention_csr_by_target(
-            csr.rowptr, csr.col, csr.edge, inputs, a.edge_key, spec, lse, delta, grad, grad_z, by_edge_attr
+            csr.rowptr, csr.col, csr.edge, inputs, a.edge_key, spec, *known, by_edge_attr=by_edge_attr, far=far
         )
     by_att = None
     if spec.form == "dynamic":
@@ -304,19 +268,12 @@ def _differentiable_gradients(
     return [next(found) if needed and x is not None else None for x, needed in zip(own, needs, strict=True)]
 
 
-def attention_in_parts(a: PartedAttention, inputs: AttentionInputs) -> Attended:
-    """:func:`attention` over the edges of ``a`` (collective both ways where it is of several ranks)."""
-    return _Attention.apply(a, *inputs)
+def attend(a: RankAttention, inputs: AttentionInputs) -> Attended:
+    """The sums of :func:`~pyg_dist.backend.ops.attention_csr`, and the weights of edges.
 
+    Differentiable by all inputs; twice by a pass that makes values for each edge and column. Collective both ways where
+    ``a`` is of several ranks.
 
-def attention(
-    csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, inputs: AttentionInputs, num_weights: int = 0
-) -> Attended:
-    """:func:`pyg_dist.backend.ops.attention_csr`'s sums of value, and of edge_attr for ``dot``; not collective.
-
-    Differentiable by all inputs; twice by a pass that makes values for each edge and column. See
-    :class:`PartedAttention` for the arguments.
-
-    Shapes: inputs of the op; output ``[csr.num_rows, H C]``; ``[csr.num_rows, H D]``, or empty; ``[num_weights, H]``.
+    Shapes: inputs of the op; output ``[N, H C]``; ``[N, H D]``, or empty; ``[num_weights, H]``.
     """
-    return attention_in_parts(PartedAttention((Part(csr),), edge_key, spec, num_weights), inputs)
+    return _Attention.apply(a, *inputs)

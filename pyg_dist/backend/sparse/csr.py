@@ -269,6 +269,16 @@ class CSR:
         first, last = int(self.rowptr[low]), int(self.rowptr[high])
         return CSR(self.rowptr[low : high + 1] - first, self.col[first:last], self.edge[first:last], self.num_cols)
 
+    def split(self, row: int) -> tuple[CSR, CSR]:
+        """The patterns of the rows before ``row``, and of the others. Kept."""
+        if row not in self._split:
+            self._split[row] = self.rows(0, row), self.rows(row, self.num_rows)
+        return self._split[row]
+
+    @cached_property
+    def _split(self) -> dict[int, tuple[CSR, CSR]]:
+        return {}
+
     def columns(self, low: int, high: int) -> CSR:
         """The pattern of the columns from ``low`` to ``high``, exclusive."""
         if self.host is not None:

@@ -16,8 +16,8 @@ from torch.library import opcheck
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
-from pyg_dist.backend.ops.attention import _arguments
-from pyg_dist.backend.sparse.attention import attention
+from pyg_dist.backend.ops.attention import _arguments, empty_sums
+from pyg_dist.backend.sparse.attention import RankAttention, attend
 from pyg_dist.backend.sparse.attention_by_edge import attention_by_edge
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import DataError
@@ -97,7 +97,7 @@ def test_kernels_equal_the_reference(form: Any, dtype: torch.dtype, heads_column
     csr = pattern(2 * chunk + 5 if chunk < 5000 else 300)
     given, spec, key = inputs(csr, form, heads, columns, edges, dtype), spec_of(form, heads, p), keys(csr, p)
     has_sums = form == "dot" and edges > 0
-    got = results(lambda: attention(csr, key, spec, given), given, has_sums)
+    got = results(lambda: attend(RankAttention(csr, key, spec), given), given, has_sums)
     expected = results(
         lambda: reference.attention_csr(csr.rowptr, csr.col, csr.edge, given, key, spec), given, has_sums
     )
@@ -156,14 +156,13 @@ def test_logits_of_minus_infinity_weigh_nothing(form: Any, dtype: torch.dtype, v
             given.query.abs_()  # type: ignore[union-attr]
         else:
             given.edge_attr[csr.edge[csr.col < MASKED]] = -torch.inf  # type: ignore[index]
-    got = results(lambda: attention(csr, None, spec, given), given, form == "dot")
+    got = results(lambda: attend(RankAttention(csr, None, spec), given), given, form == "dot")
     args = csr.rowptr, csr.col, csr.edge, given, None, spec
     expected = results(lambda: reference.attention_csr(*args), given, form == "dot")
     assert expected[0].isnan().all(1).nonzero().view(-1).tolist() == [3, 6, 10, 11]
-    for num_parts in (NUM_ROWS - 8, NUM_ROWS):
-        with torch.no_grad():
-            got += ops.attention_csr(*args, num_parts)[: 1 + (form == "dot")]
-            expected += reference.attention_csr(*args, num_parts)[: 1 + (form == "dot")]
+    with torch.no_grad():
+        got += ops.attention_csr(*args, is_part=True)[: 1 + (form == "dot")]
+        expected += reference.attention_csr(*args, is_part=True)[: 1 + (form == "dot")]
     assert value or expected[-1].isfinite().all()
     for have, want in zip(got, expected, strict=True):
         tolerance = 20 * TOLERANCE[dtype]
@@ -171,6 +170,29 @@ def test_logits_of_minus_infinity_weigh_nothing(form: Any, dtype: torch.dtype, v
     if not (value and form == "dynamic"):  # whose logits are NaN then
         lse = ops.attention_csr(*args)[2]
         assert lse.isneginf().all(1).nonzero().view(-1).tolist() == [2, 3, 6, *range(10, NUM_ROWS)]
+
+
+@pytest.mark.parametrize("num_near", [0, 9, NUM_SOURCES])
+@pytest.mark.parametrize("form", FORMS)
+def test_far_sources_give_the_same_bits(form: Any, num_near: int) -> None:
+    """Rows of value and key that lie apart, some columns of wider ones; and targets in two calls."""
+    csr = pattern(hub=300 if IS_SIMT else 9000)
+    given, spec, key = inputs(csr, form, 4, 16, 2, torch.float32), spec_of(form, 4, 0.3), keys(csr, 0.3)
+    args = csr.rowptr, csr.col, csr.edge
+
+    def apart(rows: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        if rows is None:
+            return None, None
+        return rows[:num_near], torch.cat([rows, rows], 1)[num_near:, : rows.shape[1]]
+
+    (value, far_value), (key_rows, far_key) = apart(given.value), apart(given.key)
+    there, far = given._replace(value=value, key=key_rows), (far_value, far_key)
+    with torch.no_grad():
+        y, z, lse = expected = ops.attention_csr(*args, given, key, spec)
+        assert_all_same_bits(expected, ops.attention_csr(*args, there, key, spec, far))
+        known = lse, torch.ones_like(lse), y.cos(), z.cos() if len(z) else None, True
+        by_target = ops.attention_csr_by_target(*args, given, key, spec, *known)
+        assert_all_same_bits(by_target, ops.attention_csr_by_target(*args, there, key, spec, *known, far))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -181,7 +203,7 @@ def test_kernels_give_the_same_bits_on_any_number_of_threads(form: Any) -> None:
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(results(lambda: attention(csr, key, spec, given), given, form == "dot"))
+            found.append(results(lambda: attend(RankAttention(csr, key, spec), given), given, form == "dot"))
     finally:
         torch.set_num_threads(threads)
     for other in found[1:]:
@@ -201,11 +223,8 @@ def test_derivatives_of_any_order(form: Any, edges: int) -> None:
 
     def run(*leaves: Tensor) -> tuple[Tensor, ...]:
         own = iter(leaves)
-        return attention(
-            csr, key, spec, AttentionInputs(*(None if x is None else next(own) for x in given))
-        )[  # type: ignore[arg-type]
-            : 1 + (form == "dot" and edges > 0)
-        ]
+        inputs_ = AttentionInputs(*(None if x is None else next(own) for x in given))  # type: ignore[arg-type]
+        return attend(RankAttention(csr, key, spec), inputs_)[: 1 + (form == "dot" and edges > 0)]
 
     leaves = [x for x in given if x is not None]
     assert gradcheck(run, leaves)
@@ -218,7 +237,9 @@ def test_one_tensor_in_two_places_has_both_gradients() -> None:
     att = torch.randn(4, dtype=torch.float64)
     given, spec = AttentionInputs(x, None, x, att=att), AttentionSpec("dynamic", 2, slope=0.1)
     for create_graph in (False, True):
-        (got,) = torch.autograd.grad(attention(csr, None, spec, given)[0].square().sum(), x, create_graph=create_graph)
+        (got,) = torch.autograd.grad(
+            attend(RankAttention(csr, None, spec), given)[0].square().sum(), x, create_graph=create_graph
+        )
         (want,) = torch.autograd.grad(attention_by_edge(csr, None, spec, given)[0].square().sum(), x)
         torch.testing.assert_close(got, want)
 
@@ -228,10 +249,11 @@ def test_opcheck(form: Any) -> None:
     csr = pattern(hub=20)
     given = AttentionInputs(*(x if x is None else x.detach() for x in inputs(csr, form, 2, 4, 3, torch.float32)))
     arguments = _arguments(csr.rowptr, csr.col, csr.edge, given, keys(csr, 0.5), spec_of(form, 2, 0.5))
-    opcheck(torch.ops.pyg_dist.attention_csr.default, (*arguments, 3))
-    _, z, lse = torch.ops.pyg_dist.attention_csr(*arguments, 3)
+    sums = _, z, lse = empty_sums(NUM_ROWS, given, spec_of(form, 2))
+    far = given.value[:3], None if given.key is None else given.key[:3]
+    opcheck(torch.ops.pyg_dist.attention_csr.default, (*sums, *arguments, *far, True))
     known = lse, torch.zeros(NUM_ROWS, 2), torch.ones(NUM_ROWS, 8), torch.ones_like(z) if len(z) else None
-    opcheck(torch.ops.pyg_dist.attention_csr_by_target.default, (*arguments, *known, True))
+    opcheck(torch.ops.pyg_dist.attention_csr_by_target.default, (*arguments, *far, *known, True))
     back = csr.transposed
     arguments = _arguments(back.rowptr, back.col, back.edge, given, keys(csr, 0.5), spec_of(form, 2, 0.5))
     opcheck(torch.ops.pyg_dist.attention_csr_by_source.default, (*arguments, *known))
@@ -254,5 +276,5 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(DataError) as caught:
             ops.attention_csr(csr.rowptr, csr.col, csr.edge, inputs_, None, spec_)
         assert message in str(caught.value)
-    with pytest.raises(DataError, match=r"expected 'num_parts' to lie in \[0, 30\], got 31"):
-        ops.attention_csr(csr.rowptr, csr.col, csr.edge, given, None, spec, NUM_ROWS + 1)
+    with pytest.raises(DataError, match="expected 'far_key' with this form of attention, got none"):
+        ops.attention_csr(csr.rowptr, csr.col, csr.edge, given, None, spec, far=(given.value, None))
