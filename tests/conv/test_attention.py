@@ -354,7 +354,9 @@ def phases_of_a_step() -> tuple[list[str], list[str]]:
     import pyg_dist
     from pyg_dist.backend.timing import PHASES
 
-    _, data = graph()
+    node = torch.arange(20)
+    ring = Data(x=torch.randn(20, F, dtype=torch.float64), edge_index=torch.stack([node, (node + 1) % 20]))
+    data = pyg_dist.DistributedData(ring, partition=(node >= 10).long())
     conv = pyg_dist.conv.DistributedConv(gnn.TransformerConv(F, 4, heads=2, root_weight=False).double())
     x = data.x.clone().requires_grad_()
     with pyg_dist.profile() as forward:
@@ -368,12 +370,12 @@ def phases_of_a_step() -> tuple[list[str], list[str]]:
     return found[0], found[1]
 
 
-def test_local_edges_are_worked_on_while_rows_fly(workers: Pools) -> None:
-    """Keys and values leave, local edges, then those of what has arrived; gradients of the halo leave first."""
+def test_inner_targets_are_worked_on_while_rows_fly(workers: Pools) -> None:
+    """Keys and values leave, inner targets, then those that need what arrives; gradients of the halo leave first."""
     for forward, backward in workers(2).run(phases_of_a_step):
-        local, halo = (k for k, name in enumerate(forward) if name == "aggregate")
-        assert forward[:local].count("pack") == 2
-        assert "exchange" in forward[local:halo]
-        of_halo, *of_targets, of_sources = (k for k, name in enumerate(backward) if name == "aggregate")
-        assert "exchange" in backward[of_halo : of_targets[0]]
-        assert backward[of_sources:].count("unpack") == 2
+        inner, boundary = (k for k, name in enumerate(forward) if name == "aggregate")
+        assert forward[:inner].count("pack") == 2
+        assert "exchange" in forward[inner:boundary]
+        of_halo, of_sources, of_targets = (k for k, name in enumerate(backward) if name == "aggregate")
+        assert "exchange" in backward[of_halo:of_sources]
+        assert backward[of_targets:].count("unpack") == 2
