@@ -152,7 +152,7 @@ struct ReduceHeads {
                                      Softmax<A>& state, Values sum) const {
     const typename Head::Gradient of_edge = edges.gradient(g, own, count);
     if (edges.lane() < count) state.largest += of_edge.by_logit;
-    if (summed.rows.near != nullptr) {
+    if (summed.rows.exist()) {
       add_rows(edges, own, count, summed.by_logit ? of_edge.by_logit : of_edge.weight, columns, sum);
     }
     if constexpr (kForm == AttentionForm::dynamic) {

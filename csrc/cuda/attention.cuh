@@ -49,6 +49,7 @@ struct Sources {
   static PYG_DIST_HOST_DEVICE Sources of_keys(const Attention& p) {
     return {p.key, p.key_stride, p.far_key, p.far_key_stride, p.num_near};
   }
+  PYG_DIST_DEVICE bool exist() const { return near != nullptr || far != nullptr; }
   template <class T>
   PYG_DIST_DEVICE const T* row(int64_t k) const {
     return k < num_near ? static_cast<const T*>(near) + k * stride : static_cast<const T*>(far) + (k - num_near) * far_stride;
