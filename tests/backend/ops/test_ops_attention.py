@@ -16,7 +16,7 @@ from torch.library import opcheck
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
-from pyg_dist.backend.ops.attention import _arguments, empty_sums
+from pyg_dist.backend.ops.attention import _arguments
 from pyg_dist.backend.sparse.attention import RankAttention, attend
 from pyg_dist.backend.sparse.attention_by_edge import attention_by_edge
 from pyg_dist.backend.sparse.csr import CSR
@@ -249,7 +249,8 @@ def test_opcheck(form: Any) -> None:
     csr = pattern(hub=20)
     given = AttentionInputs(*(x if x is None else x.detach() for x in inputs(csr, form, 2, 4, 3, torch.float32)))
     arguments = _arguments(csr.rowptr, csr.col, csr.edge, given, keys(csr, 0.5), spec_of(form, 2, 0.5))
-    sums = _, z, lse = empty_sums(NUM_ROWS, given, spec_of(form, 2))
+    args = csr.rowptr, csr.col, csr.edge, given, keys(csr, 0.5), spec_of(form, 2, 0.5)
+    sums = _, z, lse = ops.attention_csr(*args)
     far = given.value[:3], None if given.key is None else given.key[:3]
     opcheck(torch.ops.pyg_dist.attention_csr.default, (*sums, *arguments, *far, True))
     known = lse, torch.zeros(NUM_ROWS, 2), torch.ones(NUM_ROWS, 8), torch.ones_like(z) if len(z) else None
