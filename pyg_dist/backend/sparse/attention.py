@@ -239,9 +239,10 @@ def _by_source(a: RankAttention, csr: CSR, inputs: AttentionInputs, known: Any) 
 def _by_target(a: RankAttention, inputs: AttentionInputs, far: Any, known: Any, by_edge_attr: bool) -> Gradients:
     """The gradients by query, edge_attr, edge_weight and att; one by edge_weight that all rows share is added up."""
     csr, spec = a.csr, a.spec
+    lse, delta, grad, grad_z = known
     with phase("aggregate"):
         by_query, by_weight, by_attr, by_parameters = ops.attention_csr_by_target(
-            csr.rowptr, csr.col, csr.edge, inputs, a.edge_key, spec, *known, by_edge_attr=by_edge_attr, far=far
+            csr.rowptr, csr.col, csr.edge, inputs, a.edge_key, spec, lse, delta, grad, grad_z, by_edge_attr, far
         )
     by_att = None
     if spec.form == "dynamic":
