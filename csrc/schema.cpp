@@ -48,7 +48,8 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
       "attention_csr_by_target(Tensor rowptr, Tensor col, Tensor edge, Tensor value, Tensor? key, Tensor? query, "
       "Tensor? edge_attr, Tensor? "
       "edge_weight, Tensor? att, Tensor? edge_key, int form, int heads, float slope, float scale, float p, int seed, "
-      "Tensor? far_value, Tensor? far_key, Tensor lse, Tensor delta, Tensor grad, Tensor? grad_z, bool by_edge_attr) -> (Tensor, Tensor, "
+      "Tensor? far_value, Tensor? far_key, Tensor lse, Tensor delta, Tensor grad, Tensor? grad_z, bool by_edge_attr) "
+      "-> (Tensor, Tensor, "
       "Tensor, "
       "Tensor)");
   m.def(

@@ -271,8 +271,7 @@ struct JoinHeads {
       }
     });
     if (is_sum) {
-      static_cast<T*>(out.rows)[row * num_sums + c] =
-          from_sum<T>(kForward ? sum / state.divisor(out.is_part) : sum);
+      static_cast<T*>(out.rows)[row * num_sums + c] = from_sum<T>(kForward ? sum / state.divisor(out.is_part) : sum);
     } else if (out.second != nullptr) {
       if constexpr (kForward) {
         static_cast<A*>(out.second)[row * pieces.num_heads + head] = state.lse();

@@ -52,7 +52,8 @@ struct Sources {
   PYG_DIST_DEVICE bool exist() const { return near != nullptr || far != nullptr; }
   template <class T>
   PYG_DIST_DEVICE const T* row(int64_t k) const {
-    return k < num_near ? static_cast<const T*>(near) + k * stride : static_cast<const T*>(far) + (k - num_near) * far_stride;
+    return k < num_near ? static_cast<const T*>(near) + k * stride
+                        : static_cast<const T*>(far) + (k - num_near) * far_stride;
   }
 };
 

@@ -204,14 +204,11 @@ void attention_csr(Tensor y, Tensor z, Tensor lse, Tensor rowptr, Tensor col, Te
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr_by_target(Tensor rowptr, Tensor col, Tensor edge, Tensor value,
-                                                                   MaybeTensor key, MaybeTensor query,
-                                                                   MaybeTensor edge_attr, MaybeTensor edge_weight,
-                                                                   MaybeTensor att, MaybeTensor edge_key, int64_t form,
-                                                                   int64_t heads, double slope, double scale, double p,
-                                                                   int64_t seed, MaybeTensor far_value,
-                                                                   MaybeTensor far_key, Tensor lse, Tensor delta,
-                                                                   Tensor grad, MaybeTensor grad_z, bool by_edge_attr) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_csr_by_target(
+    Tensor rowptr, Tensor col, Tensor edge, Tensor value, MaybeTensor key, MaybeTensor query, MaybeTensor edge_attr,
+    MaybeTensor edge_weight, MaybeTensor att, MaybeTensor edge_key, int64_t form, int64_t heads, double slope,
+    double scale, double p, int64_t seed, MaybeTensor far_value, MaybeTensor far_key, Tensor lse, Tensor delta,
+    Tensor grad, MaybeTensor grad_z, bool by_edge_attr) {
   const char* op = "attention_csr_by_target";
   const Inputs in{rowptr,   col,  edge,  value, key,   query, edge_attr, edge_weight, att,
                   edge_key, form, heads, slope, scale, p,     seed,      far_value,   far_key};

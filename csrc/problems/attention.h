@@ -29,8 +29,8 @@ namespace pyg_dist {
 enum class AttentionForm : uint8_t { additive, dynamic, dot };
 
 // Rows of x are x_stride elements apart. Source j of value and key, j >= num_near, is row j - num_near of far_value and
-// far_key: what other ranks have sent lies apart from this rank's rows. A piece of a hub is a problem of one row whose inputs are row first_row, of
-// targets or, in the transposed pattern, of sources; its output row is 0.
+// far_key: what other ranks have sent lies apart from this rank's rows. A piece of a hub is a problem of one row whose
+// inputs are row first_row, of targets or, in the transposed pattern, of sources; its output row is 0.
 struct Attention {
   const int64_t* rowptr;  // [num_rows + 1]
   const int32_t* col;     // [num_edges]
