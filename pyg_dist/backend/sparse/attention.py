@@ -54,10 +54,11 @@ class RankAttention:
     edge_key: Tensor | None  # of the dropout, by edge storage
     spec: AttentionSpec  # how logits are made
     num_weights: int = 0  # number of stored edges, if their weights are requested: those of the softmax, before dropout
-    # how far rows of value and of key arrive; the first targets, num_inner, have no far sources, and run meanwhile
+    # how far rows of value and of key arrive (the halo's); the first targets, num_inner, have no far sources, and run
+    # meanwhile: none with ``maps``, which bring what they read
     far: tuple[AddingMap | None, AddingMap | None] = (None, None)
     num_inner: int = 0
-    maps: tuple[LinearMap | None, ...] = (None,) * 6  # how the rows of each input come here; ``None``: they are here
+    maps: tuple[LinearMap | None, ...] = (None,) * 6  # how rows of each input come here (the grid's); None: they are
     is_part: bool = False  # whether ranks share their targets' in-edges
     # whether ranks send sums of edge_attr to each other: each takes part, whatever rows it has
     has_edge_sums: bool = False

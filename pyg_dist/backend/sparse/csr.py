@@ -43,7 +43,7 @@ class CSR:
     """Pattern of a ``[num_rows, num_cols]`` sparse matrix.
 
     On another device than the host (:meth:`to`), patterns that are made of it are made on the host, and moved; but for
-    :meth:`restricted`.
+    :meth:`restricted`, and :meth:`rows`, which share its memory.
     """
 
     rowptr: Tensor  # int64 ``[num_rows + 1]``
@@ -261,13 +261,20 @@ class CSR:
         return {}
 
     def rows(self, low: int, high: int) -> CSR:
-        """The pattern of the rows from ``low`` to ``high``, exclusive; of all rows itself."""
+        """The pattern of the rows from ``low`` to ``high``, exclusive, in the same memory; of all rows itself."""
         if (low, high) == (0, self.num_rows):
             return self
-        if self.host is not None:
-            return self.host.rows(low, high).to(self.device)
-        first, last = int(self.rowptr[low]), int(self.rowptr[high])
-        return CSR(self.rowptr[low : high + 1] - first, self.col[first:last], self.edge[first:last], self.num_cols)
+        host = self.on_host
+        first, last = int(host.rowptr[low]), int(host.rowptr[high])
+        return replace(
+            self,
+            rowptr=self.rowptr[low : high + 1] - first,
+            col=self.col[first:last],
+            place=None if self.place is None else self.place[first:last],
+            is_identity=False,
+            host=None if self.host is None else host.rows(low, high),
+            first=self.first + first if self.place is None else 0,
+        )
 
     def split(self, row: int) -> tuple[CSR, CSR]:
         """The patterns of the rows before ``row``, and of the others. Kept."""

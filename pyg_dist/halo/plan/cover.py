@@ -262,9 +262,9 @@ class OneWay:
     def batch_cover(self, exchange: ExchangeKind) -> Cover:
         """:meth:`cover` of drawn edges, with a few more rows for ``hybrid``. Both ranks of a pair find the same; O(m).
 
-        Sums carry the edges; a row does in place of two sums or more that it alone would fill, and then of those that
-        are left, :data:`_ROUNDS` times (Karp and Sipser, 1981, of one side). All rows do for a pair of ranks with
-        fewer of them.
+        All sums are sent at first. A row is sent where two sums or more have edges of this row alone, in place of these
+        sums; then again with the sums that are left, :data:`_ROUNDS` times in all (Karp and Sipser, 1981, of one side).
+        A pair of ranks with fewer rows than that sends all rows instead.
         """
         if exchange != "hybrid":
             return self.uniform_cover(exchange)

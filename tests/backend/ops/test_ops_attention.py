@@ -175,7 +175,7 @@ def test_logits_of_minus_infinity_weigh_nothing(form: Any, dtype: torch.dtype, v
 @pytest.mark.parametrize("num_near", [0, 9, NUM_SOURCES])
 @pytest.mark.parametrize("form", FORMS)
 def test_far_sources_give_the_same_bits(form: Any, num_near: int) -> None:
-    """Rows of value and key that lie apart, some columns of wider ones; and targets in two calls."""
+    """Rows of value and key that lie apart, some columns of wider ones."""
     csr = pattern(hub=300 if IS_SIMT else 9000)
     given, spec, key = inputs(csr, form, 4, 16, 2, torch.float32), spec_of(form, 4, 0.3), keys(csr, 0.3)
     args = csr.rowptr, csr.col, csr.edge
