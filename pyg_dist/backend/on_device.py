@@ -79,6 +79,13 @@ def on_device(plan: Tensor, device: torch.device) -> Tensor:
     return copies[device]
 
 
+def part_of(plan: Tensor, first: int, last: int) -> Tensor:
+    """Some entries of a constant tensor, whose copies are parts of those that it has now. Not collective."""
+    part = plan[first:last]
+    _copies[part] = {device: there[first:last] for device, there in _copies.get(plan, {}).items()}
+    return part
+
+
 def to_host(made: Tensor) -> Tensor:
     """What was made on a device as a constant tensor on the host, whose copy there :func:`on_device` knows (waits)."""
     if made.is_cpu:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.on_device import on_device, to_host
+from pyg_dist.backend.on_device import on_device, part_of, to_host
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
 from pyg_dist.backend.session.state import current
@@ -265,12 +265,14 @@ class CSR:
         if (low, high) == (0, self.num_rows):
             return self
         host = self.on_host
+        if self.place is not None:
+            on_device(self.place, self.device)  # before it is parted
         first, last = int(host.rowptr[low]), int(host.rowptr[high])
         return replace(
             self,
             rowptr=self.rowptr[low : high + 1] - first,
             col=self.col[first:last],
-            place=None if self.place is None else self.place[first:last],
+            place=None if self.place is None else part_of(self.place, first, last),
             is_identity=False,
             host=None if self.host is None else host.rows(low, high),
             first=self.first + first if self.place is None else 0,
