@@ -62,8 +62,9 @@ Attention problem_of(const char* op, const OnDevice& device, const Inputs& in, i
   const Element element = element_of(op, "value", in.value.scalar_type());
   const bool is_dynamic = form == AttentionForm::dynamic, has_edges = in.edge_attr.has_value();
   require(op, "key", in.key.has_value(), !is_dynamic);
-  PYG_DIST_CHECK(in.far_key.has_value() == (in.far_value.has_value() && !is_dynamic), op,
-                 ": expected 'far_key' where there are 'key' and 'far_value', and nowhere else");
+  PYG_DIST_CHECK(in.far_value.has_value() || !in.far_key.has_value(), op,
+                 ": expected 'far_value' where there is 'far_key', got none");
+  require(op, "far_key", in.far_key.has_value(), in.far_value.has_value() && !is_dynamic);
   require(op, "att", in.att.has_value(), is_dynamic);
   require(op, "edge_weight", in.edge_weight.has_value(), has_edges);
   if (form != AttentionForm::additive) require(op, "query", in.query.has_value(), true);

@@ -277,5 +277,9 @@ def test_wrong_arguments_are_refused() -> None:
         with pytest.raises(DataError) as caught:
             ops.attention_csr(csr.rowptr, csr.col, csr.edge, inputs_, None, spec_)
         assert message in str(caught.value)
-    with pytest.raises(DataError, match="expected 'far_key' with this form of attention, got none"):
-        ops.attention_csr(csr.rowptr, csr.col, csr.edge, given, None, spec, far=(given.value, None))
+    for far, message in (
+        ((given.value, None), "expected 'far_key' with this form of attention, got none"),
+        ((None, given.key), "expected 'far_value' where there is 'far_key', got none"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ops.attention_csr(csr.rowptr, csr.col, csr.edge, given, None, spec, far=far)
