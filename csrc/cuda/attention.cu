@@ -174,8 +174,9 @@ struct ReduceHeads {
   // Weighs the rows that the batch's edges name, and adds them; `weight` is that of this lane's edge.
   PYG_DIST_DEVICE void add_rows(const Head& edges, const Ends& own, int count, A weight, const Columns& columns,
                                 Values sum) const {
-    const int64_t first = edges.head * summed.head_step;
-    const int32_t own_row = summed.by_place ? own.place : by_source ? own.target : own.source;
+    // Each lane finds its edge's row once; others take the address.
+    const int32_t number = summed.by_place ? own.place : by_source ? own.target : own.source;
+    const auto own_row = reinterpret_cast<uint64_t>(summed.rows.row<T>(number) + edges.head * summed.head_step);
     for (int b = 0; any_of_warp(b < count); b += kAhead) {
       Pack<T, kVec> pack[kAhead][kCount];
       A factor[kAhead];
@@ -183,7 +184,7 @@ struct ReduceHeads {
       for (int k = 0; k < kAhead; ++k) {
         const bool is_edge = b + k < count;
         const int from = is_edge ? b + k : 0;
-        const T* const row = summed.rows.row<T>(edges.of_lane(own_row, from)) + first;
+        const auto* const row = reinterpret_cast<const T*>(edges.of_lane(own_row, from));
         factor[k] = edges.of_lane(weight, from);
         PYG_DIST_UNROLL
         for (int u = 0; u < kCount; ++u) {

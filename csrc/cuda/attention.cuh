@@ -41,19 +41,23 @@ struct Sources {
   const void* near = nullptr;
   int64_t stride = 0;
   const void* far = nullptr;
-  int64_t far_stride = 0, num_near = INT64_MAX;
+  int64_t far_stride = 0;
+  int32_t num_near = INT32_MAX;  // edges name no more
 
+  static PYG_DIST_HOST_DEVICE int32_t named(int64_t num_rows) {
+    return num_rows < INT32_MAX ? static_cast<int32_t>(num_rows) : INT32_MAX;
+  }
   static PYG_DIST_HOST_DEVICE Sources of_values(const Attention& p) {
-    return {p.value, p.value_stride, p.far_value, p.far_value_stride, p.num_near};
+    return {p.value, p.value_stride, p.far_value, p.far_value_stride, named(p.num_near)};
   }
   static PYG_DIST_HOST_DEVICE Sources of_keys(const Attention& p) {
-    return {p.key, p.key_stride, p.far_key, p.far_key_stride, p.num_near};
+    return {p.key, p.key_stride, p.far_key, p.far_key_stride, named(p.num_near)};
   }
   PYG_DIST_DEVICE bool exist() const { return near != nullptr || far != nullptr; }
   template <class T>
-  PYG_DIST_DEVICE const T* row(int64_t k) const {
-    return k < num_near ? static_cast<const T*>(near) + k * stride
-                        : static_cast<const T*>(far) + (k - num_near) * far_stride;
+  PYG_DIST_DEVICE const T* row(int32_t k) const {  // one product of what is chosen: two would need more registers
+    const bool is_near = k < num_near;
+    return static_cast<const T*>(is_near ? near : far) + (is_near ? k : k - num_near) * (is_near ? stride : far_stride);
   }
 };
 
