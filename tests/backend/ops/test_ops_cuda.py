@@ -104,8 +104,8 @@ CEILINGS = {
     "ReduceChunks<SumEdges<BFloat16, BFloat16, 8, 1, false>": (1700, 64),
     "Dots<float, 4>": (350, 64),
     # Packing: 6,448 instructions while rows that are summed as they are read were unrolled as others are.
-    "PackRows<float, 2>": (2200, 64),
-    "PackRows<BFloat16, 8>": (2200, 64),
+    "PackRows<float, 2, 1>": (2200, 64),
+    "PackRows<BFloat16, 8, 1>": (2200, 64),
     # Attention, forward and backward: before warps took every step together 2,264 and 3,104 instructions.
     "ReduceHeads<float, (AttentionForm)0, 4, 2, true>": (1600, 112),
     "ReduceHeads<float, (AttentionForm)0, 4, 2, false>": (2000, 128),
