@@ -154,8 +154,15 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple
         ranks_per_node=known_ranks_per_node(group), hierarchy=options.hierarchy,
         model=model_of(graph_input, options), bits=options.bits_by_direction,
     )  # fmt: skip
-    edge_index, num_nodes = graph_input.edge_index, graph_input.num_nodes
-    return on_main(lambda: find_parts(edge_index, num_nodes, group.size, found_by, train_mask)), options
+
+    def find() -> Tensor:
+        names = [options.partition_name]
+        given = (graph_input.edge_index, graph_input.num_nodes, group.size)
+        parts = find_parts(*given, found_by, train_mask, lambda name, _: names.append(name))
+        return torch.cat([parts, parts.new_tensor([len(names) > 1])])  # another method's: of "metis-cover"
+
+    found = on_main(find)
+    return found[:-1], replace(options, partition="metis-cover") if found[-1] else options
 
 
 def _of_whole_graphs(graph_input: GraphInput, options: Options, num_parts: int) -> Tensor | None:

@@ -372,3 +372,28 @@ def test_a_store(workers: Pools, tmp_path: Any, capsys: Any) -> None:
     assert main(["plan", str(path), "--ranks", "4", "--ranks-per-node", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["between_machines"]["machine_pairs"] == expected.across[1]  # type: ignore[index]
     workers(4).run(opened, 4, str(path), crossing)
+
+
+def name_of_partition() -> list[str]:
+    """Of the plans for parts of METIS, and for those of another method that were better."""
+    from pyg_dist import DistributedData
+    from pyg_dist.data import layout_choice
+
+    find, names = layout_choice.find_parts, []
+
+    def find_others(*given: Any) -> Tensor:
+        *most, report = given
+        parts = find(*most)
+        report("metis-cover", parts)
+        return parts
+
+    with machines(4), pytest.MonkeyPatch.context() as patch:
+        names.append(DistributedData(hub_graph(), hierarchy="off").plan.partition)
+        patch.setattr(layout_choice, "find_parts", find_others)
+        data = DistributedData(hub_graph())
+    assert data.plan.parts is None or data.plan.parts.shape == (NUM_NODES,)
+    return [*names, data.plan.partition]
+
+
+def test_the_plan_names_the_method_whose_parts_it_has(workers: Pools) -> None:
+    assert workers(4).run(name_of_partition) == [["metis", "metis-cover"]] * 4
