@@ -9,9 +9,9 @@ Each namespace stands for a machine with one core: ranks reach those of the othe
 ``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
 layers of 256, forward, loss, backward, Adam. Every variant has the parts that DistributedData finds for it. Beside each
 time stands the processor time of the busier machine (``busy``), and what the plan predicts for a machine with such a
-link. Its other constants are measured first, by ``python -m pyg_dist bench``, unless they have been. Automatic parts
-are those for the slowest link. All that is made is removed in the end. Where namespaces are not allowed, the script
-says so and ends well.
+link. Its other constants are measured first, by ``python -m pyg_dist bench`` of as many ranks in the same places, or
+are those of ``PYG_DIST_MACHINE``. Automatic parts are those for the slowest link. All that is made is removed in the
+end. Where namespaces are not allowed, the script says so and ends well.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +84,25 @@ def limit(megabits: int) -> None:
         subprocess.run(command, check=True, capture_output=True, text=True)
 
 
+def start(rank: int, on_each: int, *words: str, **streams: Any) -> subprocess.Popen[str]:
+    """Start Python as a rank in its namespace, on its machine's core, with these words."""
+    machine, cores = rank // on_each, sorted(os.sched_getaffinity(0))
+    places = {
+        "RANK": str(rank), "WORLD_SIZE": str(2 * on_each), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT),
+        "LOCAL_RANK": str(rank % on_each), "PYG_DIST_MACHINES": ",".join(on_each * ["0"] + on_each * ["1"]),
+    }  # fmt: skip
+    environment = os.environ | places | {"GLOO_SOCKET_IFNAME": LINKS[machine], "OMP_NUM_THREADS": "1"}
+    command = ["ip", "netns", "exec", NAMES[machine], sys.executable, *words]
+    place = partial(os.sched_setaffinity, 0, {cores[machine % len(cores)]})
+    return subprocess.Popen(command, env=environment, text=True, preexec_fn=place, **streams)
+
+
 class Rank:
     """A process in a namespace that does what it is told."""
 
     def __init__(self, rank: int, on_each: int, graph: str) -> None:
-        machine = rank // on_each
-        places = {
-            "RANK": str(rank), "WORLD_SIZE": str(2 * on_each), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT),
-            "LOCAL_RANK": str(rank % on_each), "PYG_DIST_MACHINES": ",".join(on_each * ["0"] + on_each * ["1"]),
-        }  # fmt: skip
-        environment = os.environ | places | {"GLOO_SOCKET_IFNAME": LINKS[machine], "OMP_NUM_THREADS": "1"}
-        command = ["ip", "netns", "exec", NAMES[machine], sys.executable, __file__, "--worker", "--graph", graph]
-        command += ["--ranks-per-machine", str(on_each)]
-        self.process = subprocess.Popen(
-            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        words = [__file__, "--worker", "--graph", graph, "--ranks-per-machine", str(on_each)]
+        self.process = start(rank, on_each, *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, **request: Any) -> None:
         assert self.process.stdin is not None
@@ -124,8 +129,6 @@ def serve(graph: str, on_each: int) -> None:
     from pyg_dist.pricing.model import DROPOUT_PASSES, NORM_PASSES, Model
 
     torch.set_num_threads(1)
-    cores = sorted(os.sched_getaffinity(0))  # a machine has one
-    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) // on_each % len(cores)]})
     whole = power_law.load(graph)
     num_classes = int(whole.y.max()) + 1
     stack = Model.of_layers(whole.num_nodes, whole.num_edges, whole.num_features, num_classes, (3, 256), "sage")
@@ -164,12 +167,16 @@ def serve(graph: str, on_each: int) -> None:
         print(json.dumps(found), flush=True)
 
 
-def constants(file: Path, is_assumed: bool) -> dict[str, Any]:
-    """The machine's; where none are stored they are measured into ``file``, unless those of another are assumed."""
-    from pyg_dist.pricing.machine import Machine, machine_file
+def constants(file: Path, on_each: int, is_assumed: bool) -> dict[str, Any]:
+    """The machine's: as ranks in the same places measure them, unless those stored or the defaults are assumed."""
+    from pyg_dist.pricing.machine import Machine
 
-    if not is_assumed and not machine_file().exists():
-        subprocess.run([sys.executable, "-m", "pyg_dist", "bench", "--output", str(file)], check=True)
+    if "PYG_DIST_MACHINE" not in os.environ and not is_assumed:
+        limit(10_000)
+        words = ["-m", "pyg_dist", "bench", "--output", str(file)]
+        ranks = [start(rank, on_each, *words) for rank in range(2 * on_each)]
+        if any([rank.wait(300) for rank in ranks]):
+            raise RuntimeError("Expected ranks to measure the machine (one has failed); its error stands above")
         os.environ["PYG_DIST_MACHINE"] = str(file)  # for the ranks, too
     return asdict(Machine.load())
 
@@ -272,7 +279,7 @@ def main() -> None:
                         "several ranks on a machine")  # fmt: skip
     parser.add_argument("--ranks-per-machine", type=int, default=1)
     parser.add_argument("--partition", default="metis", help="how parts are found; of post METIS' where it is for sums")
-    parser.add_argument("--assumed", action="store_true", help="predict by the default constants where none are stored")
+    parser.add_argument("--assumed", action="store_true", help="predict by the stored constants, or the defaults")
     parser.add_argument("--parts", type=Path, help="folder where parts are kept for the next run")
     parser.add_argument("--output", type=Path, default=RESULTS / "two-machines.json")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -287,11 +294,10 @@ def main() -> None:
     if why is not None:
         print(f"skipped: no network namespaces here: {why}")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        known = constants(Path(folder) / "machine.json", args.assumed)
+    with tempfile.TemporaryDirectory() as folder, two_machines():
+        known = constants(Path(folder) / "machine.json", args.ranks_per_machine, args.assumed)
         parts = {name: parts_for(name, args, args.parts or Path(folder)) for name in args.variants}
-        with two_machines():
-            rows = measured(args, parts)
+        rows = measured(args, parts)
     print(report(rows))
     content = {
         "command": " ".join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]),

@@ -37,7 +37,7 @@ class SpmmFit(NamedTuple):
 
 
 class NetworkFit(NamedTuple):
-    """Seconds of an all-to-all: ``call + latency x partners + bytes / bandwidth``, on a rank that has a core to itself.
+    """Seconds of an all-to-all: ``call + latency x partners + bytes / bandwidth``.
 
     ``bandwidth`` is in bytes per second that a rank sends; ``r2`` of log seconds, of the samples themselves.
     """
@@ -85,13 +85,13 @@ def spmm_samples(
 ) -> Samples:
     """Entries, rows, source rows, columns and seconds of sparse products, one a line (not collective).
 
-    Tiles of random graphs of these sizes (:data:`SPMM_SIZES`) with a few hubs, cut as meshes cut them: short and wide,
-    tall and narrow.
+    Tiles of random graphs of these sizes (:data:`SPMM_SIZES`), cut as meshes cut them: short and wide, tall and narrow.
+    Degrees of sources follow a power law of exponent 2.5, as of many graphs: that of the k-th is as k^(-2/3).
     """
     rng = np.random.default_rng(seed)
     samples = []
     for num_nodes, degree in SPMM_SIZES[device.type] if sizes is None else sizes:
-        source = (rng.pareto(1.5, num_nodes * degree) * 40).astype(np.int64) % num_nodes
+        source = (num_nodes * rng.random(num_nodes * degree) ** 3).astype(np.int64)
         source = rng.permutation(num_nodes)[source]
         target = rng.integers(0, num_nodes, source.size)
         for x in (1, 2, 4):
@@ -165,48 +165,53 @@ def stream_rate(num_values: int | None = None, depth: int = 8, device: torch.dev
     return 4 * num_values * passes / median_seconds(there_and_back, 9, device)
 
 
-def network_samples(
-    world: Group, machine_of: Sequence[int], is_inside: bool, repeats: int = 6, device: torch.device = _HOST
-) -> Samples:
-    """Partners, bytes sent by a rank, and seconds of all-to-alls, one a line; all ranks take part at once (collective).
+def groupings(machine_of: Sequence[int], is_inside: bool) -> list[list[list[int]]]:
+    """Groups of ranks that exchange at once (pure).
 
-    Inside machines, groups of neighbouring ranks: 2, 4, 8 ... and all of a machine. Between machines, one rank of each.
-    Of the repeats the median counts, of the slowest rank.
+    Inside machines, neighbouring ranks: 2, 4, 8 ... and all of a machine. Between machines, one rank of each.
     """
-    machines = [[r for r in range(world.size) if machine_of[r] == m] for m in dict.fromkeys(machine_of)]
-    smallest = min(len(ranks) for ranks in machines)
-    if is_inside:
-        sizes = sorted({2**k for k in range(1, 20) if 2**k <= smallest} | ({smallest} if smallest > 1 else set()))
-        groupings = [[r[k : k + n] for r in machines for k in range(0, len(r) - n + 1, n)] for n in sizes]
-    else:
-        groupings = [[[r[k] for r in machines] for k in range(smallest)]] if len(machines) > 1 else []
+    machines = [[r for r, m in enumerate(machine_of) if m == machine] for machine in dict.fromkeys(machine_of)]
+    smallest = min(map(len, machines))
+    if not is_inside:
+        return [[[ranks[k] for ranks in machines] for k in range(smallest)]] if len(machines) > 1 else []
+    sizes = sorted({2**k for k in range(1, 20) if 2**k <= smallest} | ({smallest} if smallest > 1 else set()))
+    return [[r[k : k + n] for r in machines for k in range(0, len(r) - n + 1, n)] for n in sizes]
+
+
+def network_samples(
+    world: Group, grouped: Sequence[list[list[int]]], repeats: int = 6, device: torch.device = _HOST
+) -> Samples:
+    """Partners, bytes sent by a rank, elapsed and processor seconds of all-to-alls, one a line (collective).
+
+    All groups of :func:`groupings` take part at once. Of the repeats the median counts: of what elapsed on the slowest
+    rank, and of the ranks' mean processor time. That is of all threads: those of a wire that receive are among them.
+    """
     samples = []
-    for groups in groupings:
+    for groups in grouped:
         group = group_within(groups)
         for num_bytes in MESSAGE_BYTES:
             seconds = _all_to_all_seconds(group, num_bytes, world, repeats, device)
             partners = len(groups[0]) - 1
-            samples.append((partners, _piece(num_bytes, partners + 1) * 4 * partners, seconds))
-    return np.array(samples).reshape(-1, 3)
+            samples.append((partners, _piece(num_bytes, partners + 1) * 4 * partners, *seconds))
+    return np.array(samples).reshape(-1, 4)
 
 
-def fit_network(samples: Samples, turns: float = 1.0) -> NetworkFit:
-    """Fit by least squares of relative errors (pure).
-
-    ``turns`` are ranks by core while the ``samples`` were taken, which is what each took longer.
+def fit_network(samples: Samples, by_processor: bool = False) -> NetworkFit:
+    """Fit by least squares of relative errors (pure): of elapsed or of processor seconds.
 
     Raises:
         OptionError: Large messages took no longer than small ones: there was other work on the machine.
     """
-    partners, num_bytes, seconds = samples.T
-    fitted = _fit(np.stack([np.ones(seconds.size), partners, num_bytes], 1), seconds / turns)
+    partners, num_bytes = samples[:, 0], samples[:, 1]
+    seconds = samples[:, 3 if by_processor else 2]
+    terms = np.stack([np.ones(seconds.size), partners, num_bytes], 1)
+    fitted = _fit(terms, seconds)
     if not fitted[2] > 0:
         raise OptionError(
             f"Expected larger messages to take longer (got {seconds.tolist()} s for {num_bytes.tolist()} bytes): "
             f"measure again on a quiet machine"
         )
-    predicted = np.stack([np.ones(seconds.size), partners, num_bytes], 1) @ fitted
-    return NetworkFit(float(fitted[0]), float(fitted[1]), float(1 / fitted[2]), _r2(predicted, seconds / turns))
+    return NetworkFit(float(fitted[0]), float(fitted[1]), float(1 / fitted[2]), _r2(terms @ fitted, seconds))
 
 
 def num_cores(world: Group, machine_of: Sequence[int]) -> int:
@@ -245,18 +250,19 @@ def _piece(num_bytes: int, num_ranks: int) -> int:
 
 def _all_to_all_seconds(
     group: Group, num_bytes: int, world: Group, repeats: int, device: torch.device, in_a_row: int = 8
-) -> float:
-    """Of one all-to-all among several in a row, as an epoch has them."""
+) -> tuple[float, float]:
+    """Elapsed and processor seconds of one all-to-all among several in a row, as an epoch has them."""
     piece = _piece(num_bytes, group.size)
     content, arrived = (make(piece * group.size, device=device) for make in (torch.zeros, torch.empty))
     transport, sizes = Transport(group), [piece] * group.size
-    times = []
+    elapsed, processor = [], []
     for _ in range(repeats):
         world.all_true(True)
-        start = time.perf_counter()
+        start, of_process = time.perf_counter(), time.process_time()
         for _ in range(in_a_row if group.size > 1 else 0):
             transport.all_to_all(content, sizes, sizes, arrived).wait()
         finish(device)
-        taken = torch.tensor([(time.perf_counter() - start) / in_a_row], dtype=torch.float64)
-        times.append(float(world.all_reduce_(taken, "max")))
-    return statistics.median(times)
+        taken = torch.tensor([time.perf_counter() - start, time.process_time() - of_process], dtype=torch.float64)
+        elapsed.append(float(world.all_reduce_(taken[:1].clone(), "max")) / in_a_row)
+        processor.append(float(world.all_reduce_(taken[1:].clone())) / in_a_row / world.size)
+    return statistics.median(elapsed), statistics.median(processor)

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pyg_dist.backend import calibration
@@ -113,12 +114,20 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
     ranks_per_node = on_each if on_each < world.size else max(on_each, machine.ranks_per_node)
     machine = replace(machine, ranks_per_node=ranks_per_node, cores=_num_workers(machine))
     device = torch.device(machine.device)
-    inside = calibration.network_samples(world, machine_of, is_inside=True, device=device)
+    inside, between = (
+        calibration.network_samples(world, calibration.groupings(machine_of, is_inside), device=device)
+        for is_inside in (True, False)
+    )
+    # Ranks that share cores use the time in which one waits; what a message costs then is the processors' time.
+    by_processor = machine.device == "cpu" and (on_each > machine.cores or not len(inside))
+    if by_processor and len(between):  # with groups of one more size, which tell a call from a message
+        everyone = calibration.network_samples(world, [[list(range(world.size))]], device=device)
+        inside = np.concatenate([inside, between, everyone])
     if len(inside):
-        fit = calibration.fit_network(inside, max(1.0, on_each / machine.cores))
-        remarks.append(f"messages inside a machine: R2 {fit.r2:.2f} of {len(inside)} sizes")
+        fit = calibration.fit_network(inside, by_processor)
+        of = "processor time of messages" if by_processor else "messages inside a machine"
+        remarks.append(f"{of}: R2 {fit.r2:.2f} of {len(inside)} sizes")
         machine = replace(machine, call_seconds=fit.call, intra_latency=fit.latency, intra_bandwidth=fit.bandwidth)
-    between = calibration.network_samples(world, machine_of, is_inside=False, device=device)
     if not len(between):
         remarks.append("messages between machines: not measured, all ranks are on one; the constants are assumed")
         return machine

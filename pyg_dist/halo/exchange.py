@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.transport import Messages, Transport
 from pyg_dist.backend.comm.wires import Piece
-from pyg_dist.halo.plan.plan import is_dense
+from pyg_dist.halo.plan.levels import is_dense
 
 Arrival = tuple[int, int, int]
 """Sender, first row and last row, exclusive, of what arrives together; sender -1: of several ranks."""

@@ -14,6 +14,7 @@ from workers import Workers
 
 from pyg_dist.backend import calibration
 from pyg_dist.backend.calibration import fit_network
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.cli import main
 from pyg_dist.errors import OptionError
 from pyg_dist.pricing.base import WIDTH
@@ -21,17 +22,18 @@ from pyg_dist.pricing.machine import Machine
 
 
 def samples(call: float, latency: float, bandwidth: float, partners: tuple[int, ...]) -> calibration.Samples:
+    """Of processor time; twice as much elapses."""
     rng = np.random.default_rng(0)
-    rows = [
-        (p, n * p / (p + 1), (call + latency * p + n * p / (p + 1) / bandwidth) * rng.uniform(0.97, 1.03))
-        for p in partners
-        for n in calibration.MESSAGE_BYTES
-    ]
+    rows = []
+    for p in partners:
+        for n in calibration.MESSAGE_BYTES:
+            seconds = (call + latency * p + n * p / (p + 1) / bandwidth) * rng.uniform(0.97, 1.03)
+            rows.append((p, n * p / (p + 1), 2 * seconds, seconds))
     return np.array(rows)
 
 
 def test_fit_finds_latencies_and_bandwidth() -> None:
-    fit = fit_network(samples(1e-4, 5e-5, 2e9, (1, 3, 7)))
+    fit = fit_network(samples(1e-4, 5e-5, 2e9, (1, 3, 7)), by_processor=True)
     assert fit.call == pytest.approx(1e-4, rel=0.2)
     assert fit.latency == pytest.approx(5e-5, rel=0.2)
     assert fit.bandwidth == pytest.approx(2e9, rel=0.1)
@@ -39,16 +41,15 @@ def test_fit_finds_latencies_and_bandwidth() -> None:
 
 
 def test_what_one_size_of_groups_cannot_tell_is_shared() -> None:
-    fit = fit_network(samples(1e-4, 1e-4, 2e9, (1,)))
+    fit = fit_network(samples(1e-4, 1e-4, 2e9, (1,)), by_processor=True)
     assert fit.call == pytest.approx(fit.latency, rel=0.01)
     assert fit.call + fit.latency == pytest.approx(2e-4, rel=0.1)
 
 
-def test_turns_are_taken_out() -> None:
-    """Ranks beyond the cores took so many times as long, which the planner counts once more."""
+def test_elapsed_time_and_processor_time_are_fitted_apart() -> None:
     taken = samples(1e-4, 5e-5, 2e9, (1, 3, 7))
-    slow = taken * [1, 1, 4]
-    assert fit_network(slow, turns=4) == pytest.approx(fit_network(taken))
+    slow, fast = fit_network(taken), fit_network(taken, by_processor=True)
+    assert slow[:3] == pytest.approx((2 * fast.call, 2 * fast.latency, fast.bandwidth / 2))
 
 
 def test_noise_is_refused() -> None:
@@ -89,7 +90,8 @@ def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
     pyg_dist.init()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "MESSAGE_BYTES", (64, 4096))
-        return calibration.network_samples(world_group(), machine_of, is_inside, repeats=2).tolist()  # type: ignore[no-any-return]
+        groups = calibration.groupings(machine_of, is_inside)
+        return calibration.network_samples(world_group(), groups, repeats=2).tolist()  # type: ignore[no-any-return]
 
 
 def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -> None:
@@ -100,8 +102,37 @@ def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -
         assert [row[:2] for row in found[0]] == [[1, 32], [1, 2048]]
     one = workers(4).run(measure, [7, 7, 7, 7], True)[0]
     assert [row[:2] for row in one] == [[1, 32], [1, 2048], [3, 48], [3, 3072]]
-    assert all(row[2] > 0 for row in one)
+    assert all(row[2] > 0 and row[3] > 0 for row in one)
     assert workers(4).run(measure, [7, 7, 7, 7], False)[0] == []
+
+
+def network_of_a_job() -> tuple[float, ...]:
+    """The constants of ranks that lie on two machines, and those that were known."""
+    import pyg_dist
+    from pyg_dist.backend import calibration
+    from pyg_dist.cli import bench
+
+    pyg_dist.init()
+    remarks: list[str] = []
+
+    def seconds(group: Group, num_bytes: int, *_: object) -> tuple[float, float]:
+        return 1.0 + num_bytes, 0.25 * group.size + 1e-6 * num_bytes * (1 - 1 / group.size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "machines", lambda: (7, 7, 9, 9))
+        patch.setattr(bench, "_num_workers", lambda machine: 1)
+        patch.setattr(calibration, "_all_to_all_seconds", seconds)
+        machine = bench.measure_network(Machine(), remarks)
+    assert remarks[0].startswith("processor time of messages: R2 1.00 of 18 sizes"), remarks
+    return (
+        machine.call_seconds, machine.intra_latency, machine.intra_bandwidth, machine.ranks_per_node, machine.cores
+    )  # fmt: skip
+
+
+def test_messages_of_ranks_that_share_cores_are_counted_in_processor_time(workers: Callable[[int], Workers]) -> None:
+    """Pairs inside and between, and all four, whose two partners more take half a second more."""
+    for found in workers(4).run(network_of_a_job):
+        assert found == pytest.approx((0.25, 0.25, 1e6, 2, 1), rel=0.1)
 
 
 def test_loopback_ranks_are_started(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -198,6 +199,24 @@ def test_local_edges_and_messages_inside_hide_the_link() -> None:
     for device, taken in (("cpu", core), ("cuda", 0.0)):
         narrow = halo_price(Model(3, 30, (8, 8, 8)), hidden, replace(machine, device=device), 3)
         assert narrow.messages == pytest.approx(2 * (inside + taken) + gradients)
+
+
+def test_ranks_that_share_cores_take_the_sum_of_their_work() -> None:
+    """Of 30 and 10 entries on one core 40, with a core each 30; between, what the busier of the two bounds is.
+
+    Rows that packing writes and arrivals are added to count beside the nodes.
+    """
+    model = replace(Model(3, 30, (8, 8, 8)), activation_passes=0)
+    machine = replace(BARE, spmm=(1.0, 0.0, 0.0), stream_rate=math.inf, gemm_rate=math.inf, ranks_per_node=2)
+    loads = loads_of((1, 1, 1), (30, 10, 5), ROWS, 2)
+    for cores, entries in ((1, 40), (2, 30)):
+        assert halo_price(model, loads, replace(machine, cores=cores), 3).sparse == pytest.approx(2 * 8 * entries)
+    idle = loads_of((1, 1, 1), (36, 1, 1), 0 * ROWS, 3)
+    shared = halo_price(model, idle, replace(machine, ranks_per_node=3, cores=2), 3)
+    assert shared.sparse == pytest.approx(2 * 8 * 36)  # 38 entries are 19 a core
+    by_rows = replace(machine, spmm=(0.0, 0.0, 1.0), cores=2)
+    made = loads_of((1, 1, 1), (0, 0, 0), 0 * ROWS, 2, rows_made=(4, 0, 0))
+    assert halo_price(model, made, by_rows, 3).sparse == pytest.approx(2 * 8 * (1 + 4))
 
 
 def test_saved_and_stale(tmp_path: Path) -> None:

@@ -1,8 +1,25 @@
-"""What a training step costs in the halo layout, by the plan's counts and a machine's constants."""
+r"""What a training step costs in the halo layout, by the plan's counts and a machine's constants.
+
+Rank r takes w_r seconds of a core; in each exchange e it makes n calls, which send m messages with b bytes in all:
+
+.. math::
+    w_r = sparse_r + dense_r + streams_r + quantize_r + \sum_e \left( n c + m l + \frac{b}{B} \right)
+
+c, l and B are measured: where ranks share cores, processor time of all threads, those that receive among them, else
+what elapses. A machine with k cores needs W seconds at least, and no more if ranks may be interrupted (McNaughton,
+1959). Its link is busy for L in an exchange, of which h are hidden behind work that waits for no message by the link:
+
+.. math::
+    T = \max_{machines} \left( W + \sum_e \max(0, L_e - h_e) \right), \quad
+    W = \max \left( \max_r w_r, \frac{1}{k} \sum_r w_r \right)
+
+A hop of two levels waits for another rank, which works meanwhile: on shared cores it costs no more than its messages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -29,6 +46,7 @@ class HaloLoad(NamedTuple):
     messages_between: float  # messages to ranks on other machines
     levels: int = 1  # two where what crosses machines goes by agents: its rows alone are quantized
     local_entries: float = 0.0  # of the entries, those that no message is waited for with; 0: it is not known
+    rows_made: float = 0.0  # rows that packing writes, and that what arrives is added to
 
     def bits_inside(self, bits: int) -> int:
         """Bits of a value in the messages inside a machine, where between machines it is ``bits``."""
@@ -42,6 +60,7 @@ def loads_of(
     ranks_per_node: int,
     messages: Sequence[tuple[int, int]] | None = None,
     local_entries: Sequence[int] | None = None,
+    rows_made: Sequence[int] | None = None,
 ) -> list[HaloLoad]:
     """Every rank's load, by rows sent, ``[P, P]``. Ranks lie on machines in their order, ``ranks_per_node`` on each.
 
@@ -57,6 +76,8 @@ def loads_of(
     ]
     if local_entries is not None:
         loads = [load._replace(local_entries=local) for load, local in zip(loads, local_entries, strict=True)]
+    if rows_made is not None:
+        loads = [load._replace(rows_made=made) for load, made in zip(loads, rows_made, strict=True)]
     if messages is None:
         return loads
     return [
@@ -144,7 +165,7 @@ def halo_price(
     bits: tuple[int, int] = (32, 32),
     saves: bool = True,
 ) -> Price:
-    """A training step, forward and backward, on the rank that it takes longest.
+    """A training step, forward and backward, on the machine that it takes longest (see above).
 
     The narrower side of a layer is aggregated; a constant input is, whatever its width, and its sums are remembered.
 
@@ -152,7 +173,16 @@ def halo_price(
     ``bits`` of a number in the messages forward and backward (SuperGCN, eq. 3-6). Without ``saves`` every layer
     aggregates its input anew, as published systems do.
     """
-    prices = [_price(model, load, machine, num_ranks, bits, saves) for load in loads]
+    on_each, alone = min(machine.ranks_per_node, num_ranks), machine
+    means: list[HaloLoad] = []
+    if machine.turns(num_ranks) > 1 and len(loads) == num_ranks:  # ranks of a machine share its cores' time
+        for first in range(0, num_ranks, on_each):
+            of_machine = zip(*loads[first : first + on_each], strict=True)
+            mean = HaloLoad(*(sum(numbers) / on_each for numbers in of_machine))
+            means.append(mean._replace(levels=loads[0].levels))
+        alone = replace(machine, cores=on_each)
+    prices = [_price(model, load, machine, num_ranks, bits, saves) for load in means]
+    prices += [_price(model, load, alone, num_ranks, bits, saves) for load in loads]
     return max(prices, key=lambda price: price.seconds)
 
 
@@ -165,7 +195,7 @@ def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits:
         aggregated = min(layer.in_channels, layer.out_channels) if saves and layer.learns else layer.in_channels
         of_matrix = 2.0 * load.nodes * layer.in_channels * layer.out_channels  # flops
         for number, direction in enumerate(directions):
-            sparse += machine.spmm_seconds(load.entries, load.nodes, aggregated)
+            sparse += machine.spmm_seconds(load.entries, load.nodes + load.rows_made, aggregated)
             messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)
             if saves:  # while the link's messages travel: local edges, those inside, the root once forward, twice back
                 meanwhile = turns * machine.spmm_seconds(load.local_entries, 0, aggregated)

@@ -15,7 +15,7 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
-from pyg_dist.halo.plan.levels import Counted, Crossings, Hierarchy, LevelCounts
+from pyg_dist.halo.plan.levels import Counted, Crossings, Hierarchy, LevelCounts, is_dense
 from pyg_dist.halo.plan.plan_file import read_plan, write_plan
 from pyg_dist.halo.plan.size_table import imbalance, size_table
 from pyg_dist.halo.plan.sizes import ShareSizes
@@ -24,10 +24,6 @@ from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
-
-# Above this share of all pairs of ranks, one all-to-all-v replaces the messages: where all pairs of 4 or 8 ranks
-# exchange over gloo on one machine, messages take as long or longer (up to 1.4 times at 8).
-_DENSE = 0.75
 
 
 @dataclass(frozen=True)
@@ -388,11 +384,6 @@ def _machine(machine: Machine | None, ranks_per_node: int | None) -> Machine:
     """The given one, or the one measured here, with so many ranks on each node, where that is known."""
     machine = Machine.load() if machine is None else machine
     return machine if ranks_per_node is None else machine.with_ranks_per_node(ranks_per_node)
-
-
-def is_dense(messages: int, ranks: int) -> bool:
-    """See :attr:`Plan.is_dense`; of ``messages`` pairs of ranks that exchange."""
-    return ranks > 2 and messages >= _DENSE * ranks * (ranks - 1)
 
 
 def plan_hash(edge_index: Tensor, parts: Tensor, num_ranks: int, exchange: ExchangeKind) -> str:

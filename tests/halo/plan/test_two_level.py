@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,20 @@ def test_levels_are_priced_in_the_bits_of_messages(bits: int, two_levels: bool) 
     assert auto.two_levels == two_levels
     prices = [plan.price(machine=machine.with_ranks_per_node(2)).seconds for plan in (one, two, auto)]
     assert prices[2] == prices[two_levels] < prices[not two_levels]
+
+
+def test_rows_that_arrivals_are_added_to() -> None:
+    """An all-to-all-v is added to boundary rows once, a message of two levels to them each; never more than entries."""
+    edge_index, parts = random_edges(300, 3000, 6)
+    one, two = (LevelCounts.of(edge_index, parts, 6, 2).counted("hybrid", levels) for levels in (False, True))
+    for counted, pieces in ((one, 1), (two, 4)):  # to one rank of this machine, and to four of two others
+        for s in counted.sizes:
+            assert s.messages - s.link_messages == (3 if counted.two_levels else 5)
+            arriving = s.work - (s.edges - s.halo_edges)
+            assert counted._rows_added_to(s) == min(pieces * (s.nodes - s.inner), arriving)
+    few = one._replace(sizes=tuple(replace(s, messages=2) for s in one.sizes))  # a message each
+    for s in few.sizes:
+        assert few._rows_added_to(s) == min(2 * (s.nodes - s.inner), s.work - (s.edges - s.halo_edges))
 
 
 def delivered(sent: list[Tensor], counts: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Tensor]:
