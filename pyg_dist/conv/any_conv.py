@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv import attention, polynomials, typed_attention  # noqa: F401  # register
-from pyg_dist.conv.arguments import Arguments, arguments_of, features_of, row_values
+from pyg_dist.conv.arguments import Arguments, arguments_of, features_of, row_values, with_edges
 from pyg_dist.conv.fast_paths import by_fast_path, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -201,6 +201,10 @@ class _OnEdges(MessagePassing):
         given = arguments.by_name(self, args, kwargs)
         first, *others = arguments.edges_in(given) or (None,)
         if first is None:
+            laid_out = with_edges(given, lambda handle: self._edges(handle, {}))
+            if laid_out is not given:
+                with running(self):
+                    return self._run(arguments, laid_out)
             if world_size() > 1 or isinstance(features_of(given), RowTensor):
                 raise UnsupportedError(f"{_name(self)} expected edges of a DistributedData (got none): {_HOW}")
             return self.stock.forward(self, *args, **kwargs)
@@ -249,13 +253,14 @@ class _OnEdges(MessagePassing):
         with running(self):
             return self._run(arguments, {**given, first: laid_out}, first)
 
-    def _run(self, arguments: Arguments, given: dict[str, object], first: str) -> object:
+    def _run(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:
         """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
         try:
-            others = {name: value for name, value in given.items() if name != first}
-            out = by_fast_path(self, "forward", given[first], others)
-            if out is not None:
-                return out
+            if first is not None:
+                others = {name: value for name, value in given.items() if name != first}
+                out = by_fast_path(self, "forward", given[first], others)
+                if out is not None:
+                    return out
             return arguments.call(self.code.forward, self, given)
         except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
             if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.conv.inputs import edge_values, edge_values_if_any, in_batch, node_rows
@@ -67,6 +69,38 @@ class Arguments:
 def arguments_of(stock: type[MessagePassing]) -> Arguments:
     """What the forward of a class takes."""
     return Arguments(stock)
+
+
+def with_edges(given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex], Edges]) -> dict[str, Any]:
+    """Arguments whose graphs and containers have edges; edge tensors get those's rows. ``given``: there are none."""
+    found: list[Edges] = []
+
+    def edges(value: Any) -> Any:
+        if isinstance(value, DistributedEdgeIndex):
+            value = edges_of(value)
+            found.append(value)
+        return value
+
+    def rows(value: Any) -> Any:
+        moved = edge_values_if_any(value, found[0].rows) if isinstance(value, EdgeTensor) else None
+        return value if moved is None else moved
+
+    laid_out = _mapped(given, edges)
+    return _mapped(laid_out, rows) if found else given
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``value`` with its items changed, a copy; graphs, tuples, lists and dictionaries are gone through."""
+    if isinstance(value, Data):
+        out = copy(value)
+        # The storage itself would take no other edges than handles.
+        out._store._mapping.update({key: _mapped(item, change) for key, item in value.to_dict().items()})
+        return out
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    return change(value)
 
 
 def features_of(given: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
-from torch_geometric.utils import add_remaining_self_loops, scatter, softmax
+from torch_geometric.utils import add_remaining_self_loops, degree, scatter, softmax
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -106,6 +106,45 @@ class Heads(gnn.GATConv):
 class Propagates(gnn.SimpleConv):
     def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
         return 2 * super().propagate(edge_index, size, **kwargs)
+
+
+class TakesAll(gnn.MessagePassing):
+    """Its only argument is a graph, or a container of what a graph has."""
+
+    def __init__(self, pack: Callable[..., Any], unpack: Callable[[Any], tuple[Any, ...]]) -> None:
+        super().__init__(aggr="mean")
+        self.lin, self.edge_lin, self.pack, self.unpack = nn.Linear(F, G), nn.Linear(3, G), pack, unpack
+
+    def forward(self, data: Any) -> Tensor:
+        x, edge_index, edge_attr = self.unpack(data)
+        norm = degree(edge_index[1], x.size(0)).clamp(min=1).rsqrt()[edge_index[0]]
+        return self.propagate(edge_index, x=self.lin(x), edge_attr=self.edge_lin(edge_attr), norm=norm)
+
+    def message(self, x_j: Tensor, edge_attr: Tensor, norm: Tensor) -> Tensor:
+        return x_j * edge_attr.sigmoid() * norm.view(-1, 1)
+
+
+class Packs(nn.Module):
+    def __init__(self, conv: TakesAll) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
+        return self.conv(self.conv.pack(x, edge_index, edge_attr))
+
+
+def of_a_graph() -> Packs:
+    def pack(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Data:
+        return Data(x=x, edge_index=edge_index, edge_attr=edge_attr)
+
+    return Packs(TakesAll(pack, lambda data: (data.x, data.edge_index, data.edge_attr)))
+
+
+def of_containers() -> Packs:
+    def pack(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
+        return x, {"edges": [edge_index, edge_attr]}
+
+    return Packs(TakesAll(pack, lambda given: (given[0], *given[1]["edges"])))
 
 
 class MakesEdges(gnn.SimpleConv):
@@ -221,6 +260,8 @@ CASES: dict[str, Case] = {
     "Simple, learning mean": Case(lambda: gnn.SimpleConv("mean", combine_root="self_loop"), "XEW"),
     "Simple": Case(lambda: gnn.SimpleConv(combine_root="sum"), "XEW"),
     "WL": Case(lambda: gnn.WLConvContinuous(), "XEW"),
+    "a graph": Case(of_a_graph, "XEA"),
+    "containers": Case(of_containers, "XEA"),
     "GMM": Case(lambda: gnn.GMMConv(F, G, 3, 2), "XEA"),
     "RGCN": Case(lambda: gnn.RGCNConv(F, G, 3, num_bases=2), "XET"),
     "RGCN fast": Case(lambda: gnn.FastRGCNConv(F, G, 3), "XET"),
