@@ -193,12 +193,17 @@ def _is_state(state: Any) -> bool:
 
 @implements("cdist")
 def cdist(function: Function, x1: Tensor, x2: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """The distance to each row of a plain matrix, or of a matrix for each row of both."""
+    """The distance to each row of a plain matrix, or of a matrix for each row of both.
+
+    Distances of all pairs of rows have a row for each row of ``x1`` and gather those of ``x2`` (collective).
+    """
     if x1.dim() != x2.dim():
         raise MixedRowsError(
             f"{public_name(function)} expected two matrices, or one for each row of both (got shapes {list(x1.shape)} "
             f"and {list(x2.shape)}): others would move rows"
         )
+    if x1.dim() == 2 and isinstance(x1, RowTensor) and isinstance(x2, RowTensor):
+        x2 = x2.full_tensor()
     return with_parameters(num_operands=2 if x1.dim() > 2 else 1)(function, x1, x2, *args, **kwargs)
 
 

@@ -210,6 +210,19 @@ def _matmul_of_moved(function: Function, *args: Any, **kwargs: Any) -> object:
     return _product(function, terms, shared + left.replace("k", "") + right.replace("k", ""))
 
 
+@MOVED.implements("cov", "corrcoef")
+def _covariance_of_moved(function: Function, x: MovedRows, *, correction: int = 1, **weights: object) -> Tensor:
+    """Of the columns of rows, ``torch.cov(x.T)``: a plain matrix (collective)."""
+    if weights or x.dim() != 2:
+        raise refuse_moved(function, x)
+    of = x.of - x.of.mean(0)
+    products = of.T @ of
+    if function.__name__ == "cov":
+        return products / max(len(of) - correction, 0)
+    scale = products.diagonal().sqrt()
+    return (products / scale.view(-1, 1) / scale).clamp(-1, 1)
+
+
 @MOVED.implements("baddbmm")
 def _baddbmm_of_moved(function: Function, x: Tensor, batch1: Tensor, batch2: Tensor) -> Tensor:
     """``x + batch1 @ batch2``, without factors."""

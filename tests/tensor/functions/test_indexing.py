@@ -183,6 +183,7 @@ PAIRED: dict[str, Callable[[Operands], Any]] = {
     "and its rows beside others": lambda t: (t.full[t.mask] * t.x[t.mask]).sum(0),
     "assigned": lambda t: permuted_column(t),
     "a distance to each of a few": lambda t: torch.cdist(t.x, t.weight[:2, : t.F]),
+    "distances of all pairs": lambda t: torch.cdist(t.x, t.y[:, : t.F].sin()),
     "distances of matrices": lambda t: torch.cdist(t.c, t.full.unsqueeze(1)),
     "a plain tensor and its bounds": lambda t: torch.zeros(t.N, t.F).to(t.x.dtype).clamp_(min=t.x),
     "added to plain rows": lambda t: torch.zeros(t.N, t.F).to(t.x.dtype).add_(t.x).sin(),

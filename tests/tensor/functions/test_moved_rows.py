@@ -170,6 +170,7 @@ EXPRESSIONS: dict[str, Expression] = {
         (t.x.T * 2)[1], (t.x.T + t.y.T).t(), t.x.T @ t.v,
         hops(t).unsqueeze(0).mT @ hops(t)[:1],
     ],
+    "covariances": lambda t: [torch.cov(t.x.T), t.x.T.cov(correction=0), torch.corrcoef(t.x.T), t.x.T.corrcoef()],
     "einsum": lambda t: [
         torch.einsum("bnf,fg->bng", hops(t), t.matrix)[1], torch.einsum("bnf,bng->bfg", hops(t), hops(t).sin()),
         torch.einsum("...nf,...ng->...fg", hops(t), hops(t)), torch.einsum("bnf,bmf->bnm", hops(t), hops(t))[0],

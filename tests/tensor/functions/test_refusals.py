@@ -66,7 +66,7 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.cdist(t.x, t.full.unsqueeze(1)), MixedRowsError, "others would move rows"),
     (lambda t: F.bilinear(t.v, t.v, t.gates), MixedRowsError, "expected rows [N, F] (got"),
     (lambda t: sdpa(t.c, t.c.unsqueeze(1), t.c.unsqueeze(1)), MixedRowsError, "is row-wise only for query, key and"),
-    (lambda t: torch.cdist(t.x, t.y), MixedRowsError, "cdist is row-wise only for distributed rows and plain"),
+    (lambda t: torch.cdist(t.full, t.y), MixedRowsError, "cdist is row-wise only for distributed rows and plain"),
     (lambda t: t.x.as_strided((2, 2), (1, 1)), MixedRowsError, f"as_strided {NO_FORM}"),
     (lambda t: t.x.untyped_storage(), MixedRowsError, f"untyped_storage {NO_FORM}"),
     (lambda t: torch.eye(t.N).double().to_sparse() @ t.x, MixedRowsError, "is row-wise only as rows @ plain matrix"),
