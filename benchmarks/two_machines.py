@@ -9,9 +9,10 @@ Each namespace stands for a machine with one core: ranks reach those of the othe
 ``veth``, and a token bucket, ``tc ... tbf``, in both directions). An epoch is that of benchmarks/epoch.py: SAGE with 3
 layers of 256, forward, loss, backward, Adam. Every variant has the parts that DistributedData finds for it. Beside each
 time stands the processor time of the busier machine (``busy``), and what the plan predicts for a machine with such a
-link. Its other constants are measured first, by ``python -m pyg_dist bench`` of as many ranks in the same places, or
-are those of ``PYG_DIST_MACHINE``. Automatic parts are those for the slowest link. All that is made is removed in the
-end. Where namespaces are not allowed, the script says so and ends well.
+link. Its other constants are measured before each variant, since shared machines change within minutes, by ``python -m
+pyg_dist bench`` of as many ranks in the same places, or are those of ``PYG_DIST_MACHINE``. Automatic parts are those
+for the slowest link. All that is made is removed in the end. Where namespaces are not allowed, the script says so and
+ends well.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ def limit(megabits: int) -> None:
         subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def start(rank: int, on_each: int, *words: str, **streams: Any) -> subprocess.Popen[str]:
+def start(rank: int, on_each: int, port: int, *words: str, **streams: Any) -> subprocess.Popen[str]:
     """Start Python as a rank in its namespace, on its machine's core, with these words."""
     machine, cores = rank // on_each, sorted(os.sched_getaffinity(0))
     places = {
-        "RANK": str(rank), "WORLD_SIZE": str(2 * on_each), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT),
+        "RANK": str(rank), "WORLD_SIZE": str(2 * on_each), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(port),
         "LOCAL_RANK": str(rank % on_each), "PYG_DIST_MACHINES": ",".join(on_each * ["0"] + on_each * ["1"]),
     }  # fmt: skip
     environment = os.environ | places | {"GLOO_SOCKET_IFNAME": LINKS[machine], "OMP_NUM_THREADS": "1"}
@@ -102,7 +103,7 @@ class Rank:
 
     def __init__(self, rank: int, on_each: int, graph: str) -> None:
         words = [__file__, "--worker", "--graph", graph, "--ranks-per-machine", str(on_each)]
-        self.process = start(rank, on_each, *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = start(rank, on_each, PORT, *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, **request: Any) -> None:
         assert self.process.stdin is not None
@@ -167,14 +168,14 @@ def serve(graph: str, on_each: int) -> None:
         print(json.dumps(found), flush=True)
 
 
-def constants(file: Path, on_each: int, is_assumed: bool) -> dict[str, Any]:
-    """The machine's: as ranks in the same places measure them, unless those stored or the defaults are assumed."""
+def constants(file: Path | None, on_each: int) -> dict[str, Any]:
+    """The machine's: as ranks in the same places measure them into a file; ``None``: those stored, or the defaults."""
     from pyg_dist.pricing.machine import Machine
 
-    if "PYG_DIST_MACHINE" not in os.environ and not is_assumed:
+    if file is not None:
         limit(10_000)
         words = ["-m", "pyg_dist", "bench", "--output", str(file)]
-        ranks = [start(rank, on_each, *words) for rank in range(2 * on_each)]
+        ranks = [start(rank, on_each, PORT + 1, *words, stdout=subprocess.DEVNULL) for rank in range(2 * on_each)]
         if any([rank.wait(300) for rank in ranks]):
             raise RuntimeError("Expected ranks to measure the machine (one has failed); its error stands above")
         os.environ["PYG_DIST_MACHINE"] = str(file)  # for the ranks, too
@@ -205,12 +206,16 @@ def parts_for(name: str, args: argparse.Namespace, folder: Path) -> dict[str, st
     return {"parts": str(file)}
 
 
-def measured(args: argparse.Namespace, parts: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """A row for each rate and variant; the processes stay, and the link changes under them."""
+def measured(args: argparse.Namespace, parts: dict[str, dict[str, str]], file: Path | None) -> list[dict[str, Any]]:
+    """A row for each rate and variant; the processes stay, and the link changes under them.
+
+    Constants are measured into ``file``, where it is given.
+    """
     rows = []
     ranks = [Rank(rank, args.ranks_per_machine, args.graph) for rank in range(2 * args.ranks_per_machine)]
     try:
         for name in tqdm(args.variants, desc="variants", disable=None):
+            known = constants(file, args.ranks_per_machine)
             limit(10_000)
             for requests in (
                 {"options": VARIANTS[name], **parts[name]},
@@ -232,7 +237,7 @@ def measured(args: argparse.Namespace, parts: dict[str, dict[str, str]]) -> list
                         for first in (0, args.ranks_per_machine)
                     ), "sent_mib": sum(a["sent"] for a in answers) / 2**20,
                     "crossed_mib": sum(a["crossed"] for a in answers) / 2**20,
-                    "loss": answers[0]["loss"],
+                    "loss": answers[0]["loss"], "constants": known,
                 })  # fmt: skip
                 print(report(rows[-1:]).splitlines()[1], flush=True)
     finally:
@@ -295,15 +300,16 @@ def main() -> None:
         print(f"skipped: no network namespaces here: {why}")
         return
     with tempfile.TemporaryDirectory() as folder, two_machines():
-        known = constants(Path(folder) / "machine.json", args.ranks_per_machine, args.assumed)
+        is_known = args.assumed or "PYG_DIST_MACHINE" in os.environ
+        file = None if is_known else Path(folder) / "machine.json"
+        constants(file, args.ranks_per_machine)
         parts = {name: parts_for(name, args, args.parts or Path(folder)) for name in args.variants}
-        rows = measured(args, parts)
+        rows = measured(args, parts, file)
     print(report(rows))
     content = {
         "command": " ".join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]),
         "graph": args.graph,
         "partition": args.partition,
-        "constants": known,
     }
     args.output.write_text(json.dumps(content | {"machine": machine.describe(), "rows": rows}, indent=2) + "\n")
 

@@ -165,6 +165,21 @@ def stream_rate(num_values: int | None = None, depth: int = 8, device: torch.dev
     return 4 * num_values * passes / median_seconds(there_and_back, 9, device)
 
 
+def quantize_rate(device: torch.device = _HOST) -> float:
+    """Bytes per second that quantizing to 2, 4 and 8 bits reads and writes, and the way back (not collective)."""
+    rows, seconds, num_bytes = 8_000 if device.type == "cpu" else 200_000, 0.0, 0
+    x, out = (torch.randn(rows, 256, device=device) for _ in range(2))
+    rowptr, key = (torch.arange(count, device=device) for count in (rows + 1, rows))
+    column = torch.randperm(rows, device=device).int()
+    for bits in (2, 4, 8):
+        pack = partial(ops.quantize_csr, rowptr, column, x, bits, key=key)
+        packed = pack()
+        unpack = partial(ops.dequantize_csr_add, out, rowptr, column, packed, bits)
+        seconds += median_seconds(pack, device=device) + median_seconds(unpack, device=device)
+        num_bytes += 2 * (x.nbytes + packed.nbytes)
+    return num_bytes / seconds
+
+
 def groupings(machine_of: Sequence[int], is_inside: bool) -> list[list[list[int]]]:
     """Groups of ranks that exchange at once (pure).
 

@@ -90,17 +90,18 @@ def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
     cores = _num_workers(machine)
     measures = session.local_rank() < cores
     fit = calibration.fit_spmm(calibration.spmm_samples(device=device)) if measures else None
-    dense, stream = (0.0, 0.0)
+    rates = [0.0, 0.0, 0.0]
     if measures:
-        dense, stream = calibration.gemm_rate(device), calibration.stream_rate(device=device)
+        rates = [f(device=device) for f in (calibration.gemm_rate, calibration.stream_rate, calibration.quantize_rate)]
     if fit is not None:
         remarks.append(
             f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
         )
-    numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), dense, stream, float(measures)]).double()
+    numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), *rates, float(measures)]).double()
     *sums, count = world.all_reduce_(numbers).tolist()
-    a, b, c, dense, stream = (value / count for value in sums)
-    return replace(machine, spmm=(a, b, c), gemm_rate=dense, stream_rate=stream, cores=cores)
+    a, b, c, dense, stream, quantize = (value / count for value in sums)
+    measured = {"gemm_rate": dense, "stream_rate": stream, "quantize_rate": quantize, "cores": cores}
+    return replace(machine, spmm=(a, b, c), **measured)
 
 
 def measure_network(machine: Machine, remarks: list[str]) -> Machine:

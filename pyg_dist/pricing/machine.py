@@ -25,6 +25,7 @@ class Machine:
         spmm: seconds of a sparse product by entry x column, by entry, and by row x column of the result.
         gemm_rate: flops per second of a dense product.
         stream_rate: bytes per second that copies and element-wise functions read and write.
+        quantize_rate: bytes per second, of rows and what they are packed in, of quantizing and of the way back.
         call_seconds: of a collective or a round of messages, whatever it sends, in Python and torch.
         intra_latency: seconds per message within a machine.
         intra_bandwidth: bytes per second that a rank sends within a machine.
@@ -46,6 +47,7 @@ class Machine:
     spmm: tuple[float, float, float] = (1.9e-11, 1.4e-9, 2.6e-10)
     gemm_rate: float = 6.7e10
     stream_rate: float = 2.8e10
+    quantize_rate: float = 2.8e10
     call_seconds: float = 1.5e-4
     intra_latency: float = 6.6e-5
     intra_bandwidth: float = 2.5e9
@@ -111,7 +113,8 @@ class Machine:
                 return Machine.default(device)
             path = found[0]
         try:
-            values: dict[str, object] = {"device": "cpu", **json.loads(path.read_text())}  # older files name none
+            stored = dict(json.loads(path.read_text()))
+            values = {"device": "cpu", "quantize_rate": stored.get("stream_rate")} | stored  # older files lack them
             if set(values) != {field.name for field in fields(Machine)}:
                 raise ValueError(f"it has {sorted(values)}")
             return Machine.of_dict(values)
@@ -126,6 +129,7 @@ ASSUMED_GPUS = Machine(
     spmm=(8.3e-13, 5.3e-12, 5.8e-12),  # of 16 to 602 columns over three graphs, within a factor of two
     gemm_rate=3.0e13,
     stream_rate=3.0e12,
+    quantize_rate=3.0e12,
     call_seconds=4.0e-5,
     intra_latency=5.0e-6,
     intra_bandwidth=2.0e11,

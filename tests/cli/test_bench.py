@@ -69,7 +69,7 @@ def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     machine = Machine.load(path)
     assert json.loads(capsys.readouterr().out)["gemm_rate"] == machine.gemm_rate
     assert machine.source.startswith("measured 20")
-    assert machine.stream_rate > 0
+    assert min(machine.stream_rate, machine.quantize_rate) > 0
     assert machine.intra_bandwidth == Machine().intra_bandwidth
     assert main(["bench", "rates", "--output", str(path)]) == 0
     out = capsys.readouterr().out

@@ -110,7 +110,7 @@ def test_memory_counts_a_piece_for_each_message() -> None:
 
 
 ROWS = torch.tensor([[0, 30, 10], [35, 0, 0], [0, 0, 0]])
-BARE = Machine(call_seconds=0.0, intra_latency=0.5, intra_bandwidth=4.0, ranks_per_node=4, cores=4)
+BARE = Machine(quantize_rate=7e9, call_seconds=0.0, intra_latency=0.5, intra_bandwidth=4.0, ranks_per_node=4, cores=4)
 
 
 def test_eq_2() -> None:
@@ -135,7 +135,7 @@ def test_fewer_bits() -> None:
     assert row_bytes(5, 4, 2) == 2 + 4
     first = loads_of((1, 1, 1), (0, 0, 0), ROWS, 4)[0]
     assert exchange_seconds(first, 256, BARE, 3, 2) == pytest.approx(40 * 68 / 4 + 1)
-    assert quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(2 * 40 * (1024 + 68) / BARE.stream_rate)
+    assert quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(2 * 40 * (1024 + 68) / BARE.quantize_rate)
     assert quantize_seconds(first, 256, BARE, 3, 32) == 0
     assert pre_quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(1024 / BARE.stream_rate)
     silent = loads_of((1,), (0,), torch.zeros(1, 1), 4)[0]
@@ -145,7 +145,7 @@ def test_fewer_bits() -> None:
     assert exchange_seconds(first, 1, BARE, 3, 8) == exchange_seconds(first, 1, BARE, 3)
     model, loads = Model(3, 30, (256, 256, 256)), [first]
     full, low = halo_price(model, loads, BARE, 3), halo_price(model, loads, BARE, 3, (32, 2))
-    assert low.quantize == pytest.approx((2 * 40 * (1024 + 68) + 1024) / BARE.stream_rate)
+    assert low.quantize == pytest.approx(2 * 40 * (1024 + 68) / BARE.quantize_rate + 1024 / BARE.stream_rate)
     assert full.messages - low.messages == pytest.approx(40 * (1024 - 68) / 4)
 
 

@@ -16,7 +16,7 @@ from pyg_dist.pricing.machine import Machine
 CITATIONS = GraphStatistics(100_000_000, 1_600_000_000, 128, 172, halo_ranks=2048, halo_rows=4e8)
 CLUSTER = replace(
     Machine(), call_seconds=0.0, intra_latency=2e-6, inter_latency=2e-6, intra_bandwidth=1e9, inter_bandwidth=4e9,
-    ranks_per_node=4, cores=4, stream_rate=1e11, gemm_rate=1e12,
+    ranks_per_node=4, cores=4, stream_rate=1e11, quantize_rate=1e11, gemm_rate=1e12,
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_fewer_bits_have_the_shape_of_fig_7() -> None:
     assert all(high >= low for high, low in pairwise(eq_8))
     assert 1 < ours[-1] < 2
     # Without the time to quantize, and without parameters, the model is eq. 8.
-    fast = replace(machine, stream_rate=math.inf)
+    fast = replace(machine, stream_rate=math.inf, quantize_rate=math.inf)
     assert speedup(even_load(CITATIONS, 512, 4), 10**6, fast, 512, 2) == pytest.approx(
         (pairs[5][1], pairs[5][1]), rel=0.1
     )

@@ -147,7 +147,7 @@ def quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
         return 0.0
     rows = load.rows_between + load.rows_inside * (load.levels == 1)
     num_bytes = 2 * rows * (width * ELEMENT_BYTES + row_bytes(width, ELEMENT_BYTES, bits))
-    return machine.turns(num_ranks) * num_bytes / machine.stream_rate
+    return machine.turns(num_ranks) * num_bytes / machine.quantize_rate
 
 
 def pre_quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
