@@ -9,7 +9,7 @@ from inspect import Parameter, signature
 from typing import Any
 
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.conv.inputs import edge_values, edge_values_if_any, in_batch, node_rows
@@ -82,8 +82,10 @@ def with_edges(given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex],
         return value
 
     def rows(value: Any) -> Any:
-        moved = edge_values_if_any(value, found[0].rows) if isinstance(value, EdgeTensor) else None
-        return value if moved is None else moved
+        if not isinstance(value, EdgeTensor) or any(value._sharding is edges.rows for edges in found):
+            return value
+        moved = (edge_values_if_any(value, edges.rows) for edges in found)
+        return next((edge_values for edge_values in moved if edge_values is not None), value)
 
     laid_out = _mapped(given, edges)
     return _mapped(laid_out, rows) if found else given
@@ -91,10 +93,10 @@ def with_edges(given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex],
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """``value`` with its items changed, a copy; graphs, tuples, lists and dictionaries are gone through."""
-    if isinstance(value, Data):
+    if isinstance(value, BaseData):
         out = copy(value)
-        # The storage itself would take no other edges than handles.
-        out._store._mapping.update({key: _mapped(item, change) for key, item in value.to_dict().items()})
+        for store in out.stores:  # themselves they would take no other edges than handles
+            store._mapping.update({key: _mapped(item, change) for key, item in store.items()})
         return out
     if type(value) in (tuple, list):
         return type(value)(_mapped(item, change) for item in value)

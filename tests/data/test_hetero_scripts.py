@@ -38,6 +38,37 @@ class Interaction(MessagePassing):
         return edge_attr
 
 
+class TakesGraph(MessagePassing):
+    """A script's conv whose only argument is the graph."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.paper, self.author, self.edge = nn.Linear(6, 5), nn.Linear(4, 5), nn.Linear(2, 5)
+
+    def forward(self, data: Any) -> Any:
+        cites, writes = data[PAPER, "cites", PAPER], data[AUTHOR, "writes", PAPER]
+        x = self.paper(data[PAPER].x)
+        x = self.propagate(cites.edge_index, x=(x, x), edge_attr=cites.edge_attr)
+        return self.propagate(writes.edge_index, x=(self.author(data[AUTHOR].x), x), edge_attr=writes.edge_attr)
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        return x_j * self.edge(edge_attr).sigmoid()
+
+
+def whole_graph(num_ranks: int) -> None:
+    from pyg_dist import distribute
+
+    stock_data, data = both(num_ranks)
+    torch.manual_seed(1)
+    stock = TakesGraph().double()
+    ours, found = distribute(copy.deepcopy(stock)), []
+    for model, graph in ((ours, data), (stock, stock_data)):
+        out = model(graph)
+        out.square().mean().backward()
+        found.append({"out": out, **{name: p.grad for name, p in model.named_parameters()}})
+    assert_same(*found)
+
+
 class Forecast(nn.Module):
     """Encode a grid into a mesh, process, decode; ``author`` is the grid, ``paper`` the mesh."""
 
@@ -119,7 +150,9 @@ def homogeneous(num_ranks: int) -> None:
     assert_same(*found)
 
 
-@pytest.mark.parametrize("script", [forecast, users_and_items, homogeneous], ids=lambda script: script.__name__)
+@pytest.mark.parametrize(
+    "script", [forecast, users_and_items, homogeneous, whole_graph], ids=lambda script: script.__name__
+)
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_scripts(workers: Pools, num_ranks: int, script: Any) -> None:
     workers(num_ranks).run(script, num_ranks)
