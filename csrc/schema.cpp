@@ -95,11 +95,6 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("distinct(Tensor known, Tensor value) -> (Tensor, Tensor)");
   // The distinct values without a place, ascending, which get the next ones: cpu/add_places.h
   m.def("add_places(Tensor(a!) place_of, Tensor value, int next) -> Tensor");
-  // The edges that begin at a rank's own nodes, then those of each other rank's; targets and slots of the sources of
-  // these, and how many each rank has: cpu/crossing_edges.h
-  m.def(
-      "crossing_edges(Tensor source, Tensor target, int num_nodes, Tensor run, int rank, int num_ranks) -> (Tensor, "
-      "Tensor, Tensor, Tensor)");
   // How many numbers of several ascending lists are less than each of some ascending values: cpu/count_less.h
   m.def("count_less(Tensor value, Tensor number, Tensor size) -> Tensor");
   // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h

@@ -291,22 +291,6 @@ def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
     return torch.tensor(new, dtype=torch.int64)
 
 
-def crossing_edges(
-    source: Tensor, target: Tensor, num_nodes: int, run: Tensor, rank: int, num_ranks: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Edge by edge."""
-    at = [(rank, 0)] * num_nodes
-    for peer, place, slot, size in run.tolist():
-        at[place : place + size] = [(peer, slot + k) for k in range(size)]
-    of_rank: list[list[int]] = [[] for _ in range(num_ranks)]
-    for edge, node in enumerate(source.tolist()):
-        of_rank[at[node][0]].append(edge)
-    crossing = [edge for peer, edges in enumerate(of_rank) if peer != rank for edge in edges]
-    found = of_rank[rank] + crossing, [int(target[e]) for e in crossing], [at[int(source[e])][1] for e in crossing]
-    order, targets, slots = (torch.tensor(x, dtype=torch.int64) for x in found)
-    return order, targets, slots, torch.tensor([len(edges) for edges in of_rank])
-
-
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> list[int]:
     """Number by number; the bytes alone."""
     content = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,17 +72,27 @@ class DataGroup:
     size: int  # nodes of all groups
 
 
+class LeavingEdges(NamedTuple):
+    """Edges that begin on a rank and end on others, by these: numbers of the ends, and the ranks, int64 ``[l]``."""
+
+    source: Tensor
+    target: Tensor
+    receiver: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class CrossingEdges:
-    """Which edges of a batch begin and end on which ranks, as far as one of them has to do with them."""
+    """Which edges of a batch end on a rank, and begin there or elsewhere."""
 
     inside: Tensor  # which of the edges that end here begin here, int64 ``[i]``
     arriving: Tensor  # which of them begin on other ranks, by rank, int64 ``[k]``
     sender: Tensor  # the ranks of these, ascending, int64 ``[k]``
-    leaving: tuple[Tensor, Tensor, Tensor]  # sources, targets, and their ranks, of those that end elsewhere, ``[l]``
-    # source, target and their ranks, of those between this rank's machine and others, int64 ``[c, 4]``; ``None``: what
-    # crosses machines goes in one level
-    between_machines: Tensor | None = None
+    # sends each rank its rows of some :class:`~pyg_dist.backend.comm.ids.IdList`; those that arrive, and how many of
+    # each rank (collective)
+    send: Callable[..., list[tuple[Tensor, list[int]]]]
+    # where those between machines go in two levels, all ranks of a machine know them:
+    leaving: LeavingEdges | None = None  # of the rank, that end elsewhere
+    between_machines: Tensor | None = None  # source, target and their ranks, int64 ``[c, 4]``
 
 
 @dataclass(frozen=True, eq=False)

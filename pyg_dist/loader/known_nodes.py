@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdList, IdLists
 from pyg_dist.backend.session.agreement import group_of_thread
 from pyg_dist.graph.protocol import DistributedGraph
-from pyg_dist.graph.sample import CrossingEdges
+from pyg_dist.graph.sample import CrossingEdges, LeavingEdges
 from pyg_dist.loader.columns import Columns
 
 
@@ -239,67 +239,76 @@ class KnownNodes:
         found = torch.split(table.index_select(0, one_of_each), [1, edges.numel(), nodes.numel()], dim=1)
         return found[1], found[2]
 
-    def tell(self, edges: Sequence[Edges], numbers: bool = False) -> list[CrossingEdges | None]:
-        """Tell the owners of sources of this rank's edges from them, once its nodes are numbered (collective).
+    def learn_numbers(self) -> None:
+        """Learn the numbers of other ranks' nodes, once each rank has numbered its own (collective)."""
+        if self._lists.group.size == 1:
+            return
+        told = _ByRank.joined([_ByRank(torch.empty(0, dtype=torch.int32), [0] * self._lists.group.size), *self._told])
+        numbers = self.number.index_select(0, told.places).view(-1, 1) + 1
+        ((answer, of_rank),) = self._lists.exchange(IdList(numbers, told.counts, is_ascending=False), kind="numbers")
+        answers = (answer.view(-1) - 1).split(of_rank)
+        for rank, place, slot, count in self._asked:
+            self.number[place : place + count] = answers[rank][slot : slot + count]
 
-        Args:
-            edges: of each relation.
-            numbers: whether to learn the numbers of other ranks' nodes, in the same message.
+    def crossing(self, edges: Sequence[Edges]) -> list[CrossingEdges | None]:
+        """For each relation, which of this rank's edges begin where; ``None``: there is one rank.
 
-        Returns:
-            For each relation, who has what ends, by the numbers of the batch; ``None``: there is one rank.
+        Once the nodes are numbered; collective where ranks share machines.
         """
-        size, number = self._lists.group.size, self.number
-        if size == 1 or not edges:
+        size, rank, machine = self._lists.group.size, self._rank, self._ranks.machine
+        if size == 1:
             return [None] * len(edges)
-        told = _ByRank.joined([_ByRank(torch.empty(0, dtype=torch.int32), [0] * size), *self._told])
-        told_number = number.index_select(0, told.places)
-        run = torch.tensor(self._asked, dtype=torch.int64).view(-1, 4)
-        here, lists = list[tuple[Tensor, Tensor, Tensor]](), list[IdList]()
-        for source, target, _ in edges:
-            # A source goes by its place among those of which this rank has told its owner.
-            order, ends, slots, counts = ops.crossing_edges(source, target, self._size, run, self._rank, size)
-            inside, arriving = order.tensor_split([order.numel() - ends.numel()])
-            counts[self._rank] = 0
-            here.append((inside, arriving, torch.repeat_interleave(counts, output_size=ends.numel())))
-            of_ranks = counts.tolist()
-            lists += IdList(ends.view(-1, 1), of_ranks), IdList(slots.view(-1, 1), of_ranks, is_ascending=False)
-        if numbers:
-            lists.append(IdList(told_number.view(-1, 1) + 1, told.counts, is_ascending=False))
-        arrived = self._lists.exchange(*lists, kind=f"edges, {len(lists)}")
-        if numbers:
-            answer, of_rank = arrived.pop()
-            answers = (answer.view(-1) - 1).split(of_rank)
-            for rank, place, slot, count in self._asked:
-                number[place : place + count] = answers[rank][slot : slot + count]
-        found, first = list[CrossingEdges](), [0, *accumulate(told.counts)]
-        for of_relation, (ends, from_rank), (slots, _) in zip(here, arrived[::2], arrived[1::2], strict=True):
-            for begin, of_rank in zip(first, slots.split(from_rank), strict=False):
-                if begin:
-                    of_rank += begin
-            receiver = torch.repeat_interleave(torch.tensor(from_rank), output_size=len(ends))
-            leaving = told_number.index_select(0, slots.view(-1)), ends.view(-1), receiver
-            found.append(CrossingEdges(*of_relation, leaving))
-        return self._shared_with_machine(edges, found)
+        label = torch.zeros(self._size, dtype=torch.int32)  # of each place: 0, or a number of another rank
+        for peer, place, _, count in self._asked:
+            label[place : place + count] = peer + (peer < rank)
+        found = list[CrossingEdges]()
+        for number, of_relation in enumerate(edges):
+            begin = label.index_select(0, of_relation.source)
+            inside, arriving = (torch.from_numpy(np.flatnonzero(x.numpy())) for x in (begin == 0, begin != 0))
+            begin = begin.index_select(0, arriving)
+            bound, _, order = ops.csr_from_edges(begin, begin, None, size, size)
+            arriving = arriving if order is None else arriving.index_select(0, order)
+            counts = bound.diff()
+            counts = torch.cat([counts[1 : rank + 1], counts[:1], counts[rank + 1 :]])
+            sender = torch.repeat_interleave(counts, output_size=arriving.numel())
+            send = partial(self._lists.exchange, kind=f"crossing {number}")
+            found.append(CrossingEdges(inside, arriving, sender, send))
+        if machine is None:
+            return [*found]
+        leaving = [self.leaving(*each) for each in zip(edges, found, strict=True)]
+        return self._shared_with_machine(machine, edges, found, leaving)
+
+    def leaving(self, edges: Edges, crossing: CrossingEdges) -> LeavingEdges:
+        """The edges from this rank's nodes to others': their owners tell of theirs (collective)."""
+        ends = self.number.index_select(0, edges.source), edges.target
+        rows = torch.stack([end.index_select(0, crossing.arriving) for end in ends], 1)
+        counts = torch.bincount(crossing.sender, minlength=self._lists.group.size).tolist()
+        ((rows, of_rank),) = self._lists.exchange(IdList(rows, counts, is_ascending=False), kind="leaving")
+        receiver = torch.repeat_interleave(torch.tensor(of_rank), output_size=len(rows))
+        source, target = rows.t().contiguous()
+        return LeavingEdges(source, target, receiver)
 
     def _shared_with_machine(
-        self, edges: Sequence[Edges], crossing: Sequence[CrossingEdges]
+        self,
+        machine: IdLists,
+        edges: Sequence[Edges],
+        crossing: Sequence[CrossingEdges],
+        leaving: Sequence[LeavingEdges],
     ) -> list[CrossingEdges | None]:
         """With those between this machine and others, of which each of its ranks tells the others (collective)."""
-        machine = self._ranks.machine
-        if machine is None:
-            return [*crossing]
         first, lists = self._rank - machine.group.rank, []
-        for (source, target, _), found in zip(edges, crossing, strict=True):
+        for (source, target, _), found, (begins, finishes, receiver) in zip(edges, crossing, leaving, strict=True):
             source, target = (end.index_select(0, found.arriving) for end in (source, target))
             ends = self.number.index_select(0, source), target
-            begins, finishes, receiver = found.leaving
             into = torch.stack([*ends, found.sender, torch.full_like(found.sender, self._rank)], 1)
             out_of = torch.stack([begins, finishes, torch.full_like(receiver, self._rank), receiver], 1)
             across = [(x < first) | (x >= first + machine.group.size) for x in (found.sender, receiver)]
             lists.append(IdList(torch.cat([into[across[0]], out_of[across[1]]]), is_ascending=False))
         shared = machine.exchange(*lists, kind=f"edges of a machine, {len(lists)}")
-        return [replace(found, between_machines=rows) for found, (rows, _) in zip(crossing, shared, strict=True)]
+        return [
+            replace(found, leaving=out_of, between_machines=rows)
+            for found, out_of, (rows, _) in zip(crossing, leaving, shared, strict=True)
+        ]
 
 
 class _ByRank(NamedTuple):

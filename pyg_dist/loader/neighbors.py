@@ -39,9 +39,10 @@ class NeighborSampling:
     A hop draws, for each relation, in-edges of the nodes of its targets' type that the hop before has reached. Which
     in-edges of a node are kept is a function of the seed, the step, the hop, the data group, the relation and the node.
     The owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops
-    H + 2 messages between two ranks, and in two levels one more within a machine. A rank keeps its own nodes of the
-    batch and the edges that begin or end at them, O(B/P) memory; to number its nodes it is told the ids of all. Where
-    the layout needs the whole subset on each rank, it is gathered at the end: O(B) memory.
+    H + 2 messages between two ranks; the halo layout's plan is one more for each relation, and in two levels the edges
+    are another, and one within a machine. A rank keeps its own nodes of the batch and the edges that end at them,
+    O(B/P) memory; to number its nodes it is told the ids of all. Where the layout needs the whole subset on each rank,
+    it is gathered at the end: O(B) memory.
 
     Nodes of a type are numbered by hop, seeds first as they are given, then ascending by id and tree; in each hop data
     group after data group. Edges are ordered by the hop that draws them, and in it as in the graph. Ids count through
@@ -154,13 +155,13 @@ class _Batch:
         )
         self.own_number = [torch.cat(of_hops) for of_hops in zip(*nodes.numbers, strict=True)]
         every = edges = self._edges(hops, nodes.numbers)
-        crossing = nodes.tell(edges, numbers=True)
+        nodes.learn_numbers()
         if not is_directional:  # all sources of those that were drawn are nodes of the batch
             every = self._edges(around, [self.own_number])
             every = [found.some((at(nodes.number, found.source) >= 0).nonzero().view(-1)) for found in every]
             if sampling.subgraph_type == "bidirectional":
-                every = [self._both_ways(edges[0], crossing[0], every[0], sum(counts[0]))]
-            crossing = nodes.tell(every)
+                every = [self._both_ways(edges[0], every[0], sum(counts[0]))]
+        crossing = [None] * len(every) if sampling.ranks.gathers else nodes.crossing(every)
         kept: dict[EdgeType, KeptEdges] = {}
         known: dict[EdgeType, dict[str, object]] = {relation: {} for relation in relations}
         for k, relation in enumerate(relations):
@@ -285,8 +286,8 @@ class _Batch:
         is_number = self.nodes.stand_by_numbers
         return edges.source.long() if is_number else at(self.nodes.number, edges.source), edges.target
 
-    def _both_ways(self, drawn: Edges, crossing: CrossingEdges | None, every: Edges, num_nodes: int) -> Edges:
-        """The edges that were drawn, which ``crossing`` is of, and their opposites (collective).
+    def _both_ways(self, drawn: Edges, every: Edges, num_nodes: int) -> Edges:
+        """The edges that were drawn, and their opposites (collective).
 
         With replacement, all edges between the same nodes as one that was drawn.
 
@@ -295,8 +296,9 @@ class _Batch:
         """
         source, target = self._ends(drawn)
         wanted = target * num_nodes + source
+        (crossing,) = self.nodes.crossing([drawn])
         if crossing is not None:
-            begins, ends, _ = crossing.leaving
+            begins, ends, _ = crossing.leaving or self.nodes.leaving(drawn, crossing)
             wanted = torch.cat([ends * num_nodes + begins, at(wanted, crossing.inside)])
         source_of_every, target_of_every = self._ends(every)
         pair = source_of_every * num_nodes + target_of_every

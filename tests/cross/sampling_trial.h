@@ -7,7 +7,6 @@
 
 #include "cpu/add_places.h"
 #include "cpu/count_less.h"
-#include "cpu/crossing_edges.h"
 #include "cpu/distinct.h"
 #include "cpu/id_lists.h"
 #include "cpu/sample_rows.h"
@@ -116,37 +115,6 @@ inline int64_t try_add_places() {
   const std::vector<int32_t> bad = {7, 100000};
   std::vector<int32_t> added;
   wrong += add_places({place_of.data(), {bad.data(), false}, 100000, 2, next}, added).position != 1;
-  return wrong;
-}
-
-// Each edge is somewhere, with its ends; a source or a run that is out of range is found.
-inline int64_t try_crossing_edges() {
-  int64_t wrong = 0;
-  std::vector<int64_t> source, target, count(3), order(40);
-  for (int e = 0; e < 40; ++e) {
-    source.push_back(draw(20));
-    target.push_back(draw(20));
-  }
-  std::vector<NodeRun> run = {{0, 2, 0, 3}, {2, 5, 0, 1}, {0, 9, 3, 4}};
-  const CrossingEdges p{{source.data(), true}, target.data(), run.data(), 40, 20, 3, 1, 3, count.data()};
-  std::vector<NodeSlot> begin;
-  const BadCrossing bad = count_crossing(p, begin);
-  wrong += bad.run.position >= 0 || bad.source.position >= 0;
-  const auto num_inside = static_cast<size_t>(count[1]), of_first = num_inside + static_cast<size_t>(count[0]);
-  std::vector<int64_t> targets(40 - num_inside), slots(40 - num_inside);
-  split_crossing(p, begin, order.data(), targets.data(), slots.data());
-  wrong += std::set<int64_t>(order.begin(), order.end()).size() != 40;
-  for (size_t k = 0; k < order.size(); ++k) {
-    const auto e = static_cast<size_t>(order[k]);
-    wrong += begin[e].rank != (k < num_inside ? 1 : k < of_first ? 0 : 2);
-    if (k < num_inside) continue;
-    const int64_t node = source[e], slot = begin[e].rank == 2 ? node - 5 : node < 9 ? node - 2 : node - 6;
-    wrong += targets[k - num_inside] != target[e] || slots[k - num_inside] != slot;
-  }
-  source[7] = 20;
-  wrong += count_crossing(p, begin).source.position != 7;
-  run[2].size = 12;
-  wrong += count_crossing(p, begin).run.position != 2;
   return wrong;
 }
 

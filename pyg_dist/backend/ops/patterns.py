@@ -129,32 +129,6 @@ def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
     return call(native.add_places.default, place_of, value.contiguous(), next)
 
 
-def crossing_edges(
-    source: Tensor, target: Tensor, num_nodes: int, run: Tensor, rank: int, num_ranks: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Which edges of a rank's nodes begin on other ranks, and how these know the sources. O(edges + nodes) time.
-
-    Shapes:
-        - source: int64 or int32 ``[m]``, places of nodes in ``[0, num_nodes)``; target: int64 ``[m]``, any numbers
-        - run: int64 ``[r, 4]``: another rank, the first place of some of its nodes, which follow one another, the first
-          of the slots by which it knows them, which do so, too, and how many there are; the other nodes are this rank's
-        - output: the edges that begin at this rank's nodes, then those that do not, those of a rank together, ``[m]``;
-          the targets of these, and the slots of their sources, ``[a]``; how many begin on each rank, ``[num_ranks]``.
-          Edges keep their order.
-
-    Raises:
-        DataError: A source, a run or a rank is out of range, or a shape or dtype does not fit.
-
-    Example:
-        >>> source, target = torch.tensor([2, 0, 1]), torch.tensor([3, 5, 5])
-        >>> found = crossing_edges(source, target, 3, torch.tensor([[1, 1, 7, 2]]), rank=0, num_ranks=2)
-        >>> [x.tolist() for x in found]
-        [[1, 0, 2], [3, 5], [8, 7], [1, 2]]
-    """
-    args = source.contiguous(), target.contiguous(), num_nodes, run.contiguous(), rank, num_ranks
-    return call(native.crossing_edges.default, *args)
-
-
 def count_less(value: Tensor, number: Tensor, size: Tensor) -> Tensor:
     """How many numbers of several lists are less than each value. Lists and values ascend, which is not checked.
 

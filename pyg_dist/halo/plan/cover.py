@@ -65,6 +65,15 @@ class Candidates:
     receiver: Tensor
     node: Tensor
 
+    @staticmethod
+    def of(pair: Tensor, node: Tensor, num_ranks: int, rank: int | None) -> Candidates:
+        """Given ``sender * P + receiver``; of one rank, the peer of what arrives, or P + the peer of what leaves."""
+        sender, receiver = pair // num_ranks, pair % num_ranks
+        if rank is not None:
+            leaves, peer = sender == 1, receiver
+            sender, receiver = torch.where(leaves, rank, peer), torch.where(leaves, peer, rank)
+        return Candidates(sender, receiver, node)
+
     def __len__(self) -> int:
         return self.node.numel()
 
@@ -136,11 +145,9 @@ class RemoteEdges:
             pair = sender.long() * num_ranks + receiver
         else:
             pair = torch.where(sender == rank, num_ranks + receiver.long(), sender.long())
-        row, rows = _candidates(pair, source, num_nodes, num_ranks, rank)
-        sums_of, sums = _candidates(pair, target, num_nodes, num_ranks, rank)
-        start, row, place = ops.csr_from_edges(sums_of, row, None, len(sums), len(rows))
-        number = torch.arange(len(sums), dtype=torch.int32)
-        sums_of = torch.repeat_interleave(number, start.diff(), output_size=row.numel())
+        num_pairs = num_ranks * (num_ranks if rank is None else 2)
+        row, sums_of, place, *ends = _by_sum(pair, source, target, num_nodes, num_pairs)
+        rows, sums = (Candidates.of(*keys, num_ranks, rank) for keys in ends)
         return RemoteEdges(
             num_ranks, edge if place is None else edge.index_select(0, place), row, sums_of, rows, sums, load
         )
@@ -173,24 +180,29 @@ _MARKS = 4
 """Keys are marked in a table of all, not hashed, where one in so many is there."""
 
 
-def _candidates(
-    pair: Tensor, node: Tensor, num_nodes: int, num_ranks: int, rank: int | None
-) -> tuple[Tensor, Candidates]:
-    """Number the distinct (pair of ranks, node): the number of each edge, and what the numbers stand for."""
+def _by_sum(
+    pair: Tensor, source: Tensor, target: Tensor, num_nodes: int, num_pairs: int
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The row and the sum of each edge, by ascending sum, and which edge it is; keys of the rows and of the sums."""
+    row, rows = _candidates(pair, source, num_nodes, num_pairs)
+    sums_of, sums = _candidates(pair, target, num_nodes, num_pairs)
+    start, row, place = ops.csr_from_edges(sums_of, row, None, len(sums[0]), len(rows[0]))
+    number = torch.arange(len(sums[0]), dtype=torch.int32)
+    return row, torch.repeat_interleave(number, start.diff(), output_size=row.numel()), place, rows, sums
+
+
+def _candidates(pair: Tensor, node: Tensor, num_nodes: int, num_pairs: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Number the distinct (pair of ranks, node): the number of each edge, and the pairs, int32, and nodes of these."""
     key, stride = pair * num_nodes + node, max(num_nodes, 1)
-    span = num_nodes * num_ranks * (num_ranks if rank is None else 2)
+    span = num_nodes * num_pairs
     if span <= min(_MARKS * key.numel(), 2**31 - 1):  # places are int32
         place_of = torch.full((span,), -1, dtype=torch.int32)
         keys, number = ops.add_places(place_of, key, 0), place_of.index_select(0, key)
     else:
         first, number = ops.distinct(key[:0], key)
         keys = key.index_select(0, first)
-    pair_of = (keys // stride).to(torch.int32)
-    sender, receiver = pair_of // num_ranks, pair_of % num_ranks
-    if rank is not None:
-        leaves, peer = sender == 1, receiver
-        sender, receiver = torch.where(leaves, rank, peer), torch.where(leaves, peer, rank)
-    return number, Candidates(sender, receiver, keys % stride)
+    pair_of = keys // stride
+    return number, (pair_of.to(torch.int32), keys - pair_of * stride)
 
 
 @dataclass(frozen=True)
@@ -232,6 +244,24 @@ class OneWay:
     def num_ranks(self) -> int:
         """P."""
         return len(self.rows.counts)
+
+    @staticmethod
+    def of_list(
+        edge: Tensor | None,
+        source: Tensor,
+        target: Tensor,
+        peer: Tensor,
+        num_nodes: int,
+        num_ranks: int,
+        rank: int,
+        leaves: bool,
+    ) -> OneWay:
+        """Of edges in input order, given the other rank of each. Not collective, O(m) time."""
+        row, sums_of, place, *ends = _by_sum(peer, source, target, num_nodes, num_ranks)
+        rows, sums = (Ends(node, tuple(torch.bincount(of, minlength=num_ranks).tolist())) for of, node in ends)
+        if place is not None and edge is not None:
+            edge = edge.index_select(0, place)
+        return OneWay(rank, leaves, edge, row, sums_of, rows, sums)
 
     @staticmethod
     def both(remote: RemoteEdges, rank: int) -> tuple[OneWay, OneWay]:

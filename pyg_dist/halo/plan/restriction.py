@@ -21,6 +21,7 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
+from pyg_dist.halo.plan.leaving import told
 from pyg_dist.halo.plan.share import Halo, HaloShare, LocalRows, halo_of
 from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, no_transfer, receive_lists, send_lists, transfer
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes
@@ -203,8 +204,9 @@ class _Edges(NamedTuple):
 
     local: CSR
     local_edge: Tensor
-    remote: RemoteEdges | None
-    at_row: Tensor | None = None  # where the nodes of the remote edges' rows stand in the subset
+    remote: tuple[OneWay, OneWay] | None  # that arrive, and that leave
+    covers: tuple[Cover, Cover] | None = None  # of these
+    at_row: Tensor | None = None  # where the nodes of the rows that arrive stand in the subset
 
 
 def restricted(
@@ -228,11 +230,14 @@ def restricted(
     if subset.kept is not None:
         return restricted_to(share, subset.kept, rows, rows, links.load)
     node_id = subset.node_id
-    remote, at_row = None, None
+    remote = covers = at_row = None
     if share.num_ranks > 1 and (links.row.numel() or of_machine is not None):
-        remote, at_row = links.between(node_id, device)
+        between, at_row = links.between(node_id, device)
+        here, remote = between.arriving(share.rank), OneWay.both(between, share.rank)
+        covers = between.cover(share.exchange, each_step=True).split(here.rows, here.sums)
+        at_row = at_row[: here.rows]
     local, entry = share.local.to(device).restricted(rows.row, rows.row)
-    edges = _Edges(local.on_host, entry, remote, at_row)
+    edges = _Edges(local.on_host, entry, remote, covers, at_row)
     own = LocalRows(_at(node_id, rows.by_number.ascending), rows.by_number.row)
     ways = None if of_machine is None else partial(of_machine.routes, node_id, device)
     return _restriction(share, rows, (own, own), edges, None, ways)
@@ -243,8 +248,8 @@ def restricted_to(
 ) -> Restriction:
     """The share of the batch with these edges, from sources to targets of one or of two types.
 
-    Not collective; O(m log m) time in the edges that begin or end on the rank. ``load``: see
-    :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
+    Collective where edges cross ranks, but for two levels; O(m) time in the edges that begin or end on the rank.
+    ``load``: see :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
     """
     rank, own = share.rank, (sources.by_number, targets.by_number)
     crossing, inside = kept.crossing, None if kept.crossing is None else kept.crossing.inside
@@ -254,26 +259,23 @@ def restricted_to(
     )
     csr = CSR.from_edges(target, source, None, targets.row.numel(), sources.row.numel())
     local_edge = torch.arange(source.numel()) if csr.place is None else csr.place.long()
-    remote = None
+    remote = covers = ways = None
     if crossing is not None:
         local_edge = _at(crossing.inside, local_edge)
-        source, target, receiver = crossing.leaving
-        remote = RemoteEdges.of_list(
-            torch.cat([crossing.arriving, torch.full_like(source, -1)]),
-            torch.cat([_at(kept.source, crossing.arriving), source]),
-            torch.cat([_at(kept.target, crossing.arriving), target]),
-            torch.cat([crossing.sender, torch.full_like(source, rank)]),
-            torch.cat([torch.full_like(crossing.sender, rank), receiver]),
-            max(sources.num_nodes, targets.num_nodes),
-            load,
-            rank,
-        )
-    ways, across = None, None if crossing is None else crossing.between_machines
-    if across is not None and share.ranks_per_machine is not None:
-        source, target, sender, receiver = across.unbind(1)
-        size, on_each = max(sources.num_nodes, targets.num_nodes), share.ranks_per_machine
-        ways = MachineEdges.of_list(source, target, sender, receiver, size, load, on_each, rank).routes
-    edges = _Edges(replace(csr, place=None), local_edge, remote)
+        size = max(sources.num_nodes, targets.num_nodes)
+        ends = _at(kept.source, crossing.arriving), _at(kept.target, crossing.arriving)
+        arriving = OneWay.of_list(crossing.arriving, *ends, crossing.sender, size, share.num_ranks, rank, leaves=False)
+        cover = arriving.batch_cover(share.exchange)
+        if crossing.leaving is None or crossing.between_machines is None or share.ranks_per_machine is None:
+            leaving, cover_of_leaving = told(arriving, cover, crossing.send)
+        else:
+            leaving = OneWay.of_list(None, *crossing.leaving, size, share.num_ranks, rank, leaves=True)
+            cover_of_leaving = leaving.batch_cover(share.exchange)
+            begins, ends_of, sender, receiver = crossing.between_machines.unbind(1)
+            on_each = share.ranks_per_machine
+            ways = MachineEdges.of_list(begins, ends_of, sender, receiver, size, load, on_each, rank).routes
+        remote, covers = (arriving, leaving), (cover, cover_of_leaving)
+    edges = _Edges(replace(csr, place=None), local_edge, remote, covers)
     return _restriction(share, targets, own, edges, kept, ways)
 
 
@@ -303,13 +305,13 @@ def _restriction(
         exchange=share.exchange,
         ranks_per_machine=None if ways is None else share.ranks_per_machine,
     )
-    none, remote = torch.empty(0, dtype=torch.int64), edges.remote
+    none = torch.empty(0, dtype=torch.int64)
 
     def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
         """Places in edge storage, given those or the places of kept edges, and these."""
         return (edge, None) if kept is None else (_at(kept.place, edge), edge)
 
-    if remote is None:
+    if edges.remote is None or edges.covers is None:
         nothing = no_transfer(share.num_ranks, sources.row.numel(), num_local - num_inner)
         edge, which = numbered(edges.local_edge)
         alone = share_of(
@@ -321,18 +323,14 @@ def _restriction(
         )
         return Restriction(alone, rows, edge, none, none.view(2, 0), which)
 
-    here, (arriving, leaving) = remote.arriving(share.rank), OneWay.both(remote, share.rank)
+    (arriving, leaving), covers = edges.remote, edges.covers
     assert arriving.edge is not None
     places = Places.of(arriving, targets.local_id, num_local, num_inner, edges.local.num_entries)
     edge, which = numbered(torch.cat([edges.local_edge, places.stored(arriving.edge)]))
 
-    def cover(kind: ExchangeKind) -> tuple[Cover, Cover]:
-        if kept is None:
-            return remote.cover(kind, each_step=True).split(here.rows, here.sums)
-        return arriving.batch_cover(kind), leaving.batch_cover(kind)
-
-    def slots(kind: ExchangeKind, covers: tuple[Cover, Cover]) -> tuple[Slots, Slots, Routes | None]:
-        both, by = zip((arriving, leaving), covers, strict=True), None if ways is None else ways(kind)
+    def slots(kind: ExchangeKind) -> tuple[Slots, Slots, Routes | None]:
+        of_kind = covers if kind == share.exchange else tuple(way.uniform_cover(kind) for way in (arriving, leaving))
+        both, by = zip((arriving, leaving), of_kind, strict=True), None if ways is None else ways(kind)
         received, sent = (Slots.of(*each) if by is None else by.slots(*each) for each in both)
         return received, sent, by
 
@@ -346,24 +344,24 @@ def _restriction(
     def halo() -> Halo:
         found = arriving
         if edges.at_row is not None:
-            found = replace(arriving, rows=Ends(edges.at_row[: here.rows], arriving.rows.counts))
-        return halo_of(found, slots("post", cover("post"))[0])
+            found = replace(arriving, rows=Ends(edges.at_row, arriving.rows.counts))
+        return halo_of(found, slots("post")[0])
 
-    covers = cover(share.exchange)
-    chosen = slots(share.exchange, covers)
+    chosen = slots(share.exchange)
     sums = lists(*chosen)
-    summed = here.edges + (~_at(chosen[1].left, leaving.row)).nonzero().view(-1)
+    summed = (~_at(chosen[1].left, leaving.row)).nonzero().view(-1)
     result = share_of(
         edge_id=_at(share.edge_id, edge),
-        rows=sums if share.exchange == "post" else lambda: lists(*slots("post", cover("post"))),
+        rows=sums if share.exchange == "post" else lambda: lists(*slots("post")),
         sum_transfer=sums,
         halo=halo,
         rows_sent={"post": len(leaving.rows), share.exchange: int(sum(side.sum() for side in covers[1]))},
     )
     ends = torch.stack(
-        [_at(kind.node, _at(of, summed)) for kind, of in ((remote.rows, remote.row), (remote.sums, remote.sum))]
+        [_at(kind.node, _at(of, summed)) for kind, of in ((leaving.rows, leaving.row), (leaving.sums, leaving.sum))]
     )
-    return Restriction(result, rows, edge, _at(remote.edge, summed), ends, which)
+    remote_edge = torch.full_like(summed, -1) if leaving.edge is None else _at(leaving.edge, summed)
+    return Restriction(result, rows, edge, remote_edge, ends, which)
 
 
 def _at(values: Tensor, index: Tensor) -> Tensor:

@@ -49,21 +49,6 @@ def test_places_of_values_equal_the_reference() -> None:
     assert torch.equal(place_of, expected)
 
 
-def test_crossing_edges_equal_the_reference() -> None:
-    """One rank alone, three, of which the second has nodes that are met in two runs, and none; no edge at all."""
-    generator = torch.Generator().manual_seed(0)
-    for num_edges, runs, num_ranks in (
-        (0, [], 1), (9, [], 2), (40, [[0, 2, 0, 3], [2, 5, 0, 1], [0, 9, 3, 4]], 3), (40, [[0, 0, 0, 20]], 2),
-    ):  # fmt: skip
-        source, target = torch.randint(0, 20, (2, num_edges), generator=generator)
-        run = torch.tensor(runs, dtype=torch.int64).view(-1, 4)
-        expected = reference.crossing_edges(source, target, 20, run, num_ranks // 2, num_ranks)
-        for sources in (source, source.int()):
-            found = ops.crossing_edges(sources, target, 20, run, num_ranks // 2, num_ranks)
-            for got, of_reference in zip(found, expected, strict=True):
-                assert torch.equal(got, of_reference)
-
-
 def test_counts_of_lesser_numbers_equal_the_reference() -> None:
     """Few values among many numbers and the other way round; equal numbers, empty lists, no list."""
     generator = torch.Generator().manual_seed(0)
@@ -120,19 +105,6 @@ def test_arguments() -> None:
             ops.count_less(one, one, torch.tensor(counts))
     with pytest.raises(DataError, match=r"'rows' to be contiguous, of dtype Long and with columns, got shape \[1, 0\]"):
         ops.encode_ids(one.view(1, 1)[:, :0], one, True)
-    two, run = torch.arange(2), torch.tensor([[1, 0, 0, 1]])
-    for args, message in (
-        ((two + 1, two, 2, run, 0, 2), r"'source' to lie in \[0, 2\), got 2 at position 1"),
-        ((two - 1, two, 2, run, 0, 2), r"'source' to lie in \[0, 2\), got -1 at position 0"),
-        ((two, two, 2, run + 1, 0, 2), "nodes and ranks in 'run', got row 0, which begins at place 1"),
-        ((two, two, 2, run, 0, 1), "nodes and ranks in 'run', got row 0, which begins at place 0"),
-        ((two, two, 2, run, 2, 2), r"'rank' to lie in \[0, 2\), got 2"),
-        ((two, two, -1, run, 0, 2), r"fewer than 2\^31 nodes, got -1"),
-        ((two, two, 2, run[:, :3], 0, 2), r"with four columns, got shape \[1, 3\]"),
-        ((two, two[:1], 2, run, 0, 2), "'target' to have 2 entries, got 1"),
-    ):
-        with pytest.raises(DataError, match=message):
-            ops.crossing_edges(*args)
 
 
 def test_bytes_that_are_no_rows() -> None:
@@ -162,8 +134,6 @@ def test_opcheck() -> None:
     native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
     opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20])), test_utils=tests)
     opcheck(native.add_places.default, (torch.tensor([-1, 0], dtype=torch.int32), one, 1), test_utils=tests)
-    run = torch.tensor([[1, 0, 0, 1]])
-    opcheck(native.crossing_edges.default, (one, one, 2, run, 0, 2), test_utils=tests)
     opcheck(native.count_less.default, (torch.arange(9), torch.arange(4), torch.tensor([2, 2])), test_utils=tests)
     opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
     content, num_bytes = ops.encode_ids(one.view(1, 1), one, True)

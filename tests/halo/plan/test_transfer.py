@@ -14,10 +14,12 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor
 
+from pyg_dist.backend.comm.ids import IdList
 from pyg_dist.backend.ops import quantize_csr
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind, OneWay, RemoteEdges
+from pyg_dist.halo.plan.leaving import told
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.transfer import UNIT
 from pyg_dist.partition import partition
@@ -212,6 +214,49 @@ def test_both_ranks_of_a_pair_find_the_same_cover_of_a_batch(seed: int) -> None:
                 found.setdefault(pair, []).append((rows.tolist(), sums.tolist()))
     assert len(found) == 6
     assert all(arriving == leaving for arriving, leaving in found.values())
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_what_a_rank_is_told_is_what_it_would_find(exchange: ExchangeKind) -> None:
+    """The rows and sums that leave, with their nodes, and the edges of the sums; one process plays three ranks."""
+    graph = random_graph(60, 240, seed=1)
+    parts = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(1))
+    ranks, load = parts[graph.edge_index], torch.bincount(parts[graph.edge_index[1]], minlength=3)
+    both: list[tuple[OneWay, OneWay]] = []
+    for rank in range(3):
+        edge = ((ranks == rank).sum(0) == 1).nonzero().view(-1)
+        remote = RemoteEdges.of_list(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, load, rank)
+        both.append(OneWay.both(remote, rank))
+        arriving = edge[ranks[1, edge] == rank]
+        alone = OneWay.of_list(arriving, *graph.edge_index[:, arriving], ranks[0, arriving], 60, 3, rank, leaves=False)
+        for name in ("edge", "row", "sum"):
+            assert torch.equal(getattr(alone, name), getattr(both[-1][0], name))
+    sent: list[tuple[IdList, ...]] = []
+
+    def note(*lists: IdList) -> list[tuple[Tensor, list[int]]]:
+        sent.append(lists)
+        return [(rows, list(counts or ())) for rows, counts, *_ in lists]
+
+    for arriving_edges, _ in both:
+        told(arriving_edges, arriving_edges.batch_cover(exchange), note)
+    for rank, (arriving_edges, leaving) in enumerate(both):
+
+        def arrive(*_: IdList, rank: int = rank) -> list[tuple[Tensor, list[int]]]:
+            pieces = [
+                [x.rows.split(list(x.counts or ()))[rank] for x in of_kind] for of_kind in zip(*sent, strict=True)
+            ]
+            return [(torch.cat(of_kind), [len(x) for x in of_kind]) for of_kind in pieces]
+
+        found, cover = told(arriving_edges, arriving_edges.batch_cover(exchange), arrive)
+        expected = leaving.batch_cover(exchange)
+        summed = ~expected.left[leaving.row]
+        assert torch.equal(cover.left, expected.left)
+        assert cover.right.all()
+        assert torch.equal(found.rows.node, leaving.rows.node)
+        assert found.rows.counts == leaving.rows.counts
+        assert torch.equal(found.sums.node, leaving.sums.node[expected.right])
+        assert torch.equal(found.row, leaving.row[summed])
+        assert torch.equal(found.sums.node[found.sum], leaving.sums.node[leaving.sum[summed]])
 
 
 def test_a_batch_sends_a_row_in_place_of_sums_that_it_alone_would_fill() -> None:
