@@ -121,7 +121,7 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
     )
     # Ranks that share cores use the time in which one waits; what a message costs then is the processors' time.
     by_processor = machine.device == "cpu" and (on_each > machine.cores or not len(inside))
-    if by_processor and len(between):  # with groups of one more size, which tell a call from a message
+    if by_processor and len(between):  # all ranks have more peers than pairs, which tells a call from a message
         everyone = calibration.network_samples(world, [[list(range(world.size))]], device=device)
         inside = np.concatenate([inside, between, everyone])
     if len(inside):

@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv import attention, polynomials, typed_attention  # noqa: F401  # register
-from pyg_dist.conv.arguments import Arguments, arguments_of, features_of, row_values, with_edges
+from pyg_dist.conv.arguments import Arguments, arguments_of, edges_within, features_of, row_values
 from pyg_dist.conv.fast_paths import by_fast_path, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -97,6 +97,8 @@ def DistributedConv(conv: C) -> C:
     Shapes:
         - what the stock conv takes and gives: ``[N, ...]`` node tensors, ``[E, ...]`` edge tensors for edge attributes
           and weights; attention weights come back as ``(edges, alpha)``, both with ``full_tensor()`` in PyG's order
+        - a script's conv may also take the whole ``data``, or a tuple, list or dictionary with edges in it, as its only
+          argument with edges; what it assigns to ``data`` stays there
 
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or one of PyG's that takes no ``edge_index``. When
@@ -201,10 +203,9 @@ class _OnEdges(MessagePassing):
         given = arguments.by_name(self, args, kwargs)
         first, *others = arguments.edges_in(given) or (None,)
         if first is None:
-            laid_out = with_edges(given, lambda handle: self._edges(handle, {}))
-            if laid_out is not given:
-                with running(self):
-                    return self._run(arguments, laid_out)
+            with edges_within(given, self._of_handle) as laid_out, running(self):
+                if laid_out is not None:
+                    return self._run_distributed(arguments, laid_out)
             if world_size() > 1 or isinstance(features_of(given), RowTensor):
                 raise UnsupportedError(f"{_name(self)} expected edges of a DistributedData (got none): {_HOW}")
             return self.stock.forward(self, *args, **kwargs)
@@ -219,11 +220,6 @@ class _OnEdges(MessagePassing):
                 if handle is None:
                     return self.stock.forward(self, *args, **kwargs)
                 given[name] = self._edges(handle, given)
-        if self.explain:
-            raise UnsupportedError(
-                f"{_name(self)} cannot be explained on distributed data: load the state_dict into a stock model, and "
-                f"explain that on the plain Data"
-            )
         graph = given[first].graph
         self._require_cached(graph)
         if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
@@ -231,7 +227,16 @@ class _OnEdges(MessagePassing):
             given["size"] = None
         with running(self, given):
             given = {name: row_values(self, name, value, given[first]) for name, value in given.items()}
-            out = self._run(arguments, given, first)
+            return self._run_distributed(arguments, given, first)
+
+    def _run_distributed(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:
+        """:meth:`_run` on distributed edges, by a conv that is not explained; what it has cached is complete."""
+        if self.explain:
+            raise UnsupportedError(
+                f"{_name(self)} cannot be explained on distributed data: load the state_dict into a stock model, and "
+                f"explain that on the plain Data"
+            )
+        out = self._run(arguments, given, first)
         for kept in self._kept().values():
             if isinstance(kept, tuple) and isinstance(kept[1], NormWeight):
                 kept[1].lazy.freeze()
@@ -286,6 +291,14 @@ class _OnEdges(MessagePassing):
                 f"give the input an edge_index, and pass its values as edge weights or attributes"
             )
         return edge_index.edges(needs_no_edges(self))
+
+    def _of_handle(self, edge_index: DistributedEdgeIndex) -> Edges:
+        """The edges of a handle in a graph or container."""
+        handle = edge_handle(self, edge_index, None, calls_message=True)
+        assert handle is not None
+        edges = self._edges(handle, {})
+        self._require_cached(edges.graph)
+        return edges
 
     def _require_cached(self, graph: EdgeView) -> None:
         """What ``cached=True`` has kept must be this graph's; what it has kept of plain edges is forgotten."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from functools import cache
 from inspect import Parameter, signature
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.data.data import BaseData
+from torch_geometric.data.storage import BaseStorage
 from torch_geometric.nn import MessagePassing
 
 from pyg_dist.conv.inputs import edge_values, edge_values_if_any, in_batch, node_rows
@@ -51,10 +53,11 @@ class Arguments:
         return dict(list(self._signature.bind(conv, *args, **kwargs).arguments.items())[1:])  # or the TypeError
 
     def edges_in(self, given: dict[str, Any]) -> tuple[str, ...]:
-        """The arguments of a call that are edges: those named so, then others that are distributed edges."""
+        """The arguments of a call that are edges: those named so and given, then others that are distributed edges."""
+        named = (name for name in self.edges if given.get(name) is not None)
         distributed = (DistributedEdgeIndex, Edges)
         others = (name for name, value in given.items() if name not in self.edges and isinstance(value, distributed))
-        return (*self.edges, *others)
+        return (*named, *others)
 
     def call(self, forward: Any, conv: MessagePassing, given: dict[str, object]) -> Any:
         """``forward`` of ``conv`` with these arguments."""
@@ -71,13 +74,21 @@ def arguments_of(stock: type[MessagePassing]) -> Arguments:
     return Arguments(stock)
 
 
-def with_edges(given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex], Edges]) -> dict[str, Any]:
-    """Arguments whose graphs and containers have edges; edge tensors get those's rows. ``given``: there are none."""
-    found: list[Edges] = []
+@contextmanager
+def edges_within(
+    given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex], Edges]
+) -> Iterator[dict[str, Any] | None]:
+    """Context in which graphs and containers that a conv is given have edges instead of handles.
+
+    Gives the arguments, ``None`` where they have no edges. A graph itself has edges until the context ends, so what the
+    conv assigns to it stays; tuples, lists and dictionaries are copied. Edge tensors get the rows of the edges
+    (collective where these are others).
+    """
+    found, swapped = list[Edges](), list[tuple[dict[str, Any], str, Any, Any]]()
 
     def edges(value: Any) -> Any:
-        if isinstance(value, DistributedEdgeIndex):
-            value = edges_of(value)
+        value = edges_of(value) if isinstance(value, DistributedEdgeIndex) else value
+        if isinstance(value, Edges):
             found.append(value)
         return value
 
@@ -87,22 +98,39 @@ def with_edges(given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex],
         moved = (edge_values_if_any(value, edges.rows) for edges in found)
         return next((edge_values for edge_values in moved if edge_values is not None), value)
 
-    laid_out = _mapped(given, edges)
-    return _mapped(laid_out, rows) if found else given
+    def in_stores(value: Any, change: Callable[[Any], Any]) -> Any:
+        for store in value.stores if isinstance(value, BaseData) else [value]:
+            for key, item in list(store.items()):
+                changed = _mapped(item, change, in_stores)
+                if changed is not item:
+                    swapped.append((store._mapping, key, item, changed))
+                    store._mapping[key] = changed
+        return value
+
+    try:
+        laid_out = _mapped(given, edges, in_stores)
+        yield _mapped(laid_out, rows, in_stores) if found else None
+    finally:
+        for mapping, key, item, changed in reversed(swapped):
+            if mapping.get(key) is changed:
+                mapping[key] = item
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with its items changed, a copy; graphs, tuples, lists and dictionaries are gone through."""
-    if isinstance(value, BaseData):
-        out = copy(value)
-        for store in out.stores:  # themselves they would take no other edges than handles
-            store._mapping.update({key: _mapped(item, change) for key, item in store.items()})
-        return out
-    if type(value) in (tuple, list):
-        return type(value)(_mapped(item, change) for item in value)
+def _mapped(value: Any, change: Callable[[Any], Any], in_stores: Callable[..., Any]) -> Any:
+    """``value`` with the items of containers changed, a copy; itself where none is. ``in_stores`` changes a graph's."""
+    if isinstance(value, (BaseData, BaseStorage)):
+        return in_stores(value, change)
+    if not isinstance(value, (dict, tuple, list)):
+        return change(value)
+    items = list(value.values() if isinstance(value, dict) else value)
+    changed = [_mapped(item, change, in_stores) for item in items]
+    if all(after is before for after, before in zip(changed, items, strict=True)):
+        return value
     if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    return change(value)
+        out = copy(value)
+        out.update(zip(value, changed, strict=True))
+        return out
+    return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
 
 
 def features_of(given: dict[str, Any]) -> Any:

@@ -159,10 +159,11 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple
         names = [options.partition_name]
         given = (graph_input.edge_index, graph_input.num_nodes, group.size)
         parts = find_parts(*given, found_by, train_mask, lambda name, _: names.append(name))
-        return torch.cat([parts, parts.new_tensor([len(names) > 1])])  # another method's: of "metis-cover"
+        return torch.cat([parts, parts.new_tensor([len(names) > 1])])
 
     found = on_main(find)
-    return found[:-1], replace(options, partition="metis-cover") if found[-1] else options
+    is_metis_cover = bool(found[-1])  # whose parts were better than METIS'
+    return found[:-1], replace(options, partition="metis-cover") if is_metis_cover else options
 
 
 def _of_whole_graphs(graph_input: GraphInput, options: Options, num_parts: int) -> Tensor | None:

@@ -111,12 +111,12 @@ class Propagates(gnn.SimpleConv):
 class TakesAll(gnn.MessagePassing):
     """Its only argument is a graph, or a container of what a graph has."""
 
-    def __init__(self, pack: Callable[..., Any], unpack: Callable[[Any], tuple[Any, ...]]) -> None:
-        super().__init__(aggr="mean")
-        self.lin, self.edge_lin, self.pack, self.unpack = nn.Linear(F, G), nn.Linear(3, G), pack, unpack
+    def __init__(self, pack: Callable[..., Any], unpack: Callable[[Any], tuple[Any, ...]], **options: str) -> None:
+        super().__init__(aggr="mean", **options)
+        self.lin, self.edge_lin, self.pack, self.unpack = nn.Linear(F, F), nn.Linear(3, F), pack, unpack
 
-    def forward(self, data: Any) -> Tensor:
-        x, edge_index, edge_attr = self.unpack(data)
+    def forward(self, given: Any) -> Any:
+        x, edge_index, edge_attr = self.unpack(given)
         norm = degree(edge_index[1], x.size(0)).clamp(min=1).rsqrt()[edge_index[0]]
         return self.propagate(edge_index, x=self.lin(x), edge_attr=self.edge_lin(edge_attr), norm=norm)
 
@@ -133,18 +133,58 @@ class Packs(nn.Module):
         return self.conv(self.conv.pack(x, edge_index, edge_attr))
 
 
-def of_a_graph() -> Packs:
-    def pack(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Data:
-        return Data(x=x, edge_index=edge_index, edge_attr=edge_attr)
+class ChangesGraph(TakesAll):
+    """Gives the graph back, with other rows; so does the conv that it calls."""
 
-    return Packs(TakesAll(pack, lambda data: (data.x, data.edge_index, data.edge_attr)))
+    def __init__(self, inner: TakesAll | None, **options: str) -> None:
+        super().__init__(as_graph, parts_of, **options)
+        self.inner = inner
+
+    def forward(self, given: Any) -> Any:
+        given.x = given.x + super().forward(given)
+        return given if self.inner is None else self.inner(given)
+
+
+class Layers(nn.Module):
+    """Convs that take and give a graph, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([ChangesGraph(ChangesGraph(None)), ChangesGraph(None)])
+
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
+        first = graph = as_graph(x, edge_index, edge_attr)
+        for conv in self.convs:
+            graph = conv(graph)
+        assert graph is first
+        assert graph.edge_index is edge_index
+        return graph.x
+
+
+class Graph(NamedTuple):
+    x: Any
+    edges: list[Any]
+
+
+class Attributes(dict[str, Any]):
+    @property
+    def edge_index(self) -> Any:
+        return self["edge_index"]
+
+
+def as_graph(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Data:
+    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr)
+
+
+def parts_of(data: Any) -> tuple[Any, ...]:
+    return data.x, data.edge_index, data.edge_attr
 
 
 def of_containers() -> Packs:
     def pack(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
-        return x, {"edges": [edge_index, edge_attr]}
+        return Graph(x, [Attributes(edge_index=edge_index), edge_attr])
 
-    return Packs(TakesAll(pack, lambda given: (given[0], *given[1]["edges"])))
+    return Packs(TakesAll(pack, lambda given: (given.x, given.edges[0].edge_index, given.edges[1])))
 
 
 class MakesEdges(gnn.SimpleConv):
@@ -260,7 +300,8 @@ CASES: dict[str, Case] = {
     "Simple, learning mean": Case(lambda: gnn.SimpleConv("mean", combine_root="self_loop"), "XEW"),
     "Simple": Case(lambda: gnn.SimpleConv(combine_root="sum"), "XEW"),
     "WL": Case(lambda: gnn.WLConvContinuous(), "XEW"),
-    "a graph": Case(of_a_graph, "XEA"),
+    "a graph": Case(lambda: Packs(TakesAll(as_graph, parts_of)), "XEA"),
+    "a graph that changes": Case(Layers, "XEA"),
     "containers": Case(of_containers, "XEA"),
     "GMM": Case(lambda: gnn.GMMConv(F, G, 3, 2), "XEA"),
     "RGCN": Case(lambda: gnn.RGCNConv(F, G, 3, num_bases=2), "XET"),
@@ -418,6 +459,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
     "no edges": (Case(MakesEdges, "X"), "MakesEdges expected edges of a DistributedData (got none)"),
+    "flow of a graph": (
+        Case(lambda: Packs(TakesAll(as_graph, parts_of, flow="target_to_source")), "XEA"),
+        "expected flow='source_to_target'",
+    ),
     "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.t needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),

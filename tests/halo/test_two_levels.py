@@ -391,7 +391,6 @@ def name_of_partition() -> list[str]:
         names.append(DistributedData(hub_graph(), hierarchy="off").plan.partition)
         patch.setattr(layout_choice, "find_parts", find_others)
         data = DistributedData(hub_graph())
-    assert data.plan.parts is None or data.plan.parts.shape == (NUM_NODES,)
     return [*names, data.plan.partition]
 
 

@@ -307,6 +307,7 @@ CASES: dict[str, tuple[str, str, Expression]] = {
     "appended rows": ("none", "none", lambda t: torch.cat([t.x, t.y])),
     "appended rows of a mask": ("count, gather", "none", lambda t: torch.cat([t.x, t.y[t.mask]])),
     "all pairs": ("gather", "sum", lambda t: t.x @ t.y.T),
+    "distances of all pairs": ("gather", "sum", lambda t: torch.cdist(t.x, t.y[:, :1].expand(-1, t.F))),
     "sums by class": ("sum", "none", lambda t: labelled(t).scatter_add(0, t.label, t.v)),
     "all rows": ("gather", "none", lambda t: whole(t.x) * 2),
     "rows of a plain table": ("none", "sum", lambda t: t.table[t.label]),

@@ -89,7 +89,10 @@ def _line(shape: MeshShape, axes: tuple[str, ...], rank: int) -> tuple[int, int,
 
 
 def price_of(model: Model, shape: MeshShape, sums: Sums, machine: Machine) -> Price:
-    """Predicted seconds of a training step: those of the slower of the first and the last rank."""
+    """Predicted seconds of a training step: those of the slower of the first and the last rank.
+
+    Where ranks share cores, as many of the slower one's as take turns: the halo's price takes their mean there.
+    """
     prices = [_price(model, shape, sums, machine, rank) for rank in sorted({0, shape.size - 1})]
     return max(prices, key=lambda price: price.seconds)
 

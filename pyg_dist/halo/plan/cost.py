@@ -5,15 +5,17 @@ Rank r takes w_r seconds of a core; in each exchange e it makes n calls, which s
 .. math::
     w_r = sparse_r + dense_r + streams_r + quantize_r + \sum_e \left( n c + m l + \frac{b}{B} \right)
 
-c, l and B are measured: where ranks share cores, processor time of all threads, those that receive among them, else
-what elapses. A machine with k cores needs W seconds at least, and no more if ranks may be interrupted (McNaughton,
-1959). Its link is busy for L in an exchange, of which h are hidden behind work that waits for no message by the link:
+c, l and B are measured: where ranks share cores, or each machine has one rank, processor time of all threads, those
+that receive among them, else what elapses. A machine with k cores needs W seconds at least, and no more if ranks may be
+interrupted (McNaughton, 1959). Its link is busy for L in an exchange, of which h are hidden behind work that waits for
+no message by the link:
 
 .. math::
     T = \max_{machines} \left( W + \sum_e \max(0, L_e - h_e) \right), \quad
     W = \max \left( \max_r w_r, \frac{1}{k} \sum_r w_r \right)
 
-A hop of two levels waits for another rank, which works meanwhile: on shared cores it costs no more than its messages.
+The price is the larger of two: of a rank with the mean work of its machine, and of each rank by itself. A hop of two
+levels waits for another rank, which works meanwhile: on shared cores it costs no more than its messages.
 """
 
 from __future__ import annotations

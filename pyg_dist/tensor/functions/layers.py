@@ -204,6 +204,9 @@ def cdist(function: Function, x1: Tensor, x2: Tensor, *args: object, **kwargs: o
         )
     if x1.dim() == 2 and isinstance(x1, RowTensor) and isinstance(x2, RowTensor):
         x2 = x2.full_tensor()
+    if x1.dim() == 2 and function is torch.cdist and len(args) < 2 and "compute_mode" not in kwargs:
+        uses = "use" if max(x1.shape[0], x2.shape[0]) > 25 else "donot_use"  # as torch does: by all rows, not a rank's
+        kwargs["compute_mode"] = f"{uses}_mm_for_euclid_dist"
     return with_parameters(num_operands=2 if x1.dim() > 2 else 1)(function, x1, x2, *args, **kwargs)
 
 

@@ -212,15 +212,16 @@ def _matmul_of_moved(function: Function, *args: Any, **kwargs: Any) -> object:
 
 @MOVED.implements("cov", "corrcoef")
 def _covariance_of_moved(function: Function, x: MovedRows, *, correction: int = 1, **weights: object) -> Tensor:
-    """Of the columns of rows, ``torch.cov(x.T)``: a plain matrix (collective)."""
-    if weights or x.dim() != 2:
+    """Of the columns of rows, ``torch.cov(x.T)``: a plain matrix, of one column a number (collective)."""
+    if x.dim() != 2 or any(weight is not None for weight in weights.values()):
         raise refuse_moved(function, x)
-    of = x.of - x.of.mean(0)
-    products = of.T @ of
-    if function.__name__ == "cov":
-        return products / max(len(of) - correction, 0)
-    scale = products.diagonal().sqrt()
-    return (products / scale.view(-1, 1) / scale).clamp(-1, 1)
+    of = x.of if x.dtype.is_floating_point else x.of.to(torch.get_default_dtype())
+    centered = of - of.mean(0)
+    products = centered.T @ centered
+    if function.__name__ == "corrcoef":
+        scale = products.diagonal().sqrt()
+        return (products / scale.view(-1, 1) / scale).clamp(-1, 1).squeeze()
+    return (products / max(len(of) - correction, 0)).squeeze()
 
 
 @MOVED.implements("baddbmm")
