@@ -120,13 +120,19 @@ class _Server:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        header, rights, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(253 * 4))
+        try:
+            header, rights, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(253 * 4))
+        except ConnectionResetError:
+            header, rights = b"", []
         received = array.array("i")
         for _, _, data in rights:
             received.frombytes(data[: len(data) - len(data) % received.itemsize])
-        start = bytearray()
-        while len(start) < struct.unpack("i", header)[0]:
-            start += connection.recv(1 << 20)
+        start = _received(connection, struct.unpack("i", header)[0] if len(header) == 4 else 0)
+        if not start:  # the program was killed before it had said what to start
+            for file in received:
+                os.close(file)
+            connection.close()
+            return
         words, environ, folder, files = json.loads(start)
         process = os.fork()
         if process == 0:
@@ -155,9 +161,23 @@ class _Server:
             self._selector.unregister(connection)
         self._selector.unregister(end)
         os.close(end)
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             connection.sendall(struct.pack("i", status))
         connection.close()
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    """So many bytes, or none where the other end is gone before."""
+    start = bytearray()
+    while len(start) < size:
+        try:
+            more = connection.recv(1 << 20)
+        except ConnectionResetError:
+            more = b""
+        if not more:
+            return b""
+        start += more
+    return bytes(start)
 
 
 def _serve(listener: socket.socket, program: str) -> None:

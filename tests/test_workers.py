@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import struct
+import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
+import forked_python
 import numpy as np
 import pytest
 import torch
@@ -194,3 +199,13 @@ def test_a_body_may_skip(workers: Pools) -> None:
 def test_only_functions_found_by_name(workers: Pools) -> None:
     with pytest.raises(TypeError, match="module-level"):
         workers(1).run(lambda: None)
+
+
+@pytest.mark.parametrize("said", [b"", b"\0", struct.pack("i", 100), struct.pack("i", 100) + b"[["])
+def test_a_program_that_is_killed_as_it_starts_ends_no_other(said: bytes) -> None:
+    program = forked_python.executable()
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.connect(str(Path(program).with_name("server")))
+        killed.sendall(said)
+    ended = subprocess.run([program, "-c", "print(1)"], capture_output=True, text=True, check=True)
+    assert ended.stdout == "1\n"
