@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch_geometric
 from against_stock import Results, assert_same, gradients
+from convs_of_graphs import Layers, Packs, TakesAll, as_graph, of_containers, parts_of
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
@@ -108,85 +109,6 @@ class Propagates(gnn.SimpleConv):
         return 2 * super().propagate(edge_index, size, **kwargs)
 
 
-class TakesAll(gnn.MessagePassing):
-    """Its only argument is a graph, or a container of what a graph has."""
-
-    def __init__(self, pack: Callable[..., Any], unpack: Callable[[Any], tuple[Any, ...]], **options: str) -> None:
-        super().__init__(aggr="mean", **options)
-        self.lin, self.edge_lin, self.pack, self.unpack = nn.Linear(F, F), nn.Linear(3, F), pack, unpack
-
-    def forward(self, given: Any) -> Any:
-        x, edge_index, edge_attr = self.unpack(given)
-        norm = degree(edge_index[1], x.size(0)).clamp(min=1).rsqrt()[edge_index[0]]
-        return self.propagate(edge_index, x=self.lin(x), edge_attr=self.edge_lin(edge_attr), norm=norm)
-
-    def message(self, x_j: Tensor, edge_attr: Tensor, norm: Tensor) -> Tensor:
-        return x_j * edge_attr.sigmoid() * norm.view(-1, 1)
-
-
-class Packs(nn.Module):
-    def __init__(self, conv: TakesAll) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
-        return self.conv(self.conv.pack(x, edge_index, edge_attr))
-
-
-class ChangesGraph(TakesAll):
-    """Gives the graph back, with other rows; so does the conv that it calls."""
-
-    def __init__(self, inner: TakesAll | None, **options: str) -> None:
-        super().__init__(as_graph, parts_of, **options)
-        self.inner = inner
-
-    def forward(self, given: Any) -> Any:
-        given.x = given.x + super().forward(given)
-        return given if self.inner is None else self.inner(given)
-
-
-class Layers(nn.Module):
-    """Convs that take and give a graph, one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList([ChangesGraph(ChangesGraph(None)), ChangesGraph(None)])
-
-    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
-        first = graph = as_graph(x, edge_index, edge_attr)
-        for conv in self.convs:
-            graph = conv(graph)
-        assert graph is first
-        assert graph.edge_index is edge_index
-        return graph.x
-
-
-class Graph(NamedTuple):
-    x: Any
-    edges: list[Any]
-
-
-class Attributes(dict[str, Any]):
-    @property
-    def edge_index(self) -> Any:
-        return self["edge_index"]
-
-
-def as_graph(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Data:
-    return Data(x=x, edge_index=edge_index, edge_attr=edge_attr)
-
-
-def parts_of(data: Any) -> tuple[Any, ...]:
-    return data.x, data.edge_index, data.edge_attr
-
-
-def of_containers() -> Packs:
-    def pack(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
-        return Graph(x, [Attributes(edge_index=edge_index), edge_attr])
-
-    return Packs(TakesAll(pack, lambda given: (given.x, given.edges[0].edge_index, given.edges[1])))
-
-
 class MakesEdges(gnn.SimpleConv):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x, torch.cdist(x, x).topk(2, largest=False).indices.t())
@@ -215,7 +137,6 @@ class Normals(nn.Module):
 def enclosed() -> nn.Module:
     """As a notebook's function may have it: names of the function, a module's attributes, methods of other kinds."""
     from torch_geometric import utils
-    from torch_geometric.utils import degree
 
     class Enclosed(gnn.SimpleConv):
         def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
