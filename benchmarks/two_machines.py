@@ -21,6 +21,7 @@ import argparse
 import copy
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -307,7 +308,7 @@ def main() -> None:
         rows = measured(args, parts, file)
     print(report(rows))
     content = {
-        "command": " ".join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "benchmarks/two_machines.py", *sys.argv[1:]]),
         "graph": args.graph,
         "partition": args.partition,
     }
