@@ -127,7 +127,7 @@ def diagnose(places: Sequence[Place], sure: Sequence[bool] | None = None) -> str
         return None
     involved = {*stuck, *(b for rank in stuck for b in blockers[rank] if places[b].has_ended)}
     says = {
-        rank: f"{'has ended after' if places[rank].has_ended else 'waiting at'} {places[rank].waits_at}"
+        rank: f"{'ended after' if places[rank].has_ended else 'waiting at'} {places[rank].waits_at}"
         for rank in sorted(involved)
     }
     return _message(says)
@@ -235,7 +235,7 @@ class DivergenceWatch:
         if not ended:
             return None
         says = {self._rank: f"waiting at {mine.waits_at}"}
-        return _message(says | {r: f"has ended after {place.last}" for r, place in ended.items()})
+        return _message(says | {r: f"ended after {place.last}" for r, place in ended.items()})
 
     def _watch(self) -> None:
         """Tell the script how long this rank waits. It never talks to the store, whose holder may be stopped."""
@@ -266,8 +266,8 @@ class DivergenceWatch:
         def says(rank: int, place: Place) -> str:
             if self._answers(now) and now - self._last_heard[rank] >= SILENT_SECONDS and not place.has_ended:
                 why = "stopped, starved or in a native call that keeps Python's lock, as METIS does"
-                return f"has not answered, so is {why}, after {place.waits_at}"
-            return f"{'waits at' if place.waits else 'computes after'} {place.waits_at}"
+                return f"not answering, so {why}, after {place.waits_at}"
+            return f"{'waiting at' if place.waits else 'computing after'} {place.waits_at}"
 
         others = {r: says(r, place) for r, place in enumerate(self._places) if r != self._rank}
         if self._answers(now):

@@ -67,7 +67,7 @@ def test_a_rank_that_has_ended_before_the_call() -> None:
     ended = place({"all": 8}, "a.py:8", has_ended=True)
     found = diagnose([waiting, *[waiting] * 510, ended])
     assert found is not None
-    assert "ranks 0-510 waiting at a.py:9; rank 511 has ended after a.py:8" in found
+    assert "ranks 0-510 waiting at a.py:9; rank 511 ended after a.py:8" in found
     assert diagnose([waiting, place({"all": 9}, "a.py:9", has_ended=True)] + [waiting] * 510) is None
 
 
