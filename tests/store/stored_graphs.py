@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from bits import have_same_bits
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 T = TypeVar("T")
 
@@ -54,6 +54,29 @@ def skewed_graph(num_nodes: int = 200, num_edges: int = 1500, seed: int = 0) -> 
         table=torch.arange(5),
         name="skewed",
     )
+
+
+def typed_graph() -> HeteroData:
+    """A type with fewer nodes than parts, one without features, one without edges; weights, NaN, an empty relation."""
+    rng, data = torch.Generator().manual_seed(0), HeteroData()
+    for kind, size in {"paper": 40, "author": 25, "venue": 3, "lonely": 6}.items():
+        data[kind].y = torch.randint(0, 4, (size,), generator=rng)
+        data[kind].train_mask = torch.rand(size, generator=rng) < 0.5 * (kind != "author")
+        data[kind].x = torch.randn(size, 5, generator=rng, dtype=torch.float64)
+    del data["author"].x
+    data["author"].num_nodes = 25
+    data["paper"].half = torch.randn(40, 2, generator=rng).bfloat16()
+    data["paper"].half[3] = torch.nan
+    data["venue"].index_of, data["venue"].note = torch.arange(2), "three"
+    data.scale, data.name, data.of_papers = torch.tensor(2.5), "typed", torch.arange(40)
+    for relation, number in {
+        ("author", "writes", "paper"): 90, ("paper", "cites", "paper"): 120, ("venue", "has", "paper"): 50,
+        ("paper", "in", "venue"): 50, ("author", "knows", "author"): 0,
+    }.items():  # fmt: skip
+        ends = [torch.randint(0, int(data[kind].num_nodes), (number,), generator=rng) for kind in relation[::2]]
+        data[relation].edge_index = torch.stack(ends)
+        data[relation].edge_weight = torch.rand(number, generator=rng, dtype=torch.float64)
+    return data
 
 
 def write(data: Data, folder: Path, parts: Tensor, num_parts: int, **options: Any) -> Path:
