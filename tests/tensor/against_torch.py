@@ -50,6 +50,11 @@ LAYOUTS = {
 }
 
 
+def every_layout() -> list[str]:
+    """Keys of :data:`LAYOUTS`: one rank, which has all rows in order, takes the one where a dimension's size tells nothing."""
+    return list(LAYOUTS) if world_size() > 1 else ["square"]
+
+
 @cache
 def graph(layout: str) -> DistributedData:
     """A graph over the nodes of ``layout``, so connected that local order differs from the input's."""
@@ -342,28 +347,28 @@ def agree(
     forms: Sequence[Form],
     must_distribute: bool = False,
     every_form: bool = True,
-    layouts: Sequence[str] = tuple(LAYOUTS),
+    layouts: Sequence[str] = (),
     other_dtypes: Sequence[torch.dtype] = OTHER_DTYPES,
 ) -> None:
-    """Check all forms of all functions of one name: in float64 in every layout, with most ranks in other dtypes too.
+    """Check all forms of all functions of one name, the first of them in float64 in every layout, with most ranks in
+    other dtypes too; its namesakes, which the same handler answers for, in one layout.
 
     Args:
         name: as :func:`pyg_dist.tensor.registry.functions` takes it.
         forms: torch itself may refuse some of them for some functions (methods take no first operand by name).
         must_distribute: see :func:`check`.
         every_form: whether each form has to work for one function at least.
-        layouts: keys of :data:`LAYOUTS`.
+        layouts: keys of :data:`LAYOUTS`, or none for :func:`every_layout`.
         other_dtypes: beside float64.
     """
     worked: set[int] = set()
-    everywhere = [(layout, torch.float64) for layout in layouts]
-    if world_size() == WORLD_SIZES[-1]:
-        everywhere += [(layouts[0], dtype) for dtype in other_dtypes]
-    for function in functions_in_table(name):
+    everywhere = [(layout, torch.float64) for layout in layouts or every_layout()]
+    more = [(everywhere[0][0], dtype) for dtype in other_dtypes] if world_size() == WORLD_SIZES[-1] else []
+    for number, function in enumerate(functions_in_table(name)):
         called = in_place(function) if is_in_place(name) else function
         has_worked = False
         with dispatches() as dispatched:
-            for layout, dtype in everywhere:
+            for layout, dtype in everywhere[-1:] if number else everywhere + more:
                 for k, form in enumerate(forms):
                     expression = partial(form, called)
                     if check(expression, layout, f"{name}, form {k}", dtype, must_distribute, must_work=False):

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import LAYOUTS, WORLD_SIZES, Expression, Form, Refusal, agree, check, each, refuse_all
+from against_torch import WORLD_SIZES, Expression, Form, Refusal, agree, check, each, every_layout, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -145,6 +145,6 @@ def test_orders_of_rows(workers: Callable[[int], Workers], world_size: int) -> N
 
 
 def ordered() -> None:
-    for layout in LAYOUTS:
+    for layout in every_layout():
         for name, expression in ORDERED.items():
             check(expression, layout, name)

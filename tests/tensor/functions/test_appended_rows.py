@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import LAYOUTS, WORLD_SIZES, Operands, Refusal, check, distribute, graph, node_rows, refuse_all
+from against_torch import WORLD_SIZES, Operands, Refusal, check, distribute, every_layout, graph, node_rows, refuse_all
 from torch import Tensor
 from workers import Workers
 
@@ -69,7 +69,7 @@ def test_equals_torch(workers: Callable[[int], Workers], world_size: int, kind: 
 
 
 def equals_torch(kind: str) -> None:
-    for layout in LAYOUTS:
+    for layout in every_layout():
         check(EXPRESSIONS[kind], layout, kind)
 
 

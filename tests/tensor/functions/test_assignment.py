@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import LAYOUTS, WORLD_SIZES, Operands, Refusal, check, refuse_all
+from against_torch import WORLD_SIZES, Operands, Refusal, check, every_layout, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -52,7 +52,7 @@ def test_assignment(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def assignment() -> None:
     """Values, and the gradients of what was assigned and of what was left."""
-    for layout in LAYOUTS:
+    for layout in every_layout():
         for k, assign in enumerate(ASSIGNMENTS):
 
             def assigned(t: Operands, assign: Any = assign) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_stock import NUM_FEATURES, NUM_NODES, Results, assert_same, gradients, graph, parts
-from against_torch import LAYOUTS, WORLD_SIZES, Expression, Operands, Refusal, check, refuse_all
+from against_torch import WORLD_SIZES, Expression, Operands, Refusal, check, every_layout, refuse_all
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from workers import Workers
@@ -89,7 +89,7 @@ EXPRESSIONS: dict[str, Expression] = {
 
 
 def values_and_gradients(name: str) -> None:
-    for layout in LAYOUTS:
+    for layout in every_layout():
         check(EXPRESSIONS[name], layout, name)
 
 

@@ -7,19 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from against_torch import (
-    LAYOUTS,
-    WORLD_SIZES,
-    Form,
-    Operands,
-    Refusal,
-    agree,
-    check,
-    distribute,
-    each,
-    node_rows,
-    refuse_all,
-)
+from against_torch import LAYOUTS, WORLD_SIZES, Form, Operands, Refusal, agree, check, distribute, each, every_layout, node_rows, refuse_all
 from bits import assert_same_bits
 from workers import Workers
 
@@ -85,7 +73,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def full_tensor() -> None:
     """Rows in the original order, differentiable; every dtype that features, labels and masks come in."""
-    for layout in LAYOUTS:
+    for layout in every_layout():
         check(lambda t: whole(t.x) @ t.x.new_ones(t.F), layout)
         check(lambda t: whole(t.x[t.mask]).cumsum(0), layout)
         check(lambda t: whole(t.x[t.mask][t.position[t.mask] > 1]).cumsum(0), layout)
@@ -134,7 +122,7 @@ def evaluators() -> None:
             roc_auc_score(t.m[:, 0].cpu().numpy(), score),
         ]
 
-    for layout in LAYOUTS:
+    for layout in every_layout():
         check(ogb_accuracy, layout)
         check(scores, layout)
         check(lambda t: np.asarray(t.x.detach()).mean(0), layout)

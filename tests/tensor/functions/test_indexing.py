@@ -8,20 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from against_torch import (
-    LAYOUTS,
-    WORLD_SIZES,
-    Expression,
-    Form,
-    Operands,
-    Refusal,
-    agree,
-    check,
-    distribute,
-    each,
-    node_rows,
-    refuse_all,
-)
+from against_torch import WORLD_SIZES, Expression, Form, Operands, Refusal, agree, check, distribute, each, every_layout, node_rows, refuse_all
 from workers import Workers
 
 from pyg_dist import NodeTensor
@@ -83,7 +70,7 @@ def test_rows(workers: Callable[[int], Workers], world_size: int, kind: str) -> 
 def rows(kind: str) -> None:
     """``x[index]``, for outputs and labels alike, and within the selected rows."""
     index = ROWS[kind]
-    for layout in LAYOUTS:
+    for layout in every_layout():
         check(lambda t: [t.x[index(t)], t.label[index(t)], t.c[index(t)]], layout, kind, must_distribute=True)
         check(lambda t: (t.x[index(t)].exp() * t.y[index(t)]).sum(), layout, kind)
         check(lambda t: t.x[index(t)] * t.vector - t.x[index(t)].sum(0), layout, kind, must_distribute=True)
@@ -106,7 +93,7 @@ def test_selections_of_selections(workers: Callable[[int], Workers], world_size:
 def selections_of_selections(kind: str) -> None:
     """Lists count within the selection, masks are selected alike, values and gradients follow."""
     first = ROWS[kind]
-    for layout in LAYOUTS:
+    for layout in every_layout():
         plain = Operands(layout, False)
         size = len(plain.x[first(plain)])
         ids = [size - 1, 0, -1, 0, 0] if size else []
@@ -169,7 +156,7 @@ def test_elements(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def elements() -> None:
     """Masks with columns, as labels of several tasks have them, some of them missing."""
-    for layout in LAYOUTS:
+    for layout in every_layout():
         for name, expression in ELEMENTS.items():
             check(expression, layout, name)
     t = Operands("tall", True)
@@ -203,7 +190,7 @@ def test_paired(workers: Callable[[int], Workers], world_size: int) -> None:
 
 
 def paired() -> None:
-    for layout in LAYOUTS:
+    for layout in every_layout():
         for name, expression in PAIRED.items():
             check(expression, layout, name)
 
@@ -215,7 +202,7 @@ def test_within_rows(workers: Callable[[int], Workers], world_size: int) -> None
 
 def within_rows() -> None:
     """``x[:, i]``, one row, masks of shape [N, 10], look-ups in plain tables."""
-    for layout in LAYOUTS:
+    for layout in every_layout():
         for within in COLUMNS:
             check(lambda t, within=within: t.x[(slice(None), *within(t))], layout, must_distribute=True)
         check(
@@ -441,6 +428,6 @@ def test_pairs_of_rows_and_columns(workers: Callable[[int], Workers], world_size
 
 
 def pairs() -> None:
-    for layout in LAYOUTS:
+    for layout in every_layout():
         for name, expression in PAIRS.items():
             check(expression, layout, name)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import LAYOUTS, WORLD_SIZES, Operands, Refusal, check, distribute, node_rows, refuse_all
+from against_torch import WORLD_SIZES, Operands, Refusal, check, distribute, every_layout, node_rows, refuse_all
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from workers import Workers
@@ -50,7 +50,7 @@ def test_pairs(workers: Callable[[int], Workers], world_size: int, kind: str) ->
 
 
 def pairs(kind: str) -> None:
-    for layout in LAYOUTS:
+    for layout in every_layout():
         check(PAIRS[kind], layout, kind)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import LAYOUTS, WORLD_SIZES, Expression, Form, Operands, Refusal, agree, check, each, refuse_all
+from against_torch import WORLD_SIZES, Expression, Form, Operands, Refusal, agree, check, each, every_layout, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -106,7 +106,7 @@ def test_transposed(workers: Callable[[int], Workers], world_size: int) -> None:
 def transposed() -> None:
     """Contrastive methods' correlations of columns, decoders of all pairs."""
     for name, expression in TRANSPOSED.items():
-        for layout in LAYOUTS:
+        for layout in every_layout():
             check(expression, layout, name)
 
 
