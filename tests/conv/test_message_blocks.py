@@ -97,12 +97,12 @@ def compare(expected: dict[str, Results], num_edges: int, mib: float, mesh: dict
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_gradient(workers: Pools, world_size: int) -> None:
     """One rank of three has no rows."""
-    workers(world_size).run(compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.002)
+    workers(world_size).run(compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.006)
 
 
 @pytest.mark.parametrize("mesh", [{"x": 2}, pytest.param({"x": 2, "y": 2}, marks=pytest.mark.slow)], ids=str)
 def test_every_gradient_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
-    workers(math.prod(mesh.values())).run(compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.002, mesh)
+    workers(math.prod(mesh.values())).run(compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.006, mesh)
 
 
 def test_a_target_a_block(workers: Pools) -> None:
