@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from against_stock import Results, gradients, meshes, whole
+from against_stock import Results, gradients, meshes, of_first_rank, whole
 from random_graphs import random_graph, uneven_parts
 from torch import nn
 from torch_geometric import nn as gnn
@@ -50,10 +50,12 @@ def compare(layouts: list[dict[str, Any]], dtype: torch.dtype) -> None:
 
     graph = random_graph(NUM_NODES, 310, F, seed=1, dtype=dtype)
     unit = torch.finfo(dtype).eps / 2
+    of_stock = of_first_rank(
+        lambda: {name: [step(name, graph, d, dtype, True) for d in (torch.float64, dtype)] for name in CONVS}
+    )
     for layout in layouts:
         data = pyg_dist.DistributedData(graph.clone(), **layout)
-        for name in CONVS:
-            exact, stock = (step(name, graph, d, dtype, True) for d in (torch.float64, dtype))
+        for name, (exact, stock) in of_stock.items():
             got = step(name, data, dtype, dtype, False)
             assert got.keys() == stock.keys() == exact.keys()
             for key, want in exact.items():
