@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 from workers import Workers
 
 Pools = Callable[[int], Workers]
+NUM_STEPS = 5
 
 
 def uneven(num_nodes: int, num_parts: int, seed: int = 1) -> Tensor:
@@ -129,7 +130,7 @@ def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) ->
 
 
 def training(data: Any, conv: str) -> list[Tensor]:
-    """Losses of twenty steps and what they end with."""
+    """Losses of some steps and what they end with."""
     from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
     torch.manual_seed(0)
@@ -137,7 +138,7 @@ def training(data: Any, conv: str) -> list[Tensor]:
     model = nn.ModuleList([kind(7, 8), kind(8, 4)])
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
-    for _ in range(20):
+    for _ in range(NUM_STEPS):
         optimizer.zero_grad()
         hidden = F.dropout(model[0](data.x, data.edge_index).relu(), 0.5)
         out = model[1](hidden, data.edge_index)
@@ -154,7 +155,7 @@ def trained_alike(path: str, parts: Tensor, conv: str) -> list[Tensor]:
     made = training(DistributedData(skewed_graph(), partition=parts), conv)
     opened = training(DistributedData.open(path), conv)
     assert_all_same_bits(made, opened)
-    assert len(set(made[0].tolist())) == 20
+    assert len(set(made[0].tolist())) == NUM_STEPS
     return opened
 
 
