@@ -80,10 +80,12 @@ def compare(layouts: list[dict[str, Any]]) -> None:
 
     for with_hopeless in (False, True):
         data, of_stock = graph(with_hopeless), dict[tuple[str, bool], Results]()
-        for layout in layouts:
+        for place, layout in enumerate(layouts):
             ours = pyg_dist.DistributedData(copy.copy(data), **layout)
-            for name, conv in convs().items():
+            for number, (name, conv) in enumerate(convs().items()):
                 for twice in (False, True):
+                    if place and (place + number + twice + with_hopeless) % 2:  # of the meshes, every second case
+                        continue
                     if (name, twice) not in of_stock:
                         of_stock[name, twice] = results(copy.deepcopy(conv), data, twice)
                     expected = of_stock[name, twice]
