@@ -67,7 +67,7 @@ def test_attention_on_a_halo_store(workers: Pools, tmp_path: Path, world_size: i
     workers(world_size).run(opened_as_made, str(path), {"partition": parts})
 
 
-@pytest.mark.parametrize(("num_ranks", "mesh"), [(1, None), (2, {"x": 2}), (4, {"x": 2, "y": 2})], ids=str)
+@pytest.mark.parametrize(("num_ranks", "mesh"), [(1, None), (4, {"x": 2, "y": 2})], ids=str)
 def test_attention_on_a_grid_store(workers: Pools, tmp_path: Path, num_ranks: int, mesh: dict[str, int] | None) -> None:
     path = write_grid(tmp_path, num_ranks, mesh, (3, 5))
     workers(num_ranks).run(opened_as_made, str(path), {"layout": "grid", "mesh": mesh})
