@@ -82,7 +82,8 @@ def epochs(shapes: list[dict[str, int]], kind: str, channels: tuple[int, int]) -
 def test_an_attribute_is_aggregated_once_per_version(
     workers: Pools, num_ranks: int, kind: str, channels: tuple[int, int]
 ) -> None:
-    workers(num_ranks).run(epochs, meshes(num_ranks), kind, channels)
+    is_other = (kind == "gcn") != (channels == (8, 3))  # each mesh by one of the two kinds
+    workers(num_ranks).run(epochs, meshes(num_ranks)[is_other::2], kind, channels)
 
 
 @patch.dict(os.environ)  # what is set ends with the body
