@@ -34,9 +34,11 @@ Pools = Callable[[int], Workers]
     [("torchrun", False), pytest.param("mpirun", False, marks=pytest.mark.slow), ("mpirun", True), ("by hand", True)],
 )
 def test_launchers(launcher: str, is_forked: bool) -> None:
-    ended = run_script(launcher, 3, SCRIPT, "ends", is_forked=is_forked)
+    size, total = (3, 6) if is_forked else (2, 3)
+    ended = run_script(launcher, size, SCRIPT, "ends", is_forked=is_forked)
     assert set(ended.codes) == {0}
-    assert sorted(ended.stdout.splitlines()) == [f"rank {rank} of 3, local {rank}, sum 6" for rank in range(3)]
+    lines = [f"rank {rank} of {size}, local {rank}, sum {total}" for rank in range(size)]
+    assert sorted(ended.stdout.splitlines()) == lines
     if launcher != "torchrun":  # which may advise on OMP_NUM_THREADS
         assert ended.stderr == ""
 
