@@ -78,11 +78,13 @@ def count(
     last = []
     for turn, mesh in enumerate(shapes):
         for form, sums in enumerate(("reduce_scatter", "all_reduce")):
+            if not (chosen := cases[(2 * turn + form) % stride :: stride]):
+                continue
             os.environ["PYG_DIST_GRID_SUMS"] = sums
             data: Any = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh, comm_dtype=comm_dtype)
             orders = len(data.graph.grid.orders)
             assert orders == 1 or not complete
-            for kind, learns in cases[(2 * turn + form) % stride :: stride]:
+            for kind, learns in chosen:
                 conv = ours.DistributedGCNConv if kind == "gcn" else ours.DistributedSAGEConv
                 data.x.requires_grad_(learns)
                 one_step(data, conv)  # builds the tiles
@@ -114,7 +116,7 @@ def test_counted_bytes_are_the_models(workers: Pools, num_ranks: int, stride: in
 
 def test_counted_bytes_are_the_models_in_one_order(workers: Pools) -> None:
     """All of them to the byte."""
-    workers(4).run(count, meshes(4), CASES, 7, True)
+    workers(4).run(count, meshes(4)[1::2], CASES, 5, True)
 
 
 @patch.dict(os.environ, PYG_DIST_PROJECT_FIRST="1")
