@@ -26,7 +26,7 @@ LONG_FILES = ("test_ops_cuda.py", "test_ops_isa.py", "test_gpu_all.py", "test_ex
 """With tests of a minute or more, from the longest on."""
 
 import leftovers  # noqa: E402
-import templates  # noqa: E402
+import shortcuts  # noqa: E402
 from mpirun_ranks import by_mpirun  # noqa: E402
 from workers import Workers, forked, pools  # noqa: E402
 
@@ -100,7 +100,7 @@ def workers() -> Iterator[Callable[[int], Workers]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _propagates() -> None:
-    templates.keep()
+    shortcuts.take()
     leftovers.write_propagates()
 
 

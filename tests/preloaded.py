@@ -9,11 +9,11 @@ import gc
 import leftovers
 import pytest  # noqa: F401
 import scipy.sparse  # noqa: F401
-import templates
+import shortcuts
 
 import pyg_dist.grid.graph  # noqa: F401
 
-templates.keep()
+shortcuts.take()
 leftovers.write_propagates()
 gc.collect()
 gc.freeze()

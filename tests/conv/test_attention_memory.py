@@ -76,10 +76,11 @@ def test_no_tensor_of_edges_and_columns_is_made(
 
     Weights have four. What they are made of is 64 numbers wide for 4096 edges at a time.
     """
-    for has_edges in (False, True)[: 1 + (name in WITH_EDGES)]:
-        for asks in [has_edges != (layout == LAYOUTS[1][1])] if name in WITH_EDGES else [False]:  # both, over the layouts
-            found = workers(world_size).run(largest_per_edge, name, layout, has_edges, asks)
-            assert max(found) <= (14 if asks else 5 + EDGE_DIM * has_edges), (has_edges, asks)
+    takes_both = name in WITH_EDGES
+    for has_edges in (False, True)[: 1 + takes_both]:
+        asks = takes_both and has_edges != (layout == LAYOUTS[1][1])  # each with both, over the layouts
+        found = workers(world_size).run(largest_per_edge, name, layout, has_edges, asks)
+        assert max(found) <= (14 if asks else 5 + EDGE_DIM * has_edges), (has_edges, asks)
 
 
 @pytest.mark.parametrize("name", CONVS)

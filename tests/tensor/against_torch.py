@@ -51,7 +51,7 @@ LAYOUTS = {
 
 
 def every_layout() -> list[str]:
-    """Keys of :data:`LAYOUTS`: one rank, which has all rows in order, takes the one where a dimension's size tells nothing."""
+    """Keys of :data:`LAYOUTS`; on one rank, which has all rows, the one where a dimension's size tells nothing."""
     return list(LAYOUTS) if world_size() > 1 else ["square"]
 
 

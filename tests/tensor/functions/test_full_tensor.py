@@ -7,7 +7,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from against_torch import LAYOUTS, WORLD_SIZES, Form, Operands, Refusal, agree, check, distribute, each, every_layout, node_rows, refuse_all
+from against_torch import (
+    LAYOUTS,
+    WORLD_SIZES,
+    Form,
+    Operands,
+    Refusal,
+    agree,
+    check,
+    distribute,
+    each,
+    every_layout,
+    node_rows,
+    refuse_all,
+)
 from bits import assert_same_bits
 from workers import Workers
 

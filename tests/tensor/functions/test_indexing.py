@@ -8,7 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Expression, Form, Operands, Refusal, agree, check, distribute, each, every_layout, node_rows, refuse_all
+from against_torch import (
+    WORLD_SIZES,
+    Expression,
+    Form,
+    Operands,
+    Refusal,
+    agree,
+    check,
+    distribute,
+    each,
+    every_layout,
+    node_rows,
+    refuse_all,
+)
 from workers import Workers
 
 from pyg_dist import NodeTensor
