@@ -128,6 +128,8 @@ EXAMPLES = [
     Case(1, [(0, 0), (0, 0)], [0], "GATv2Conv", 2, 3, {"add_self_loops": False}, 2, False),
     Case(4, [], [0, 0, 0, 0], "TransformerConv", 2, 3, {}, 2, True),
     Case(9, HUB, [0] * 9, "GATConv", 3, 5, {"concat": False, "fill_value": "min"}, 2, True),
+    # What it multiplies edges' features with is the transposed of what it has.
+    Case(2, [(0, 0)], [0, 0], "TransformerConv", 2, 2, {"concat": False, "root_weight": False}, 1, False, asks=True),
 ]
 
 
@@ -151,6 +153,7 @@ def test_random_graphs(workers: Pools, layout: str, world_size: int, num_example
     @example(EXAMPLES[2]._replace(mesh=mesh))
     @example(EXAMPLES[3]._replace(owners=[0, 0, world_size - 1, 0], mesh=mesh))
     @example(EXAMPLES[4]._replace(owners=[k % world_size for k in range(9)], mesh=mesh))
+    @example(EXAMPLES[5]._replace(mesh=mesh))
     def check(case: Case) -> None:
         for rank, differs in enumerate(workers(world_size).run(compare, case)):
             assert not differs, f"on rank {rank}"

@@ -138,7 +138,7 @@ def gradients_of_logits(
     is_by_row = inputs.edge_weight is not None and spec.form != "dynamic" and not is_shared(inputs.edge_weight)
     matters = spec.form == "dynamic", *[True] * 5  # else value is in no logit
     sums: Gradients = [
-        torch.zeros_like(x) if x is not None and needed and is_part else None
+        torch.zeros_like(x, memory_format=torch.contiguous_format) if x is not None and needed and is_part else None
         for x, needed, is_part in zip(wide, needs, matters, strict=True)
     ]
     with phase("aggregate"):
