@@ -95,8 +95,6 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("distinct(Tensor known, Tensor value) -> (Tensor, Tensor)");
   // The distinct values without a place, ascending, which get the next ones: cpu/add_places.h
   m.def("add_places(Tensor(a!) place_of, Tensor value, int next) -> Tensor");
-  // How many numbers of several ascending lists are less than each of some ascending values: cpu/count_less.h
-  m.def("count_less(Tensor value, Tensor number, Tensor size) -> Tensor");
   // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h
   m.def("encode_ids(Tensor rows, Tensor count, bool is_ascending) -> (Tensor, Tensor)");
   m.def("decode_ids(Tensor content, Tensor num_bytes, int num_columns, bool is_ascending) -> (Tensor, Tensor)");

@@ -278,11 +278,6 @@ def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(first, dtype=torch.int64), torch.tensor([place[v] for v in values], dtype=torch.int64)
 
 
-def count_less(value: Tensor, number: Tensor) -> Tensor:
-    """Each value against each number of all lists."""
-    return (number.view(1, -1) < value.view(-1, 1)).sum(1)
-
-
 def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
     """One value after the other."""
     new = sorted({v for v in value.tolist() if int(place_of[v]) < 0})

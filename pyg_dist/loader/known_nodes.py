@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -78,114 +78,137 @@ _SPARSE = 64
 """A table with fewer entries than one in so many is cleared entry by entry: one takes as long as that many in a row."""
 
 
+_DENSE = 16
+"""Numbers are found by a table of all up to them where they are one in so many of these."""
+
+
+def _finder(codes: Tensor, span: int) -> Callable[[Tensor], Tensor]:
+    """What finds the places of codes below ``span``, int64, among some distinct ones, ascending; -1: it is not there.
+
+    Those are several ascending lists, one after another.
+    """
+    if _DENSE * codes.numel() < span:
+        ascending = torch.from_numpy(np.sort(codes.numpy(), kind="stable"))  # runs, which it merges
+        return partial(ops.find_sorted, ascending)
+    table = torch.full((span,), -1, dtype=torch.int32)
+    ops.add_places(table, codes, 0)
+    return partial(table.index_select, 0)
+
+
+class _Numbers(NamedTuple):
+    """Numbers in a batch, by codes among the ranks, of all nodes of a data group's part of it.
+
+    Attributes:
+        seeds: of these, ascending, int64 ``[s]``.
+        of_seeds: their numbers, and -1 behind them, int64 ``[s + 1]``.
+        hops: what finds nodes among those that each hop has reached (:func:`_finder`).
+        over: what a number is over the node's place among those of its hop, by hop and type, int64 ``[hops, types]``.
+        first: of each type, int64 ``[types]``.
+    """
+
+    seeds: Tensor
+    of_seeds: Tensor
+    hops: Sequence[Callable[[Tensor], Tensor]]
+    over: Tensor
+    first: Tensor
+
+    def of(self, code: Tensor, hop: int) -> Tensor:
+        """Those of some nodes; -1 where no hop up to a given one has reached them. Shapes: int64 ``[k] -> [k]``."""
+        if hop == 0:
+            return self.of_seeds[ops.find_sorted(self.seeds, code)]
+        place, over = self.hops[hop - 1](code), self.over[hop - 1]
+        if over.numel() > 1:
+            over = over.index_select(0, torch.bucketize(code, self.first[1:], right=True))
+        number, missing = place + over, (place < 0).nonzero().view(-1)
+        if missing.numel():  # a hop before has reached them
+            number.index_copy_(0, missing, self.of(code.index_select(0, missing), hop - 1))
+        return number
+
+
 class KnownNodes:
     """This rank's nodes of a batch, and the sources of their edges, which belong to one rank each.
 
-    They are found by their codes, and are known by their places: in the order in which this rank learns of them.
+    They are found by their codes, and stand by their places: their columns, but in a disjoint batch the order in which
+    this rank learns of them.
 
     Args:
         ranks: those that sample.
         columns: the nodes that a rank may meet.
         trees: an upper bound of the batch's trees.
-        code, number: of this rank's seeds, int64 ``[s]``, those of a type together; codes on this rank.
-        sizes: how many seeds each type has.
+        seeds: of the data group: codes among the ranks, distinct, and numbers in the batch, int64 ``[s]``.
+        code, number: of this rank's seeds, int64, those of a type together; codes on this rank.
+        sizes: how many of these each type has.
 
     Attributes:
         hops: codes of this rank's nodes of the batch by the hop that reached them and by type, ascending; but its
             seeds, which come first, as they are given.
         numbers: theirs in the batch, once they have some.
-        number: of each place in the batch, or -1, int64 ``[k]``; likewise.
     """
 
     def __init__(
-        self, ranks: SamplingRanks, columns: Columns, trees: int, code: Tensor, number: Tensor, sizes: Sequence[int]
+        self,
+        ranks: SamplingRanks,
+        columns: Columns,
+        trees: int,
+        seeds: tuple[Tensor, Tensor],
+        code: Tensor,
+        number: Tensor,
+        sizes: Sequence[int],
     ) -> None:
         self._ranks, self._lists, self._rank = ranks, ranks.part, ranks.part.group.rank
-        self.columns, self.trees = columns, trees
+        self.columns, self.trees, self._seeds = columns, trees, seeds
         self.hops, self.numbers = [code.split(list(sizes))], [number.split(list(sizes))]
-        self._codes, self._size = [code], code.numel()  # by place
-        # Other ranks' nodes, as they were told of them: the rank, the first place, how many it knew before, how many.
-        self._asked: list[tuple[int, int, int, int]] = []
-        self._num_asked = [0] * self._lists.group.size
-        self._told: list[_ByRank] = []  # places of nodes of which other ranks told, by hop
-        self._place_of: Tensor | None = None  # by column, where a node is there once
-        if trees == 1:
-            self._place_of = columns.take_table()
-            self._place_of[code] = torch.arange(self._size, dtype=torch.int32)
-
-    @property
-    def stand_by_numbers(self) -> bool:
-        """Whether places are numbers in the batch: one rank has all nodes, in their order, of one type."""
-        is_alone = self._lists.group.size == 1 and self._ranks.count == 1
-        return is_alone and self.columns.types.numel() == 1
+        self._known, self._size = [code], code.numel()  # codes that it knows, by hop
+        self._number = number  # of each place, or -1
+        self._is_table = trees == 1
+        if self._is_table:
+            self._number = columns.take_table()
+            self._number[code] = number.int()
 
     def reach(self, code: Tensor) -> Tensor:
-        """Add a hop, which reaches some nodes: :meth:`meet`; their places (collective)."""
-        (new, place), types = self.meet(code), self.columns.types
-        if types.numel() == 1:
-            self.hops.append((new,))
-        else:
-            self.hops.append(new.tensor_split(torch.searchsorted(new, types[1:] * self.trees)))
-        return place
-
-    def meet(self, code: Tensor) -> tuple[Tensor, Tensor]:
-        """Tell the owners of the nodes that were not known of them (collective).
+        """Add a hop, which reaches some nodes, and tell the owners of those that this rank did not know (collective).
 
         Args:
             code: on this rank, int64 or int32 ``[m]``.
 
         Returns:
-            The codes of this rank's own nodes that it did not know, those that others told of included, ascending; and
-            the places of the given ones, int32 or int64.
+            Their places, int32 or int64.
         """
-        first = self._size
+        types = self.columns.types
         new, place = self._add(code)
-        if self._lists.group.size == 1:
-            return new, place
-        num_own, *of_others = self.columns.by_rank(new, self.trees)
-        counts = [*of_others[: self._rank], 0, *of_others[self._rank :]]
-        first += num_own
-        for rank, count in enumerate(counts):
-            self._asked.append((rank, first, self._num_asked[rank], count))
-            self._num_asked[rank] += count
-            first += count
-        asked = self.columns.abroad(new[num_own:], self.trees).view(-1, 1)
-        ((arrived, from_rank),) = self._lists.exchange(IdList(asked, counts), kind=f"hop {len(self.hops)}")
-        others, told = self._add(arrived.view(-1))
-        self._told.append(_ByRank(told, from_rank))
-        own = torch.cat([new[:num_own], others])
-        return torch.from_numpy(np.sort(own.numpy(), kind="stable")), place  # two runs, which it merges
+        if self._lists.group.size > 1:
+            num_own, *of_others = self.columns.by_rank(new, self.trees)
+            asked = self.columns.abroad(new[num_own:], self.trees).view(-1, 1)
+            counts = [*of_others[: self._rank], 0, *of_others[self._rank :]]
+            ((arrived, _),) = self._lists.exchange(IdList(asked, counts), kind=f"hop {len(self.hops)}")
+            both = torch.cat([new[:num_own], self._add(arrived.view(-1))[0]])
+            new = torch.from_numpy(np.sort(both.numpy(), kind="stable"))  # two runs, which it merges
+            self._known[-2:] = [torch.cat(self._known[-2:])]
+        is_typed = types.numel() > 1
+        self.hops.append(new.tensor_split(torch.searchsorted(new, types[1:] * self.trees)) if is_typed else (new,))
+        return place
 
     def _add(self, code: Tensor) -> tuple[Tensor, Tensor]:
-        """The codes that were not known, ascending: their places are behind the others; and the places of all."""
-        if self._place_of is not None:
-            new = ops.add_places(self._place_of, code, self._size)
-            place = self._place_of.index_select(0, code)
+        """The codes that were not known, ascending, and the places of all."""
+        if self._is_table:
+            new, place = ops.add_places(self._number, code, self._size), code
         else:
-            first, place = ops.distinct(torch.cat(self._codes), code)
+            first, place = ops.distinct(torch.cat(self._known), code)
             new = code.index_select(0, first)
-        self._codes.append(new)
+        self._known.append(new)
         self._size += new.numel()
         return new, place
 
-    def find(self, code: Tensor) -> Tensor:
-        """The places of nodes that are known, int32 or int64, given their codes, int32 or int64 ``[m]``."""
-        if self._place_of is not None:
-            return self._place_of.index_select(0, code)
-        return ops.distinct(torch.cat(self._codes), code)[1]
-
     def give_table_back(self) -> None:
         """End: nothing is found afterwards."""
-        if self._place_of is not None:
-            is_sparse = _SPARSE * self._size < self._place_of.numel()
-            codes = torch.cat(self._codes)
-            self.columns.give_table(self._place_of.index_fill_(0, codes, -1) if is_sparse else self._place_of.fill_(-1))
-            self._place_of = None
+        if self._is_table:
+            table, is_sparse = self._number, _SPARSE * self._size < self._number.numel()
+            self.columns.give_table(table.index_fill_(0, torch.cat(self._known), -1) if is_sparse else table.fill_(-1))
 
     def assign_numbers(
         self, num_seeds: list[int], first: Sequence[int], num_edges: list[int]
     ) -> tuple[list[list[int]], list[int]]:
-        """Number this rank's nodes, of each type: by hop, data group and code (collective).
+        """Number the nodes that this rank knows, of each type: by hop, data group and code (collective).
 
         Every rank of a data group learns the codes of its nodes for that: O(B) time.
 
@@ -197,36 +220,62 @@ class KnownNodes:
         Returns:
             The batch's nodes by type and hop, and its edges.
         """
-        if self.stand_by_numbers:
+        if self._is_alone:
             counts = [hop.numel() for (hop,) in self.hops]
-            self.number = torch.arange(self._size)
-            self.number[sum(counts) :] = -1
-            self.numbers = [(of_hop,) for of_hop in self.number[: sum(counts)].split(counts)]
+            number = torch.arange(self._size)
+            self.numbers = [(of_hop,) for of_hop in number.split(counts)]
+            self._number = self._number if self._is_table else number
             return [counts], num_edges
-        num_hops, num_types, span = len(self.hops) - 1, len(first), self.columns.num_ids * self.trees
-        hops = [torch.cat(hop) for hop in self.hops]
-        own = torch.cat([hops[0][:0], *(self.columns.common(x, self.trees) + n * span for n, x in enumerate(hops[1:]))])
-        (edges_of_ranks, _), (codes, counts) = self._lists.exchange(
-            IdList(torch.tensor([[0, *num_edges]])), IdList(own.view(-1, 1), keeps_own=False), kind="codes"
-        )
-        begins = (torch.arange(num_hops).view(-1, 1) * span + torch.tensor(first) * self.trees).view(-1)
-        sizes, own_bound = torch.tensor(counts), torch.searchsorted(own, begins)
-        bound = ops.count_less(begins, codes.view(-1), sizes) + own_bound
-        own_bound, bound = (
-            torch.cat([x, torch.tensor([n])])
-            for x, n in ((own_bound, own.numel()), (bound, own.numel() + codes.numel()))
-        )
-        edges_of_groups, nodes_of_groups = self._of_groups(edges_of_ranks[:, 1:].sum(0), bound.diff())
-        totals = torch.cat([torch.tensor([num_seeds]), nodes_of_groups.sum(0).view(num_hops, num_types)])
-        begin = totals.cumsum(0)[:-1].view(-1) + nodes_of_groups[: self._ranks.index].sum(0) - bound[:-1]
-        number = ops.count_less(own, codes.view(-1), sizes).add_(torch.arange(own.numel()))
-        number += torch.repeat_interleave(begin, own_bound.diff(), output_size=own.numel())
-        sizes_of_hops = [of_type.numel() for hop in self.hops[1:] for of_type in hop]
-        of_types = number.split(sizes_of_hops)
-        self.numbers += [of_types[n * num_types : (n + 1) * num_types] for n in range(num_hops)]
-        self.number = torch.full((self._size,), -1)
-        self.number.index_copy_(0, self.find(torch.cat(hops)).long(), torch.cat([*self.numbers[0], number]))
+        num_hops, num_types = len(self.hops) - 1, len(first)
+        sizes = [[of_type.numel() for of_type in hop] for hop in self.hops]
+        codes = torch.cat([of_type for hop in self.hops for of_type in hop])
+        own = self.columns.common(codes[sum(sizes[0]) :], self.trees).view(-1, 1)
+        told = torch.tensor([[0, *num_edges, *(size for hop in sizes[1:] for size in hop)]])
+        (told, _), (reached, _) = self._lists.exchange(IdList(told), IdList(own), kind="codes")
+        _, edges, nodes = told.split([1, len(num_edges), num_hops * num_types], dim=1)
+        of_ranks = reached.view(-1).split(nodes.reshape(len(nodes) * num_hops, num_types).sum(1).tolist())
+        span = self.columns.num_ids * self.trees
+        hops = [_finder(torch.cat(of_ranks[n::num_hops]), span) for n in range(num_hops)]
+        edges_of_groups, nodes_of_groups = self._of_groups(edges.sum(0), nodes.sum(0))
+        of_hops = nodes_of_groups.view(self._ranks.count, num_hops, num_types)
+        totals = torch.cat([torch.tensor([num_seeds]), of_hops.sum(0)])
+        index = self._ranks.index
+        before = of_hops[:index].sum(0) - of_hops[index].cumsum(1) + of_hops[index]
+        over = totals.cumsum(0)[:-1] + before
+        self._numbers = _Numbers(*self._seeds, hops, over, torch.tensor(first) * self.trees)
+        found = [
+            self._numbers.of(self.columns.common(code, self.trees), hop) for hop, code in enumerate(self._known[1:], 1)
+        ]
+        number = torch.cat([*self.numbers[0], *found])
+        if self._is_table:
+            self._number.index_copy_(0, torch.cat(self._known), number.int())
+            place = codes
+        else:
+            self._number, place = number, ops.distinct(torch.cat(self._known), codes)[1]
+        of_types = self.numbers_at(place).split([size for hop in sizes for size in hop])
+        self.numbers = [of_types[n : n + num_types] for n in range(0, len(of_types), num_types)]
         return totals.t().tolist(), edges_of_groups.sum(0).tolist()
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether one rank has all nodes, of one type: it learns of them in their order."""
+        return self._lists.group.size == self._ranks.count == self.columns.types.numel() == 1
+
+    def around(self, code: Tensor) -> Tensor:
+        """The places of some nodes, once the batch is numbered; those that it does not have get the number -1."""
+        new, place = self._add(code)
+        number = torch.full_like(new, -1)
+        if not self._is_alone:
+            number = self._numbers.of(self.columns.common(new, self.trees), len(self.hops) - 1)
+        if self._is_table:
+            self._number.index_copy_(0, new, number.int())
+        else:
+            self._number = torch.cat([self._number, number])
+        return place
+
+    def numbers_at(self, place: Tensor) -> Tensor:
+        """The numbers of the nodes at some places, or -1, int64."""
+        return self._number.index_select(0, place).long()
 
     def _of_groups(self, edges: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of edges and nodes of each data group, given those of this one (collective)."""
@@ -239,17 +288,6 @@ class KnownNodes:
         found = torch.split(table.index_select(0, one_of_each), [1, edges.numel(), nodes.numel()], dim=1)
         return found[1], found[2]
 
-    def learn_numbers(self) -> None:
-        """Learn the numbers of other ranks' nodes, once each rank has numbered its own (collective)."""
-        if self._lists.group.size == 1:
-            return
-        told = _ByRank.joined([_ByRank(torch.empty(0, dtype=torch.int32), [0] * self._lists.group.size), *self._told])
-        numbers = self.number.index_select(0, told.places).view(-1, 1) + 1
-        ((answer, of_rank),) = self._lists.exchange(IdList(numbers, told.counts, is_ascending=False), kind="numbers")
-        answers = (answer.view(-1) - 1).split(of_rank)
-        for rank, place, slot, count in self._asked:
-            self.number[place : place + count] = answers[rank][slot : slot + count]
-
     def crossing(self, edges: Sequence[Edges]) -> list[CrossingEdges | None]:
         """For each relation, which of this rank's edges begin where; ``None``: there is one rank.
 
@@ -258,18 +296,20 @@ class KnownNodes:
         size, rank, machine = self._lists.group.size, self._rank, self._ranks.machine
         if size == 1:
             return [None] * len(edges)
-        label = torch.zeros(self._size, dtype=torch.int32)  # of each place: 0, or a number of another rank
-        for peer, place, _, count in self._asked:
-            label[place : place + count] = peer + (peer < rank)
-        found = list[CrossingEdges]()
+        found, ends = list[CrossingEdges](), self.columns.ends
         for number, of_relation in enumerate(edges):
-            begin = label.index_select(0, of_relation.source)
-            inside, arriving = (torch.from_numpy(np.flatnonzero(x.numpy())) for x in (begin == 0, begin != 0))
-            begin = begin.index_select(0, arriving)
-            bound, _, order = ops.csr_from_edges(begin, begin, None, size, size)
-            arriving = arriving if order is None else arriving.index_select(0, order)
-            counts = bound.diff()
-            counts = torch.cat([counts[1 : rank + 1], counts[:1], counts[rank + 1 :]])
+            column = of_relation.source
+            if not self._is_table:
+                column = torch.div(torch.cat(self._known).index_select(0, column), self.trees, rounding_mode="floor")
+            is_inside = (column < self.columns.num_own).numpy()
+            inside, arriving = (torch.from_numpy(np.flatnonzero(x)) for x in (is_inside, ~is_inside))
+            counts = torch.tensor([arriving.numel()])
+            if size > 2:
+                begin = torch.bucketize(column.index_select(0, arriving), ends.to(column.dtype), right=True).int()
+                bound, _, order = ops.csr_from_edges(begin, begin, None, size, size)
+                arriving = arriving if order is None else arriving.index_select(0, order)
+                counts = bound.diff()[1:]
+            counts = torch.cat([counts[:rank], torch.tensor([0]), counts[rank:]])
             sender = torch.repeat_interleave(counts, output_size=arriving.numel())
             send = partial(self._lists.exchange, kind=f"crossing {number}")
             found.append(CrossingEdges(inside, arriving, sender, send))
@@ -280,7 +320,7 @@ class KnownNodes:
 
     def leaving(self, edges: Edges, crossing: CrossingEdges) -> LeavingEdges:
         """The edges from this rank's nodes to others': their owners tell of theirs (collective)."""
-        ends = self.number.index_select(0, edges.source), edges.target
+        ends = self.numbers_at(edges.source), edges.target
         rows = torch.stack([end.index_select(0, crossing.arriving) for end in ends], 1)
         counts = torch.bincount(crossing.sender, minlength=self._lists.group.size).tolist()
         ((rows, of_rank),) = self._lists.exchange(IdList(rows, counts, is_ascending=False), kind="leaving")
@@ -299,7 +339,7 @@ class KnownNodes:
         first, lists = self._rank - machine.group.rank, []
         for (source, target, _), found, (begins, finishes, receiver) in zip(edges, crossing, leaving, strict=True):
             source, target = (end.index_select(0, found.arriving) for end in (source, target))
-            ends = self.number.index_select(0, source), target
+            ends = self.numbers_at(source), target
             into = torch.stack([*ends, found.sender, torch.full_like(found.sender, self._rank)], 1)
             out_of = torch.stack([begins, finishes, torch.full_like(receiver, self._rank), receiver], 1)
             across = [(x < first) | (x >= first + machine.group.size) for x in (found.sender, receiver)]
@@ -309,17 +349,3 @@ class KnownNodes:
             replace(found, leaving=out_of, between_machines=rows)
             for found, out_of, (rows, _) in zip(crossing, leaving, shared, strict=True)
         ]
-
-
-class _ByRank(NamedTuple):
-    """Places of nodes, those of a rank together, and how many each rank has."""
-
-    places: Tensor
-    counts: list[int]
-
-    @staticmethod
-    def joined(lists: list[_ByRank]) -> _ByRank:
-        """All of several lists, those of a rank one list after another."""
-        pieces = [places.split(counts) for places, counts in lists]
-        places = torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])
-        return _ByRank(places, [sum(counts) for counts in zip(*(counts for _, counts in lists), strict=True)])

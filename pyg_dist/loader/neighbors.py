@@ -39,9 +39,9 @@ class NeighborSampling:
     A hop draws, for each relation, in-edges of the nodes of its targets' type that the hop before has reached. Which
     in-edges of a node are kept is a function of the seed, the step, the hop, the data group, the relation and the node.
     The owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops
-    H + 2 messages between two ranks; the halo layout's plan is one more for each relation, and in two levels the edges
+    H + 1 messages between two ranks; the halo layout's plan is one more for each relation, and in two levels the edges
     are another, and one within a machine. A rank keeps its own nodes of the batch and the edges that end at them,
-    O(B/P) memory; to number its nodes it is told the ids of all. Where the layout needs the whole subset on each rank,
+    O(B/P) memory; to number nodes it is told the ids of all. Where the layout needs the whole subset on each rank,
     it is gathered at the end: O(B) memory.
 
     Nodes of a type are numbered by hop, seeds first as they are given, then ascending by id and tree; in each hop data
@@ -131,16 +131,17 @@ class _Batch:
         order = kind.argsort(stable=True)  # by type, in each as they are given
         first = torch.tensor([0, *accumulate(self.num_seeds)])
         self.seed_number = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel())) - first[kind]
-        tree, column = torch.arange(seeds.numel()), sampling.columns.find(seeds)
-        before = sum(of_group.numel() for of_group in self.start.seeds[:group])
-        is_here = column >= 0
-        is_here[:before] = False
-        is_here[before + self.start.seeds[group].numel() :] = False
-        here = at(order, at(is_here, order).nonzero().view(-1))
-        code = at(column, here) * self.trees + (at(tree, here) if sampling.disjoint else 0)
+        first_seed = sum(of_group.numel() for of_group in self.start.seeds[:group])
+        part = slice(first_seed, first_seed + self.start.seeds[group].numel())
+        seeds, kind, number = seeds[part], kind[part], self.seed_number[part]
+        tree = torch.arange(part.start, part.stop) if sampling.disjoint else torch.zeros_like(seeds)
+        column, order = sampling.columns.find(seeds), kind.argsort(stable=True)
+        here = at(order, (at(column, order) >= 0).nonzero().view(-1))
+        code = at(column, here) * self.trees + at(tree, here)
         sizes = torch.bincount(at(kind, here), minlength=len(self.kinds)).tolist()
-        number = at(self.seed_number, here)
-        self.nodes = KnownNodes(sampling.ranks, sampling.columns, self.trees, code, number, sizes)
+        whole, order = (seeds * self.trees + tree).sort()
+        known = whole, torch.cat([at(number, order), torch.tensor([-1])])
+        self.nodes = KnownNodes(sampling.ranks, sampling.columns, self.trees, known, code, at(number, here), sizes)
 
     def subset(self) -> Subset | TypedSubset:
         """The batch, as far as this rank has to know it."""
@@ -149,16 +150,14 @@ class _Batch:
         sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
         own = [torch.cat(of_hops) for of_hops in zip(*nodes.hops, strict=True)]
         is_directional = sampling.subgraph_type == "directional"
-        around = [] if is_directional else [self._in_edges(own, None)]
         counts, totals = nodes.assign_numbers(
             self.num_seeds, [ids.start for ids in sampling.types.values()], [size for hop in sizes for size in hop]
         )
         self.own_number = [torch.cat(of_hops) for of_hops in zip(*nodes.numbers, strict=True)]
         every = edges = self._edges(hops, nodes.numbers)
-        nodes.learn_numbers()
         if not is_directional:  # all sources of those that were drawn are nodes of the batch
-            every = self._edges(around, [self.own_number])
-            every = [found.some((at(nodes.number, found.source) >= 0).nonzero().view(-1)) for found in every]
+            every = self._edges([self._in_edges(own, None)], [self.own_number])
+            every = [found.some((nodes.numbers_at(found.source) >= 0).nonzero().view(-1)) for found in every]
             if sampling.subgraph_type == "bidirectional":
                 every = [self._both_ways(edges[0], every[0], sum(counts[0]))]
         crossing = [None] * len(every) if sampling.ranks.gathers else nodes.crossing(every)
@@ -182,7 +181,7 @@ class _Batch:
         return self._whole(whole, kept[ONE_TYPE], {**self.start.attributes, **known[ONE_TYPE]})
 
     def _in_edges(self, code: Sequence[Tensor], hop: int | None) -> list[Drawn]:
-        """In-edges of this rank's nodes, of each relation: those that a hop draws, or all of them (collective).
+        """In-edges of this rank's nodes, of each relation: those that a hop draws (collective), or all of them.
 
         ``code``: the nodes' by type; ``hop``: their sources belong to the batch thereby; ``None``: they do not.
         """
@@ -199,7 +198,7 @@ class _Batch:
                 source = source.long() * self.trees + tree.repeat_interleave(degree)
             found.append(Drawn(degree, source, stored))
         met = _joined([drawn.source for drawn in found])
-        place = self.nodes.meet(met)[1] if hop is None else self.nodes.reach(met)
+        place = self.nodes.around(met) if hop is None else self.nodes.reach(met)
         of_relations = place.split([drawn.source.numel() for drawn in found])
         return [drawn._replace(source=place) for drawn, place in zip(found, of_relations, strict=True)]
 
@@ -283,8 +282,7 @@ class _Batch:
 
     def _ends(self, edges: Edges) -> tuple[Tensor, Tensor]:
         """The numbers of sources and targets in the batch."""
-        is_number = self.nodes.stand_by_numbers
-        return edges.source.long() if is_number else at(self.nodes.number, edges.source), edges.target
+        return self.nodes.numbers_at(edges.source), edges.target
 
     def _both_ways(self, drawn: Edges, every: Edges, num_nodes: int) -> Edges:
         """The edges that were drawn, and their opposites (collective).

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "cpu/add_places.h"
-#include "cpu/count_less.h"
 #include "cpu/distinct.h"
 #include "cpu/id_lists.h"
 #include "cpu/sample_rows.h"
@@ -115,23 +114,6 @@ inline int64_t try_add_places() {
   const std::vector<int32_t> bad = {7, 100000};
   std::vector<int32_t> added;
   wrong += add_places({place_of.data(), {bad.data(), false}, 100000, 2, next}, added).position != 1;
-  return wrong;
-}
-
-// Against a look at all numbers.
-inline int64_t try_count_less() {
-  int64_t wrong = 0;
-  const std::vector<int64_t> size = {50, 0, 3};
-  std::vector<int64_t> value, number, found(20);
-  for (int k = 0; k < 20; ++k) value.push_back(draw(100));
-  for (int k = 0; k < 53; ++k) number.push_back(draw(100));
-  std::sort(value.begin(), value.end());
-  std::sort(number.begin(), number.begin() + 50);
-  std::sort(number.begin() + 50, number.end());
-  count_less({value.data(), number.data(), size.data(), 20, 3, found.data()});
-  for (size_t k = 0; k < value.size(); ++k) {
-    wrong += found[k] != std::count_if(number.begin(), number.end(), [&](int64_t x) { return x < value[k]; });
-  }
   return wrong;
 }
 

@@ -27,14 +27,12 @@ class IdList(NamedTuple):
     """Rows of ids, int64 ``[n, columns]``, those for a rank together, and how many each gets; ``None``: all of them.
 
     ``is_ascending``: whether the first column mostly ascends in what goes to a rank. A number takes one to three bytes,
-    or eight: where that column falls, where an id is negative, and from 2^24 on. ``keeps_own``: whether a rank gets
-    what it has for itself.
+    or eight: where that column falls, where an id is negative, and from 2^24 on.
     """
 
     rows: Tensor
     counts: Sequence[int] | None = None
     is_ascending: bool = True
-    keeps_own: bool = True
 
 
 class IdLists:
@@ -60,21 +58,21 @@ class IdLists:
         """
         size, rank = self.group.size, self.group.rank
         if size == 1:
-            return [(rows, [len(rows)]) if keeps_own else (rows[:0], [0]) for rows, *_, keeps_own in lists]
+            return [(rows, [len(rows)]) for rows, *_ in lists]
         own, leaving, lengths = list[Tensor](), list[list[Bytes]](), np.empty((size, len(lists)), np.int64)
-        for number, (rows, counts, ascends, keeps_own) in enumerate(lists):
+        for number, (rows, counts, ascends) in enumerate(lists):
             encoded, num_bytes = ops.encode_ids(rows, torch.tensor([len(rows)] if counts is None else counts), ascends)
             content, lengths[:, number] = encoded.numpy(), num_bytes.numpy()
             ends = accumulate(num_bytes.tolist())
             pieces = [content[end - n : end] for end, n in zip(ends, num_bytes.tolist(), strict=True)]
             leaving.append(pieces * size if counts is None else pieces)
             first, count = (0, len(rows)) if counts is None else (sum(counts[:rank]), counts[rank])
-            own.append(rows[first : first + count * keeps_own])
+            own.append(rows[first : first + count])
         arrived, lengths = self._exchange_bytes(
             [_joined(of_peer) for of_peer in zip(*leaving, strict=True)], lengths, kind
         )
         found, begins = [], lengths.cumsum(1) - lengths
-        for number, (rows, _, ascends, _) in enumerate(lists):
+        for number, (rows, _, ascends) in enumerate(lists):
             places = zip(arrived, begins[:, number].tolist(), lengths[:, number].tolist(), strict=True)
             content = _joined([of_peer[begin : begin + n] for of_peer, begin, n in places if n])
             each = torch.from_numpy(lengths[:, number].copy())

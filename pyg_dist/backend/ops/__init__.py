@@ -29,7 +29,6 @@ from pyg_dist.backend.ops.library import FLOATS as FLOATS
 from pyg_dist.backend.ops.library import sum_dtype as sum_dtype
 from pyg_dist.backend.ops.patterns import add_places as add_places
 from pyg_dist.backend.ops.patterns import bipartite_matching as bipartite_matching
-from pyg_dist.backend.ops.patterns import count_less as count_less
 from pyg_dist.backend.ops.patterns import decode_ids as decode_ids
 from pyg_dist.backend.ops.patterns import distinct as distinct
 from pyg_dist.backend.ops.patterns import encode_ids as encode_ids

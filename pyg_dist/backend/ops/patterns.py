@@ -129,22 +129,6 @@ def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
     return call(native.add_places.default, place_of, value.contiguous(), next)
 
 
-def count_less(value: Tensor, number: Tensor, size: Tensor) -> Tensor:
-    """How many numbers of several lists are less than each value. Lists and values ascend, which is not checked.
-
-    Exact, in O(k log(m / k)) time (``csrc/cpu/count_less.h``).
-
-    Shapes:
-        - value: int64 ``[k]``; number: int64 ``[m]``, list after list; size: int64 ``[lists]``, the numbers of each
-        - output: int64 ``[k]``
-
-    Example:
-        >>> count_less(torch.tensor([3, 8]), torch.tensor([1, 3, 9, 2]), torch.tensor([3, 1])).tolist()
-        [2, 3]
-    """
-    return call(native.count_less.default, value.contiguous(), number.contiguous(), size.contiguous())
-
-
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> tuple[Tensor, Tensor]:
     """The bytes of lists of rows of ids, and how many each list has: 1, 2, 3 or 8 for a number, and a quarter.
 

@@ -49,18 +49,6 @@ def test_places_of_values_equal_the_reference() -> None:
     assert torch.equal(place_of, expected)
 
 
-def test_counts_of_lesser_numbers_equal_the_reference() -> None:
-    """Few values among many numbers and the other way round; equal numbers, empty lists, no list."""
-    generator = torch.Generator().manual_seed(0)
-    for num_values, counts in ((0, [3]), (5, []), (7, [0, 0]), (40, [400, 0, 2]), (600, [1, 9, 900]), (2, [5000])):
-        for high in (4, 1000, 2**62):
-            value = torch.randint(-high, high, (num_values,), generator=generator).sort().values
-            lists = [torch.randint(-high, high, (n,), generator=generator).sort().values for n in counts]
-            number = torch.cat([value[:0], *lists])
-            found = ops.count_less(value, number, torch.tensor(counts, dtype=torch.int64))
-            assert torch.equal(found, reference.count_less(value, number))
-
-
 EDGES = [0, 1, *(2**k + d for k in (7, 8, 16, 24, 32, 40, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
 
 
@@ -101,8 +89,6 @@ def test_arguments() -> None:
     for counts, got in (([2], 2), ([-1, 2], -1)):
         with pytest.raises(DataError, match=f"'count' to sum up to the 1 rows, got {got}"):
             ops.encode_ids(one.view(1, 1), torch.tensor(counts), True)
-        with pytest.raises(DataError, match=f"'size' to sum up to the 1 numbers, got {got}"):
-            ops.count_less(one, one, torch.tensor(counts))
     with pytest.raises(DataError, match=r"'rows' to be contiguous, of dtype Long and with columns, got shape \[1, 0\]"):
         ops.encode_ids(one.view(1, 1)[:, :0], one, True)
 
@@ -134,7 +120,6 @@ def test_opcheck() -> None:
     native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
     opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20])), test_utils=tests)
     opcheck(native.add_places.default, (torch.tensor([-1, 0], dtype=torch.int32), one, 1), test_utils=tests)
-    opcheck(native.count_less.default, (torch.arange(9), torch.arange(4), torch.tensor([2, 2])), test_utils=tests)
     opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
     content, num_bytes = ops.encode_ids(one.view(1, 1), one, True)
     opcheck(native.decode_ids.default, (content, num_bytes, 1, True), test_utils=tests)
