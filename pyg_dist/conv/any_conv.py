@@ -97,8 +97,8 @@ def DistributedConv(conv: C) -> C:
     Shapes:
         - what the stock conv takes and gives: ``[N, ...]`` node tensors, ``[E, ...]`` edge tensors for edge attributes
           and weights; attention weights come back as ``(edges, alpha)``, both with ``full_tensor()`` in PyG's order
-        - a script's conv may also take the whole ``data``, or a tuple, list or dictionary with edges in it, as its only
-          argument with edges; what it assigns to ``data`` stays there
+        - a script's conv may also take the whole ``data``, or a tuple, list or dictionary with edges in it; what it
+          assigns to ``data`` stays there
 
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or one of PyG's that takes no ``edge_index``. When
@@ -214,7 +214,7 @@ class _OnEdges(MessagePassing):
         if isinstance(given.get(first), dict):
             return self._over_relations(arguments, given, first)
         features = features_of(given)
-        for name in (first, *(name for name in others if given.get(name) is not None)):
+        for name in (first, *others):
             if not isinstance(given.get(name), Edges):
                 handle = edge_handle(self, given.get(name), features, calls_message=True)
                 if handle is None:
@@ -225,8 +225,9 @@ class _OnEdges(MessagePassing):
         if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
             require_all_nodes(_name(self), graph, given["size"])
             given["size"] = None
-        with running(self, given):
-            given = {name: row_values(self, name, value, given[first]) for name, value in given.items()}
+        with running(self, given), edges_within(given, self._of_handle) as laid_out:
+            values = (laid_out or given).items()
+            given = {name: row_values(self, name, value, given[first]) for name, value in values}
             return self._run_distributed(arguments, given, first)
 
     def _run_distributed(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:

@@ -136,8 +136,8 @@ def _mapped(value: Any, change: Callable[[Any], Any], in_stores: Callable[..., A
 def features_of(given: dict[str, Any]) -> Any:
     """The argument that says over which nodes plain edges are: the first one with rows of nodes, or else the first."""
     firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
-    has_nodes = (NodeTensor, MovedRows)
-    return next((value for value, first in firsts if isinstance(first, has_nodes)), next(iter(given.values()), None))
+    rows = ((value, first.of if type(first) is MovedRows else first) for value, first in firsts)
+    return next((value for value, x in rows if isinstance(x, NodeTensor)), next(iter(given.values()), None))
 
 
 def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: End | None = None) -> Any:

@@ -48,6 +48,8 @@ def edge_handle(
             )
         handle = edge_index.reversed if turns and not calls_message else edge_index
     else:
+        if type(edge_index) is MovedRows:  # ends that a script has stacked
+            edge_index = edge_index.full_tensor()
         is_plain = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
         laid_out = None
         if is_plain and isinstance(features, NodeTensor):

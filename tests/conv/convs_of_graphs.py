@@ -1,4 +1,4 @@
-"""Convs of a script whose only argument with edges is a graph, or a container that has them."""
+"""Convs of a script that take a graph, or a container that has edges, alone or beside edges."""
 
 from __future__ import annotations
 
@@ -36,6 +36,20 @@ class Packs(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
         return self.conv(self.conv.pack(x, edge_index, edge_attr))
+
+
+class TakesBoth(TakesAll):
+    """Edges, and a container that has edges."""
+
+    def forward(self, edge_index: Any, given: Any) -> Any:  # type: ignore[override]
+        x = self.unpack(given)[0]
+        norm = degree(edge_index[1], x.size(0)).clamp(min=1)[edge_index[1]]
+        return super().forward(given) + self.propagate(edge_index, x=x, edge_attr=self.lin.bias, norm=norm)
+
+
+class PacksBeside(Packs):
+    def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
+        return self.conv(edge_index, self.conv.pack(x, edge_index, edge_attr))
 
 
 class ChangesGraph(TakesAll):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch_geometric
 from against_stock import Results, assert_same, gradients
-from convs_of_graphs import Layers, Packs, TakesAll, as_graph, of_containers, parts_of
+from convs_of_graphs import Layers, Packs, PacksBeside, TakesAll, TakesBoth, as_graph, of_containers, parts_of
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
@@ -222,6 +222,7 @@ CASES: dict[str, Case] = {
     "Simple": Case(lambda: gnn.SimpleConv(combine_root="sum"), "XEW"),
     "WL": Case(lambda: gnn.WLConvContinuous(), "XEW"),
     "a graph": Case(lambda: Packs(TakesAll(as_graph, parts_of)), "XEA"),
+    "edges and a graph": Case(lambda: PacksBeside(TakesBoth(as_graph, parts_of)), "XEA"),
     "a graph that changes": Case(Layers, "XEA"),
     "containers": Case(of_containers, "XEA"),
     "GMM": Case(lambda: gnn.GMMConv(F, G, 3, 2), "XEA"),

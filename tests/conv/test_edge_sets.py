@@ -34,6 +34,7 @@ WORLD_SIZES = [1, 3]
 SHAPE = NUM_FEATURES, NUM_CLASSES
 
 OTHER = torch.randint(0, NUM_NODES, (2, 90), generator=torch.Generator().manual_seed(2))
+ROUND = torch.arange(310) % NUM_NODES
 LONELY = torch.tensor([[5, 5, 5], [5, 8, 8]])
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
 
@@ -63,6 +64,8 @@ EDGES: dict[str, Edges] = {  # the edges and weights that a script makes of its 
     "slice": lambda d, x: (d.edge_index[..., 7:70],),
     "of ends": lambda d, x: (d.edge_index[:, d.edge_index[0] > d.edge_index[1]],),
     "none": lambda d, x: (d.edge_index[:, d.edge_weight > 5],),
+    "stacked": lambda d, x: (torch.stack([d.edge_index[1], d.edge_index[0]], dim=0),),
+    "weights of stacked": lambda d, x: (torch.stack([d.edge_index[1], ROUND]), products(x, d.edge_index)),
     "selected twice": lambda d, x: (d.edge_index[:, d.edge_weight > 0.2][:, 10:100],),
     "selected and reversed": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5].flip(0),),
     "dropout": lambda d, x: (dropout_edge(d.edge_index, 0.4)[0],),

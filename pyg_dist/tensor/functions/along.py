@@ -163,16 +163,15 @@ def join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     tensors = tuple(tensors)
     if function is torch.column_stack:
         tensors = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in tensors)
-    num_dims = tensors[0].dim()
+    num_dims = max(t.dim() for t in tensors)
     if function in (torch.hstack, torch.column_stack):
         function, dim = torch.cat, 1 if num_dims > 1 else 0
     stacks = function is torch.stack or (function in (torch.vstack, torch.row_stack) and num_dims < 2)
     if 0 in dims_of(dim, num_dims + (function is torch.stack)):
-        if stacks and function is torch.stack and num_dims > 1:
-            return MovedRows.make(torch.stack(tensors, dim=1), 1)
         if stacks:
-            raise refuse(function, "along dimension 0 would move rows (along the last one, dim=-1, it does not)")
-        return _append(function, tensors)
+            return MovedRows.make(torch.stack(tensors, dim=1), 1)
+        is_vertical = function in (torch.vstack, torch.row_stack)
+        return _append(function, tuple(t.view(1, -1) if is_vertical and t.dim() < 2 else t for t in tensors))
     with local_tensors():
         tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
         joined: Tensor = function(tensors, dim)
