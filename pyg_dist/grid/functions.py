@@ -34,7 +34,7 @@ from pyg_dist.tensor.functions.pointwise import cast, new, pointwise, pointwise_
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import KEEPS_ROWS, TABLE, Function, bind, public_name
 from pyg_dist.tensor.row_index import PickedRows
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
+from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_, local_tensors
 
 
 def _as_operand(operand: object, tile: Tile) -> Any:
@@ -45,8 +45,8 @@ def _as_operand(operand: object, tile: Tile) -> Any:
         if operand.dim() != 2 or operand.shape[1] not in (1, tile.width) or not _is_whole(operand, tile):
             return NotImplemented
         return as_tile(operand, tile) if operand.shape[1] == tile.width else _one_column(operand, tile)
-    if not isinstance(operand, Tensor):
-        return NotImplemented if isinstance(operand, (tuple, list)) else operand
+    if not isinstance(operand, Tensor) or isinstance(operand, DerivedOperand):
+        return NotImplemented if isinstance(operand, (tuple, list, DerivedOperand)) else operand
     rows, columns = (1, 1, *operand.shape)[-2:]
     if operand.dim() > 2 or rows not in (1, tile.size) or columns not in (1, tile.width):
         return NotImplemented

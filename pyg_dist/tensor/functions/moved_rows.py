@@ -148,8 +148,13 @@ def as_seen(out: Any, seen: Callable[[Tensor], object]) -> object:
 @MOVED.implements("relu", "to", "type_as", "contiguous", "clone", "detach")
 @MOVED.implements("dropout", namespaces=(F,))
 def on_moved(function: Function, *args: object, **kwargs: object) -> Any:
-    """Element by element. Operands align at the right, as they are seen: each is brought to where rows are first."""
+    """Element by element. Operands align at the right, as they are seen: each is brought to where rows are first.
+
+    Of all pairs of rows, ``x[:, None] - x[None]``: rows of the operand that has them first (gathers the other).
+    """
     first = moved_in((args, *kwargs.values()))[0]
+    if first.shape[0] == 1 and any(isinstance(a, RowTensor) and a.dim() == first.dim() for a in args):
+        return function(*(a.full_tensor() if type(a) is MovedRows else a for a in args), **kwargs)
     args = tuple(rows_first(a, first, function) for a in args)
     kwargs = {name: rows_first(value, first, function) for name, value in kwargs.items()}
     out = function(*args, **kwargs)

@@ -20,7 +20,7 @@ from pyg_dist.tensor.registry import (
     implements,
     public_name,
 )
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
+from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_, like_rows, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 
@@ -79,9 +79,14 @@ _OF_LARGE: dict[Function, Function] = {
 }
 """Functions whose large outputs lie in memory that is used again."""
 
+_EQUALITY: dict[Function, Function] = {Tensor.__eq__: torch.eq, Tensor.__ne__: torch.ne}
+"""Operators for which torch asks the class of the first operand alone."""
+
 
 def pointwise(function: Function, *args: object, **kwargs: object) -> Tensor:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
+    if function in _EQUALITY and isinstance(args[1], DerivedOperand):
+        return _EQUALITY[function](*args)
     with local_tensors():
         rows: RowSharding | None = None
         num_dims = -1

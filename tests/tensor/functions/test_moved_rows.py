@@ -163,6 +163,16 @@ EXPRESSIONS: dict[str, Expression] = {
         torch.stack([hops(t), hops(t).sin()], 0)[1, 2], torch.stack([hops(t), hops(t).sin()], -1).sum((0, -1)),
         torch.cat([hops(t), torch.stack([t.full] * 2)]).sum(0),
     ],
+    "vectors": lambda t: [
+        torch.stack([t.v, t.u])[1], torch.vstack([t.full_v, t.v]).sum(1), torch.stack([t.v, t.u, t.v]) @ t.x,
+        torch.row_stack([t.v, t.u])[:, t.mask].t(), torch.stack((t.v, t.u)).var(0), torch.stack([t.v, t.u]).std(-1),
+    ],
+    "pairs": lambda t: [
+        t.v[:, None] - t.u[None], t.x[None] * t.y.unsqueeze(1), (t.label[:, None] == t.label[None]).sum(0),
+        t.label.view(-1, 1) != t.label.view(-1, 1).T, (t.v.view(1, -1) >= t.u.view(-1, 1)).sum(-1),
+        torch.maximum(t.x.unsqueeze(1), t.y.unsqueeze(0)),
+        (torch.stack([t.v, t.u]) == t.v).sum(0), (t.u == torch.stack([t.v, t.u])).sum(0),
+    ],
     "products": lambda t: [
         t.x.T @ t.y, hops(t).mT @ hops(t), (hops(t) @ t.matrix.unsqueeze(0))[1], (hops(t) @ hops(t).mT)[1],
         ((hops(t) @ hops(t).mT).softmax(-1) @ hops(t))[2], t.matrix.T.expand(2, -1, -1)[0] @ t.x.T @ t.y,
