@@ -336,13 +336,11 @@ class DistributedData(OfThisRun, OnDevice, Data):
         """Whether ``data[key]`` has a row per edge."""
         return isinstance(self[key], EdgeTensor)
 
-    def edge_subgraph(self, subset: Tensor) -> NoReturn:
-        """Refused: the edges are fixed."""
-        raise MixedRowsError("edge_subgraph would change a distributed graph: apply it before DistributedData")
+    def edge_subgraph(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refused: the edges and their order are fixed, and so are the graphs of a batch."""
+        raise MixedRowsError("This would change or take apart a distributed graph: apply it before DistributedData")
 
-    def sort(self, sort_by_row: bool = True) -> NoReturn:
-        """Refused: the order of the edges is fixed."""
-        raise MixedRowsError("sort would change the order of distributed edges: apply it before DistributedData")
+    sort = to_data_list = get_example = index_select = edge_subgraph
 
     def is_undirected(self) -> bool:
         """Whether each edge has its reverse, with equal ``edge_attr`` (collective: gathers all edges)."""

@@ -168,7 +168,7 @@ class TypedEdges(RowStorage, EdgeStorage):
     def distributed(self, key: str, value: object) -> object:
         if key in GRAPH_KEYS:
             is_first = not any(key in self._mapping for key in GRAPH_KEYS)
-            return value if is_first else _same_nodes(key, value, self.handle.graph)
+            return _same_nodes(key, value, None if is_first else self.handle.graph)
         return _placed(key, value, self.handle.graph.edge_sharding, "edge", f"edge of {self._key}")
 
 
@@ -187,15 +187,15 @@ def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "e
     return value
 
 
-def _same_nodes(key: str, value: object, graph: DistributedGraph) -> DistributedEdgeIndex | None:
-    """A handle that may take the place of a graph's: one over the same nodes.
+def _same_nodes(key: str, value: object, graph: DistributedGraph | None) -> DistributedEdgeIndex | None:
+    """A handle that may take the place of a graph's: one over the same nodes; any, of a relation that has no graph yet.
 
     Raises:
         LayoutMismatchError: It is over others.
         MixedRowsError: Something else.
     """
     if isinstance(value, DistributedEdgeIndex):
-        if value.graph.sources is not graph.sources or value.graph.targets is not graph.targets:
+        if graph is not None and not (value.graph.sources is graph.sources and value.graph.targets is graph.targets):
             raise LayoutMismatchError(
                 f"Expected '{key}' over the nodes of this data (got edges of another DistributedData): use that one"
             )

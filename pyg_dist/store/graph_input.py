@@ -106,7 +106,7 @@ def read_edges(data: Data | EdgeStorage) -> tuple[Tensor, GraphForm, Tensor | No
         coo = adj_t.detach().cpu().to_sparse_coo().coalesce()
         target, source = coo.indices()
         return torch.stack([source, target]), GraphForm("adj_t", "add"), _values(coo.values(), adj_t.requires_grad)
-    raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {list(data.keys())}): set edge_index")
+    raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {sorted(data.keys())}): set one")
 
 
 def _values(values: Tensor | None, learns: bool) -> Tensor | None:

@@ -195,6 +195,7 @@ def mapping(num_ranks: int) -> None:
         (lambda: setattr(data[PAPER, "cites", PAPER], "edge_index", torch.zeros(2, 3)), "Assigning 'edge_index'"),
         (lambda: data["reviewer"], "Expected a type of nodes of this graph"),
         (lambda: MetaPath2Vec(data.edge_index_dict, 4, [RELATIONS[0]], 2, 2), "sort_edge_index needs all edges"),
+        (lambda: setattr(data[PAPER, "new", PAPER], "edge_index", torch.zeros(2, 3)), "Assigning 'edge_index'"),
     ):
         with pytest.raises(PygDistError, match=message):
             wrong()
