@@ -26,7 +26,7 @@ from against_stock import (
 )
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from torch_geometric.utils import add_self_loops, dropout_edge
+from torch_geometric.utils import add_self_loops, dropout_edge, to_undirected
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -65,6 +65,7 @@ EDGES: dict[str, Edges] = {  # the edges and weights that a script makes of its 
     "of ends": lambda d, x: (d.edge_index[:, d.edge_index[0] > d.edge_index[1]],),
     "none": lambda d, x: (d.edge_index[:, d.edge_weight > 5],),
     "stacked": lambda d, x: (torch.stack([d.edge_index[1], d.edge_index[0]], dim=0),),
+    "undirected": lambda d, x: (to_undirected(d.edge_index),),
     "weights of stacked": lambda d, x: (torch.stack([d.edge_index[1], ROUND]), products(x, d.edge_index)),
     "selected twice": lambda d, x: (d.edge_index[:, d.edge_weight > 0.2][:, 10:100],),
     "selected and reversed": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5].flip(0),),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from random_graphs import random_graph, uneven_parts
 from torch_geometric import transforms as T
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.utils import add_self_loops, to_undirected
+from torch_geometric.utils import add_self_loops, to_dense_adj, to_undirected
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -146,7 +146,7 @@ def transforms(world_size: int) -> None:
         lambda: T.ToSparseTensor()(data),
         lambda: T.GCNNorm()(data),
         lambda: add_self_loops(data.edge_index),
-        lambda: to_undirected(data.edge_index),
+        lambda: to_dense_adj(data.edge_index),
         lambda: data.edge_index[:, None],
         lambda: data.edge_index[:5],
         lambda: torch.cat([data.edge_index, data.edge_index]),
