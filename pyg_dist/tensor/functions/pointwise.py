@@ -86,7 +86,7 @@ _EQUALITY: dict[Function, Function] = {Tensor.__eq__: torch.eq, Tensor.__ne__: t
 def pointwise(function: Function, *args: object, **kwargs: object) -> Tensor:
     """Broadcasting functions of any number of operands: the result has the operands' rows."""
     if function in _EQUALITY and isinstance(args[-1], DerivedOperand):
-        return _EQUALITY[function](*args)
+        return _EQUALITY[function](*args)  # type: ignore[no-any-return]
     with local_tensors():
         rows: RowSharding | None = None
         num_dims = -1
