@@ -33,7 +33,7 @@ FORMS: dict[str, Sequence[Form]] = {
     ],
     "gather": [lambda f, t: f(t.x, 1, t.label.view(-1, 1)), lambda f, t: f(t.x, dim=-1, index=t.order)],
     "take_along_dim": [lambda f, t: f(t.x, t.order, 1), lambda f, t: f(t.x, indices=t.label.view(-1, 1), dim=1)],
-    "vstack": [lambda f, t: f([t.x, t.y, t.full[0]]), lambda f, t: f((t.full, t.c[:, 0]))],
+    "vstack": [lambda f, t: f([t.x, t.y]), lambda f, t: f((t.full, t.c[:, 0], t.full[0]))],
     "row_stack": [lambda f, t: f([t.x, t.y])],
     "narrow": [lambda f, t: f(t.x, 1, 1, 2), lambda f, t: f(t.c, dim=-1, start=0, length=2),
         lambda f, t: f(t.x, 0, 1, 3),
