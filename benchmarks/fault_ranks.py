@@ -62,7 +62,7 @@ FAULTS = {
     "os._exit(3)": Fault(lambda: os._exit(3), LOST),
     "an exception": Fault(raises, "RuntimeError: the fault of the script"),
     "an exception in a thread": Fault(raises_in_thread, "rank 1 failed: RuntimeError: the fault of the script"),
-    "sys.exit(0), too early": Fault(lambda: sys.exit(0), "rank 1 has ended after"),
+    "sys.exit(0), too early": Fault(lambda: sys.exit(0), "rank 1 ended after"),
     "another collective": Fault(sends_more, "Expected the same calls on every rank", 15.0),
 }
 

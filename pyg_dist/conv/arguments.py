@@ -130,7 +130,12 @@ def _mapped(value: Any, change: Callable[[Any], Any], in_stores: Callable[..., A
         out = copy(value)
         out.update(zip(value, changed, strict=True))
         return out
-    return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+    return _like(value, changed)
+
+
+def _like(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
+    """A tuple, named or not, or a list, of other items."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def features_of(given: dict[str, Any]) -> Any:
@@ -147,7 +152,8 @@ def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: E
     """
     if isinstance(value, (tuple, list)) and name != "size":
         ends: Any = (0, 1) if len(value) == 2 else [None] * len(value)
-        return type(value)(row_values(conv, name, item, edges, end) for item, end in zip(value, ends, strict=True))
+        items = [row_values(conv, name, item, edges, end) for item, end in zip(value, ends, strict=True)]
+        return _like(value, items)
     if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
         return value
     if name in ("x", "h"):

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch_geometric.nn import MessagePassing, aggr, norm
 from torch_geometric.nn.aggr import Aggregation, EquilibriumAggregation, MaxAggregation, MinAggregation
 
-from pyg_dist.backend.dense.moved_rows import select
+from pyg_dist.backend.dense.indexed_rows import select
 from pyg_dist.backend.sparse.matrix import extreme
 from pyg_dist.conv.fast_paths import is_hooked
 from pyg_dist.errors import UnsupportedError

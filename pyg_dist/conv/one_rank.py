@@ -18,7 +18,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.backend import timing
-from pyg_dist.backend.dense.moved_rows import select, sum_rows
+from pyg_dist.backend.dense.indexed_rows import select, sum_rows
 from pyg_dist.conv.fast_paths import is_hooked, step_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph

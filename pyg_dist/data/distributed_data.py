@@ -6,7 +6,7 @@ import logging
 import weakref
 from inspect import Signature, signature
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +24,9 @@ from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import DistributedStorage, LocalGraph
+from pyg_dist.data.storage import DistributedStorage, LocalGraph, refused
 from pyg_dist.errors import (
     DataError,
-    MixedRowsError,
     OptionError,
 )
 from pyg_dist.graph import module_hooks
@@ -336,11 +335,13 @@ class DistributedData(OfThisRun, OnDevice, Data):
         """Whether ``data[key]`` has a row per edge."""
         return isinstance(self[key], EdgeTensor)
 
-    def edge_subgraph(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: the edges and their order are fixed, and so are the graphs of a batch."""
-        raise MixedRowsError("This would change or take apart a distributed graph: apply it before DistributedData")
+    # The edges and their order are fixed, and so are the graphs of a batch.
+    edge_subgraph, sort, index_select = refused("edge_subgraph"), refused("sort"), refused("index_select")
+    to_data_list, get_example = refused("to_data_list"), refused("get_example")
 
-    sort = to_data_list = get_example = index_select = edge_subgraph
+    def __getitem__(self, key: str) -> Any:
+        """An attribute; a graph of a batch, ``data[0]``, is refused."""
+        return super().__getitem__(key) if isinstance(key, str) else self.get_example(key)
 
     def is_undirected(self) -> bool:
         """Whether each edge has its reverse, with equal ``edge_attr`` (collective: gathers all edges)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -185,6 +186,15 @@ def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "e
     if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, *sizes) == kind:
         return RowTensor.from_local(rows.slice(value), rows)
     return value
+
+
+def refused(name: str) -> Callable[..., NoReturn]:
+    """A method that refuses what would change a graph."""
+
+    def method(self: object, *args: object, **kwargs: object) -> NoReturn:
+        raise MixedRowsError(f"{name} would change or take apart a distributed graph: apply it before DistributedData")
+
+    return method
 
 
 def _same_nodes(key: str, value: object, graph: DistributedGraph | None) -> DistributedEdgeIndex | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.utils import scatter as pyg_scatter
 from torch_geometric.utils import softmax as pyg_softmax
 
-from pyg_dist.backend.dense.moved_rows import select, sum_rows
+from pyg_dist.backend.dense.indexed_rows import select, sum_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError

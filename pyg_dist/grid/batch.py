@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.dense import moved_rows
+from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import refuse_learning_weights, refuse_other_weights
@@ -116,7 +116,7 @@ class PickedTiles(PickedNodes):
             return super().fetch(x)
         layout = x._sharding.layout
         with local_tensors():
-            local = moved_rows.select(self.entered(x), copied_to(self.grid.places(layout), x.device))
+            local = indexed_rows.select(self.entered(x), copied_to(self.grid.places(layout), x.device))
             return self.noted(RowTensor.from_local(local, self.grid.tile(layout, x._sharding.width)), x)
 
 

@@ -79,7 +79,7 @@ _SPARSE = 64
 
 
 _DENSE = 16
-"""Numbers are found by a table of all up to them where they are one in so many of these."""
+"""Numbers are found by a table of all up to them, new in each batch, where they are one in so many: 64 bytes each."""
 
 
 def _finder(codes: Tensor, span: int) -> Callable[[Tensor], Tensor]:
@@ -87,7 +87,7 @@ def _finder(codes: Tensor, span: int) -> Callable[[Tensor], Tensor]:
 
     Those are several ascending lists, one after another.
     """
-    if _DENSE * codes.numel() < span:
+    if _DENSE * codes.numel() < span or span > torch.iinfo(torch.int32).max:
         ascending = torch.from_numpy(np.sort(codes.numpy(), kind="stable"))  # runs, which it merges
         return partial(ops.find_sorted, ascending)
     table = torch.full((span,), -1, dtype=torch.int32)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.dense import moved_rows
+from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors, version_of
@@ -72,7 +72,7 @@ class PickedRows(RowTensor):
                 )
             x = RowTensor.from_local(moved, self.source)
         with local_tensors():
-            local = moved_rows.select(self.entered(x), on_device(self.place, x.device))
+            local = indexed_rows.select(self.entered(x), on_device(self.place, x.device))
             return self.noted(RowTensor.from_local(local, self._sharding), x)
 
     def noted(self, values: RowTensor, x: RowTensor) -> RowTensor:

@@ -99,8 +99,8 @@ def parts_of(data: Any) -> tuple[Any, ...]:
     return data.x, data.edge_index, data.edge_attr
 
 
-def of_containers() -> Packs:
+def of_containers(packs: type[Packs] = Packs, conv: type[TakesAll] = TakesAll) -> Packs:
     def pack(x: Tensor, edge_index: Any, edge_attr: Tensor) -> Any:
         return Graph(x, [Attributes(edge_index=edge_index), edge_attr])
 
-    return Packs(TakesAll(pack, lambda given: (given.x, given.edges[0].edge_index, given.edges[1])))
+    return packs(conv(pack, lambda given: (given.x, given.edges[0].edge_index, given.edges[1])))

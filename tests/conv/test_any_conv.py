@@ -225,6 +225,7 @@ CASES: dict[str, Case] = {
     "edges and a graph": Case(lambda: PacksBeside(TakesBoth(as_graph, parts_of)), "XEA"),
     "a graph that changes": Case(Layers, "XEA"),
     "containers": Case(of_containers, "XEA"),
+    "edges and containers": Case(lambda: of_containers(PacksBeside, TakesBoth), "XEA"),
     "GMM": Case(lambda: gnn.GMMConv(F, G, 3, 2), "XEA"),
     "RGCN": Case(lambda: gnn.RGCNConv(F, G, 3, num_bases=2), "XET"),
     "RGCN fast": Case(lambda: gnn.FastRGCNConv(F, G, 3), "XET"),

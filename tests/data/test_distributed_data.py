@@ -152,7 +152,8 @@ def transforms(world_size: int) -> None:
         lambda: torch.cat([data.edge_index, data.edge_index]),
         lambda: data.edge_subgraph(torch.arange(5)),
         lambda: data.sort(),
-        lambda: data.to_data_list(),  # type: ignore[operator]
+        lambda: data.to_data_list(),
+        lambda: data[0],  # type: ignore[index]
     ):
         message = message_of(structural)
         ways = ("before DistributedData", "full_tensor()")

@@ -104,7 +104,7 @@ def opened(num_ranks: int, path: str, hierarchy: Any = "off") -> None:
     assert_same(*results)
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_opened_by_ranks(workers: Pools, store: Path, num_ranks: int) -> None:
     workers(num_ranks).run(opened, num_ranks, str(store))
 
@@ -113,7 +113,7 @@ def opened_on_machines(num_ranks: int, path: str) -> None:
     from pyg_dist.backend.session import session
 
     session.shutdown()
-    os.environ["PYG_DIST_MACHINES"] = "0,0,1,1"
+    os.environ["PYG_DIST_MACHINES"] = "0,0,1,1"[: 2 * num_ranks - 1]
     session.init()
     try:
         opened(num_ranks, path, "on")
@@ -123,8 +123,9 @@ def opened_on_machines(num_ranks: int, path: str) -> None:
         session.init()
 
 
-def test_opened_in_two_levels(workers: Pools, store: Path) -> None:
-    workers(4).run(opened_on_machines, 4, str(store))
+@pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.slow), 4])
+def test_opened_in_two_levels(workers: Pools, store: Path, num_ranks: int) -> None:
+    workers(num_ranks).run(opened_on_machines, num_ranks, str(store))
 
 
 def test_commands(store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

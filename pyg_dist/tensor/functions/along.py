@@ -159,7 +159,7 @@ def flip(function: Function, x: Tensor, *dims: object, **named: object) -> Tenso
 
 @implements("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
 def join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate columns, stack along a new dimension within rows, or append rows."""
+    """Concatenate columns, stack along a new dimension, which rows follow where it is the first one, or append rows."""
     tensors = tuple(tensors)
     if function is torch.column_stack:
         tensors = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in tensors)
@@ -170,8 +170,11 @@ def join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if 0 in dims_of(dim, num_dims + (function is torch.stack)):
         if stacks:
             return MovedRows.make(torch.stack(tensors, dim=1), 1)
-        is_vertical = function in (torch.vstack, torch.row_stack)
-        return _append(function, tuple(t.view(1, -1) if is_vertical and t.dim() < 2 else t for t in tensors))
+        if function in (torch.vstack, torch.row_stack):
+            if any(isinstance(t, RowTensor) and t.dim() < 2 for t in tensors):
+                raise refuse(function, "of a vector and a matrix would make one row of all rows")
+            tensors = tuple(t.view(1, -1) if t.dim() < 2 else t for t in tensors)
+        return _append(function, tensors)
     with local_tensors():
         tensors, _, rows = aligned(function, tensors, {}, broadcasts=False)
         joined: Tensor = function(tensors, dim)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.dense import moved_rows
+from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
@@ -171,7 +171,7 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
         rows, local = x._sharding, x.as_subclass(Tensor)
         if first is not _ALL:
             rows, local_index = select_rows(rows, first)
-            local = moved_rows.select(local, on_device(local_index, local.device))
+            local = indexed_rows.select(local, on_device(local_index, local.device))
         out = as_row_tensor_(local[tuple([_ALL, *rest])] if rest else local, rows)
         return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
 
@@ -179,7 +179,7 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
 def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
     """Some rows of x; to be called under :data:`local_tensors`."""
     local_index = on_device(chosen.local_index, x.device)
-    return as_row_tensor_(moved_rows.select(x, local_index), chosen.rows)
+    return as_row_tensor_(indexed_rows.select(x, local_index), chosen.rows)
 
 
 def _is_list_of_one(item: object) -> bool:
@@ -213,7 +213,7 @@ def _elements(x: RowTensor, mask: Tensor) -> object:
         mask = _mask_of(x, mask)
         rows, local_index = by_row_mask(x._sharding, mask)
         elements, local_index = x.as_subclass(Tensor).flatten(0, mask.dim() - 1), on_device(local_index, x.device)
-        return as_row_tensor_(moved_rows.select(elements, local_index), rows)
+        return as_row_tensor_(indexed_rows.select(elements, local_index), rows)
 
 
 def _assign_elements(x: RowTensor, mask: Tensor, value: object) -> None:

@@ -152,9 +152,16 @@ def on_moved(function: Function, *args: object, **kwargs: object) -> Any:
 
     Of all pairs of rows, ``x[:, None] - x[None]``: rows of the operand that has them first (gathers the other).
     """
-    first = moved_in((args, *kwargs.values()))[0]
-    if first.shape[0] == 1 and any(isinstance(a, RowTensor) and a.dim() == first.dim() for a in args):
-        return function(*(a.full_tensor() if type(a) is MovedRows else a for a in args), **kwargs)
+    given = (*args, *kwargs.values())
+    first = moved_in(given)[0]
+    if first.shape[0] == 1 and any(isinstance(a, RowTensor) and a.dim() == first.dim() for a in given):
+        whole = [a.full_tensor() if type(a) is MovedRows else a for a in given]
+        return function(*whole[: len(args)], **dict(zip(kwargs, whole[len(args) :], strict=True)))
+    return _element_by_element(function, first, args, kwargs)
+
+
+def _element_by_element(function: Function, first: MovedRows, args: Args, kwargs: Kwargs) -> Any:
+    """Of operands that all have their rows in the dimension where ``first`` has them."""
     args = tuple(rows_first(a, first, function) for a in args)
     kwargs = {name: rows_first(value, first, function) for name, value in kwargs.items()}
     out = function(*args, **kwargs)
@@ -173,7 +180,7 @@ def _on_moved_(function: Function, x: object, *args: object, **kwargs: object) -
     """In place."""
     if type(x) is not MovedRows:
         raise refuse_moved(function, moved_in((args, *kwargs.values()))[0])
-    on_moved(function, x, *args, **kwargs)
+    _element_by_element(function, x, (x, *args), kwargs)
     return x
 
 
@@ -183,9 +190,10 @@ def _on_moved_(function: Function, x: object, *args: object, **kwargs: object) -
 )  # fmt: skip
 def _loss(function: Function, *args: object, **kwargs: object) -> object:
     """Losses that are a value per element, and then its sum or mean (collective)."""
+    first = moved_in((args, *kwargs.values()))[0]
     if kwargs.get("reduction") == "batchmean":
-        raise refuse_moved(function, moved_in((args, *kwargs.values()))[0])
-    return on_moved(function, *args, **kwargs)
+        raise refuse_moved(function, first)
+    return _element_by_element(function, first, args, kwargs)
 
 
 @MOVED.implements("cross_entropy", "nll_loss")

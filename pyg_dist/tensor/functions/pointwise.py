@@ -38,7 +38,8 @@ def as_operand(function: Function, operand: object, rows: RowSharding, num_dims:
         if operand.dim() != num_dims:
             raise MixedRowsError(
                 f"{public_name(function)} would align the rows of a {operand.dim()}-dimensional operand with the "
-                f"columns of a {num_dims}-dimensional one: give it a trailing dimension, .view(-1, 1)"
+                f"columns of a {num_dims}-dimensional one: give it a trailing dimension, .view(-1, 1), or for all "
+                f"pairs of rows a leading one, [None]"
             )
         return operand
     if operand.dim() > num_dims:

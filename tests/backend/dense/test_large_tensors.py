@@ -1,31 +1,20 @@
-"""Functions of large tensors, and rows of them that are moved, against torch's own."""
+"""Functions of large tensors against torch's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from bits import assert_same_bits
+from bits import assert_same_bits, results
 from op_inputs import DTYPES
 from torch import Tensor
-from torch_geometric.utils import scatter
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.dense import large_tensors, moved_rows
+from pyg_dist.backend.dense import indexed_rows, large_tensors
 
 Both = tuple[Callable[..., Tensor], Callable[..., Tensor]]
-
-
-def results(function: Callable[..., Tensor], *operands: Tensor) -> list[Tensor]:
-    """The output, and the gradient of every operand."""
-    leaves = [operand.detach().clone().requires_grad_() for operand in operands]
-    out = function(*leaves)
-    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out).to(out.dtype)
-    (out * weight).sum().backward()
-    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
 
 @pytest.fixture
@@ -108,39 +97,10 @@ def test_log_softmax_and_select_have_the_bits_of_torch(num_rows: int, dtype: tor
     assert "_LogSoftmax" in large_tensors.log_softmax(x.clone().requires_grad_()).grad_fn.name()  # type: ignore[union-attr]
     for mine, stock in (
         (large_tensors.log_softmax, lambda x: F.log_softmax(x, 1)),
-        (lambda x: moved_rows.select(x, index), lambda x: x.index_select(0, index)),
+        (lambda x: indexed_rows.select(x, index), lambda x: x.index_select(0, index)),
     ):
         for got, expected in zip(results(mine, x), results(stock, x), strict=True):
             assert_same_bits(got, expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(37,), (2, 1, 19)], ids=str)
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_moved_rows_have_the_bits_of_torch(
-    num_rows: int, dtype: torch.dtype, shape: tuple[int, ...], reduce: str
-) -> None:
-    """Of any shape; sums of 0 to many rows, some of which are -0.0."""
-    x = torch.randn(num_rows, *shape).to(dtype).masked_fill_(torch.rand(num_rows, *shape) < 0.1, -0.0)
-    index = torch.randint(num_rows // 3, (num_rows,)).square() // num_rows
-    moved = lambda x: moved_rows.sum_rows(x, index, num_rows, reduce == "mean")  # noqa: E731
-    assert "_SumRows" in str(walk(moved(x.clone().requires_grad_()).grad_fn))
-    assert "_Select" in str(walk(moved_rows.select(x.clone().requires_grad_(), index).grad_fn))
-    for mine, stock in (
-        (moved, lambda x: scatter(x, index, 0, num_rows, reduce)),
-        (lambda x: moved_rows.select(x, index), lambda x: x.index_select(0, index)),
-    ):
-        for got, expected in zip(results(mine, x), results(stock, x), strict=True):
-            assert_same_bits(got, expected)
-
-
-def walk(node: Any) -> list[str]:
-    """The names of a function's derivative and of those behind it."""
-    return (
-        []
-        if node is None
-        else [node.name(), *(name for following, _ in node.next_functions for name in walk(following))]
-    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -213,9 +173,9 @@ def test_derivatives_of_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
         addend = (x @ weight.t()).detach().sin().requires_grad_()
         assert check(lambda a, *factors: large_tensors.add_product_(a * 1, *factors) ** 2, (addend, x, weight))
         assert check(large_tensors.log_softmax, (x,))
-        assert check(lambda x: moved_rows.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
-        assert check(lambda x: moved_rows.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4) ** 2, (x,))
-        assert check(lambda x: moved_rows.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4, True) ** 2, (x,))
+        assert check(lambda x: indexed_rows.select(x, torch.tensor([2, 0, 2])) ** 2, (x,))
+        assert check(lambda x: indexed_rows.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4) ** 2, (x,))
+        assert check(lambda x: indexed_rows.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4, True) ** 2, (x,))
         assert check(lambda x: large_tensors.relu(x) ** 2, (x,))
         for mine, _ in ELEMENTWISE.values():
             assert check(lambda a, b, mine=mine: mine(a, b) ** 2, (x, x.detach().sin().requires_grad_()))
@@ -245,8 +205,8 @@ def test_other_forms_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda x: large_tensors.relu(x),
         lambda x: large_tensors.layer_norm(x, (3,)),
         lambda x: large_tensors.log_softmax(x),
-        lambda x: moved_rows.select(x, torch.tensor([2, 0, 2])),
-        lambda x: moved_rows.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4),
+        lambda x: indexed_rows.select(x, torch.tensor([2, 0, 2])),
+        lambda x: indexed_rows.sum_rows(x, torch.tensor([2, 0, 2, 1, 2]), 4),
         lambda x: large_tensors.add(x, large_tensors.multiply(x, x)),
     ],
     ids=["linear", "relu", "layer_norm", "log_softmax", "select", "sum_rows", "elementwise"],

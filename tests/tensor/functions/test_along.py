@@ -102,6 +102,8 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.gather(1, torch.zeros(1, 1, dtype=torch.int64)), LayoutMismatchError, "7 rows (got shape [1, 1])"),
     (lambda t: torch.cat([t.x, t.row], 1), LayoutMismatchError, "cat expected a plain operand with 7 rows"),
     (lambda t: torch.cat([t.x, t.v], 1), MixedRowsError, "cat would align the rows"),
+    (lambda t: torch.vstack([t.v, t.full]), MixedRowsError, "vstack of a vector and a matrix would make one row"),
+    (lambda t: torch.vstack([t.x, t.v]), MixedRowsError, "vstack of a vector and a matrix would make one row"),
     (lambda t: F.pad(t.x, (0, 0, 1, 0)), MixedRowsError, "pad of dimension 0 would add rows"),
     (lambda t: F.pairwise_distance(t.v, t.u), MixedRowsError, "pairwise_distance of one dimension would mix rows"),
     (lambda t: F.cosine_similarity(t.v, t.u, 0), MixedRowsError, f"cosine_similarity {ROWS}"),

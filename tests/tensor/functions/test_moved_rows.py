@@ -170,7 +170,7 @@ EXPRESSIONS: dict[str, Expression] = {
     "pairs": lambda t: [
         t.v[:, None] - t.u[None], t.x[None] * t.y.unsqueeze(1), (t.label[:, None] == t.label[None]).sum(0),
         t.label.view(-1, 1) != t.label.view(-1, 1).T, (t.v.view(1, -1) >= t.u.view(-1, 1)).sum(-1),
-        torch.maximum(t.x.unsqueeze(1), t.y.unsqueeze(0)),
+        torch.maximum(t.x.unsqueeze(1), other=t.y.unsqueeze(0)), torch.sub(input=t.x[None], other=t.y[:, None]),
         (torch.stack([t.v, t.u]) == t.v).sum(0), (t.u == torch.stack([t.v, t.u])).sum(0),
     ],
     "products": lambda t: [
@@ -230,6 +230,8 @@ REFUSED: list[Refusal] = [
     (lambda t: hops(t) + t.v, MixedRowsError, f"add {MOVE}"),
     (lambda t: hops(t) + t.c.permute(1, 2, 0), MixedRowsError, "add has no distributed form for rows in dimension 2"),
     (lambda t: torch.cat([hops(t), t.c]), MixedRowsError, f"cat {MOVE}"),
+    (lambda t: (t.x * 1)[None].mul_(t.x[torch.tensor([3])][:, None]), MixedRowsError, f"mul_ {MOVE}"),
+    (lambda t: F.mse_loss(t.x[:, None], t.y[None]), MixedRowsError, f"mse_loss {MOVE}"),
     (lambda t: torch.cat([hops(t), hops(t)], 1), MixedRowsError, f"cat {MOVE}"),
     (lambda t: F.layer_norm(t.c.permute(2, 1, 0), (t.N,)), MixedRowsError, "layer_norm has no distributed form for"),
     (
