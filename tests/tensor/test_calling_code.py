@@ -43,7 +43,7 @@ def over_lines(edge_index: Any) -> bool:
 
 # Each of them tripped over something else, or ended in an error without a message.
 NEED_ALL: list[Callable[..., Any]] = [
-    pyg.coalesce, pyg.sort_edge_index, pyg.is_undirected, pyg.to_undirected, pyg.to_torch_csr_tensor,
+    pyg.coalesce, pyg.sort_edge_index, pyg.is_undirected, pyg.to_torch_csr_tensor,
     pyg.to_torch_coo_tensor, pyg.contains_isolated_nodes, pyg.remove_isolated_nodes,
 ]  # fmt: skip
 
