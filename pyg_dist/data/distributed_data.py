@@ -339,10 +339,6 @@ class DistributedData(OfThisRun, OnDevice, Data):
     edge_subgraph, sort, index_select = refused("edge_subgraph"), refused("sort"), refused("index_select")
     to_data_list, get_example = refused("to_data_list"), refused("get_example")
 
-    def __getitem__(self, key: str) -> Any:
-        """An attribute; a graph of a batch, ``data[0]``, is refused."""
-        return super().__getitem__(key) if isinstance(key, str) else self.get_example(key)
-
     def is_undirected(self) -> bool:
         """Whether each edge has its reverse, with equal ``edge_attr`` (collective: gathers all edges)."""
         return bool(self._whole_edges().is_undirected())

@@ -102,7 +102,9 @@ def test_every_gradient(workers: Pools, world_size: int) -> None:
 
 @pytest.mark.parametrize("mesh", [{"x": 2}, pytest.param({"x": 2, "y": 2}, marks=pytest.mark.slow)], ids=str)
 def test_every_gradient_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
-    workers(math.prod(mesh.values())).run(compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.006 if len(mesh) == 1 else 0.003, mesh)
+    workers(math.prod(mesh.values())).run(
+        compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.006 if len(mesh) == 1 else 0.003, mesh
+    )
 
 
 def test_a_target_a_block(workers: Pools) -> None:

@@ -153,7 +153,7 @@ def transforms(world_size: int) -> None:
         lambda: data.edge_subgraph(torch.arange(5)),
         lambda: data.sort(),
         lambda: data.to_data_list(),
-        lambda: data[0],  # type: ignore[index]
+        lambda: data.get_example(0),
     ):
         message = message_of(structural)
         ways = ("before DistributedData", "full_tensor()")
