@@ -25,10 +25,7 @@ from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import DistributedStorage, LocalGraph, refused
-from pyg_dist.errors import (
-    DataError,
-    OptionError,
-)
+from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edge_sets import graph_over
@@ -130,7 +127,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
         if isinstance(data, HeteroData):
             from pyg_dist.data.hetero import DistributedHeteroData  # only who has types loads what handles them
 
-            return DistributedHeteroData(data, *args, **kwargs)
+            return DistributedHeteroData(**cls.__signature__.bind(data, *args, **kwargs).arguments)
         return super().__new__(cls)
 
     def __init__(
@@ -289,15 +286,16 @@ class DistributedData(OfThisRun, OnDevice, Data):
         from pyg_dist.store.typed_store import is_typed_store
 
         session.init()
-        is_typed = is_typed_store(path)
+        options: dict[str, Any] = {"exchange": exchange, "bits": bits, "mesh": mesh, "comm_dtype": comm_dtype}
+        options["hierarchy"], is_typed = hierarchy, is_typed_store(path)
         require_equal({"several types in the store": str(is_typed)}, "give every rank the same store and options")
         if is_typed:
             from pyg_dist.data.hetero import DistributedHeteroData
 
-            return DistributedHeteroData.open(path, exchange, bits, mesh, comm_dtype, allow_nan, hierarchy)
+            return DistributedHeteroData.open(path, allow_nan, **options)
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
-            stored = open_store(path, exchange, bits, mesh, comm_dtype, allow_nan, hierarchy)
+            stored = open_store(path, allow_nan, **options)
             release_free_memory()
         data: DistributedData = cls.__new__(cls)
         data._fill(stored)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch_geometric.data import HeteroData
 
 from pyg_dist.backend.comm.topology import DataGroups
@@ -24,8 +22,6 @@ from pyg_dist.data.storage import TypedEdges, TypedNodes
 from pyg_dist.data.typed_layout import LocalTypes, NodesByType, owners_of_all, parts_by_type, types_on_halo
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph import module_hooks
-from pyg_dist.halo.plan.cover import ExchangeKind
-from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.store.graph_input import read_hetero
@@ -67,31 +63,15 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
     node_shardings: NodesByType
     plan: HeteroPlan
 
-    def __init__(
-        self,
-        data: HeteroData,
-        layout: str = "halo",
-        partition: str | Tensor | np.typing.NDArray[np.generic] | Mapping[str, object] = "metis",
-        epsilon: float = 0.03,
-        exchange: ExchangeKind = "hybrid",
-        bits: int | tuple[int, int] = 32,
-        mesh: dict[str, int] | None = None,
-        comm_dtype: torch.dtype | None = None,
-        seed: int = 0,
-        allow_nan: bool = False,
-        model: tuple[int, int] | None = None,
-        nodes_of: object = None,
-        hierarchy: Hierarchy = "auto",
-    ) -> None:
+    def __init__(self, data: HeteroData, allow_nan: bool = False, **given: Any) -> None:
         session.init()
         module_hooks.install()
         with set_up("DistributedData", num_steps=4):
             with step("read and check"), raised_on_all_ranks():
                 hetero = read_hetero(data, allow_nan, warn=session.is_main())
-                one_type = {"mesh": mesh, "comm_dtype": comm_dtype, "model": model, "nodes_of": nodes_of}
-                owners = owners_of_all(hetero, partition) if isinstance(partition, Mapping) else partition
-                options = Options(layout, owners, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy)
-                _require_known(options, one_type)
+                if isinstance(given.get("partition"), Mapping):
+                    given["partition"] = owners_of_all(hetero, given["partition"])
+                options = _known_options(given)
             with step("compare the ranks' inputs"):
                 agree(hetero, options)
             group = DataGroups.of(None).part
@@ -103,16 +83,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         self._fill(LocalTypes.of(hetero, graph))
 
     @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        exchange: ExchangeKind = "hybrid",
-        bits: int | tuple[int, int] = 32,
-        mesh: dict[str, int] | None = None,
-        comm_dtype: torch.dtype | None = None,
-        allow_nan: bool = False,
-        hierarchy: Hierarchy = "auto",
-    ) -> DistributedHeteroData:
+    def open(cls, path: str | Path, allow_nan: bool = False, **given: Any) -> DistributedHeteroData:
         """The graph of a store of several types, see :meth:`pyg_dist.DistributedData.open` (collective)."""
         from pyg_dist.data.stored_types import open_types  # only who has a store loads what reads one
 
@@ -120,8 +91,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
             with raised_on_all_ranks():
-                options = Options("halo", "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
-                _require_known(options, {"mesh": mesh, "comm_dtype": comm_dtype})
+                options = _known_options({"partition": "random", **given})
             local = open_types(Path(path), options, allow_nan)
             release_free_memory()
         data: DistributedHeteroData = cls.__new__(cls)
@@ -195,15 +165,20 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         self.__dict__["place"] = device
 
 
-def _require_known(options: Options, of_one_type: dict[str, object]) -> None:
-    """Refuse what only a graph with one type has."""
-    if options.layout == "grid":
+_OF_ONE_TYPE = ("mesh", "comm_dtype", "model", "nodes_of")
+
+
+def _known_options(options: dict[str, Any]) -> Options:
+    """Those of a graph with types; refuses what only one with one type has."""
+    given = [name for name in _OF_ONE_TYPE if options.get(name) is not None]
+    known = Options(**{name: value for name, value in options.items() if name != "nodes_of"})
+    if known.layout == "grid":
         raise UnsupportedError(
             "Expected layout='halo' with a HeteroData (got 'grid', whose tiles are of square matrices): leave it out"
         )
-    given = [name for name, value in of_one_type.items() if value is not None]
-    if given or isinstance(options.partition, Plan):
+    if given or isinstance(known.partition, Plan):
         raise UnsupportedError(
             f"Expected no {given[0] if given else 'saved plan'} with a HeteroData (got one), which is for graphs with "
             f"one type of nodes: leave it out"
         )
+    return known

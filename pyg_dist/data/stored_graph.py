@@ -36,27 +36,15 @@ from pyg_dist.store.manifest import ADJ_VALUES, Manifest
 from pyg_dist.tensor import RowTensor
 
 
-def _path_of(folder: object) -> Path:
-    """The folder of a store, as a script names it."""
-    if not isinstance(folder, (str, Path)):
-        raise StoreError(f"Expected the path of a store's folder (got {type(folder).__name__}): pass a str or a Path")
-    return Path(folder)
-
-
-def open_store(
-    folder: str | Path,
-    exchange: ExchangeKind,
-    bits: int | tuple[int, int],
-    mesh: dict[str, int] | None,
-    comm_dtype: torch.dtype | None,
-    allow_nan: bool,
-    hierarchy: Hierarchy = "auto",
-) -> LocalGraph:
+def open_store(folder: object, allow_nan: bool, **given: Any) -> LocalGraph:
     """Read this rank's part (collective). See :meth:`pyg_dist.DistributedData.open`."""
     with raised_on_all_ranks():
-        path = _path_of(folder)
+        if not isinstance(folder, (str, Path)):
+            got = type(folder).__name__
+            raise StoreError(f"Expected the path of a store's folder (got {got}): pass a str or a Path")
+        path = Path(folder)
         manifest = Manifest.load(path)
-        options = Options(manifest.layout, "random", 0.03, exchange, bits, mesh, comm_dtype, hierarchy=hierarchy)
+        options = Options(manifest.layout, "random", **given)
     require_equal(
         {"the store's manifest": manifest.digest, **options.identity()}, "give every rank the same store and options"
     )
