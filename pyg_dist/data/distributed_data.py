@@ -21,10 +21,9 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
-from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import DistributedStorage, LocalGraph, refused
+from pyg_dist.data.storage import DistributedStorage, LocalGraph, OnDevice, refused
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
@@ -286,19 +285,22 @@ class DistributedData(OfThisRun, OnDevice, Data):
         from pyg_dist.store.typed_store import is_typed_store
 
         session.init()
-        options: dict[str, Any] = {"exchange": exchange, "bits": bits, "mesh": mesh, "comm_dtype": comm_dtype}
-        options["hierarchy"], is_typed = hierarchy, is_typed_store(path)
+        given: dict[str, Any] = {"exchange": exchange, "bits": bits, "mesh": mesh, "comm_dtype": comm_dtype}
+        given["hierarchy"], is_typed = hierarchy, is_typed_store(path)
+        kind: Any = cls
+        read: Any = open_store
         require_equal({"several types in the store": str(is_typed)}, "give every rank the same store and options")
         if is_typed:
             from pyg_dist.data.hetero import DistributedHeteroData
+            from pyg_dist.data.stored_types import open_types
 
-            return DistributedHeteroData.open(path, allow_nan, **options)
+            kind, read = DistributedHeteroData, open_types
         module_hooks.install()
         with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
-            stored = open_store(path, allow_nan, **options)
+            local = read(path, allow_nan, **given)
             release_free_memory()
-        data: DistributedData = cls.__new__(cls)
-        data._fill(stored)
+        data: DistributedData = kind.__new__(kind)
+        data._fill(local)
         return data
 
     @property

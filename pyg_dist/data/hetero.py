@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -16,9 +15,8 @@ from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks
 from pyg_dist.backend.session.steps import set_up, step
-from pyg_dist.data.devices import OnDevice
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import TypedEdges, TypedNodes
+from pyg_dist.data.storage import OnDevice, TypedEdges, TypedNodes
 from pyg_dist.data.typed_layout import LocalTypes, NodesByType, owners_of_all, parts_by_type, types_on_halo
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph import module_hooks
@@ -71,7 +69,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
                 hetero = read_hetero(data, allow_nan, warn=session.is_main())
                 if isinstance(given.get("partition"), Mapping):
                     given["partition"] = owners_of_all(hetero, given["partition"])
-                options = _known_options(given)
+                options = known_options(given)
             with step("compare the ranks' inputs"):
                 agree(hetero, options)
             group = DataGroups.of(None).part
@@ -81,22 +79,6 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
                 graph = types_on_halo(hetero, options, parts)
             release_free_memory()
         self._fill(LocalTypes.of(hetero, graph))
-
-    @classmethod
-    def open(cls, path: str | Path, allow_nan: bool = False, **given: Any) -> DistributedHeteroData:
-        """The graph of a store of several types, see :meth:`pyg_dist.DistributedData.open` (collective)."""
-        from pyg_dist.data.stored_types import open_types  # only who has a store loads what reads one
-
-        session.init()
-        module_hooks.install()
-        with set_up(f"DistributedData.open({str(path)!r})", num_steps=1), step("read this rank's part"):
-            with raised_on_all_ranks():
-                options = _known_options({"partition": "random", **given})
-            local = open_types(Path(path), options, allow_nan)
-            release_free_memory()
-        data: DistributedHeteroData = cls.__new__(cls)
-        data._fill(local)
-        return data
 
     def _begin(self, nodes: NodesByType, plan: HeteroPlan, device: torch.device) -> None:
         """Make this object one without attributes."""
@@ -168,7 +150,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
 _OF_ONE_TYPE = ("mesh", "comm_dtype", "model", "nodes_of")
 
 
-def _known_options(options: dict[str, Any]) -> Options:
+def known_options(options: dict[str, Any]) -> Options:
     """Those of a graph with types; refuses what only one with one type has."""
     given = [name for name in _OF_ONE_TYPE if options.get(name) is not None]
     known = Options(**{name: value for name, value in options.items() if name != "nodes_of"})

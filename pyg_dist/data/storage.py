@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.backend.session.agreement import one_line
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.store.graph_input import GraphInput
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.sharding import RowSharding
 from pyg_dist.tensor.sparse_form import SparseForm
 
@@ -186,6 +188,76 @@ def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "e
     if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, *sizes) == kind:
         return RowTensor.from_local(rows.slice(value), rows)
     return value
+
+
+D = TypeVar("D", bound="OnDevice")
+
+
+class OnDevice:
+    """What data of one type and of several have in common: all that a rank has of it lies on one device."""
+
+    @property
+    def _device(self) -> torch.device:
+        raise NotImplementedError  # by each kind of data
+
+    def _lie_on(self, device: torch.device) -> None:
+        """Take note of a move, before the attributes follow."""
+        raise NotImplementedError  # by each kind of data
+
+    def to(self: D, device: torch.device | str | int, *args: str, non_blocking: bool = False) -> D:
+        """Move this rank's part to ``device``, in place as ``Data.to`` does (not collective).
+
+        Raises:
+            UnsupportedError: A device that is not usable here; or names of attributes where something moves: all of
+                them move with the edges.
+
+        Example:
+            >>> data.to("cpu").x.device
+            device(type='cpu')
+        """
+        try:
+            there = torch.empty(0, device=device).device  # with its number
+        except Exception as error:  # of any class, by device and build of torch
+            got = f"got '{device}': {one_line(error)}"
+            raise UnsupportedError(
+                f"Expected a device that torch can use here ({got}): leave the data on {self._device}"
+            ) from None
+        if there == self._device:
+            return self
+        if args:
+            raise UnsupportedError(
+                f"Expected no names of attributes, since all of them move (got {args}): leave them out"
+            )
+        self._lie_on(there)
+        for store in self.stores:  # type: ignore[attr-defined]
+            for name, value in list(store.items()):
+                moved = _moved_to(value, there, non_blocking)
+                if moved is not value:
+                    store[name] = moved
+        return self
+
+    def cpu(self: D, *args: str) -> D:
+        """Move this rank's part to main memory."""
+        return self.to("cpu", *args)
+
+    def cuda(self: D, device: int | str | None = None, *args: str, non_blocking: bool = False) -> D:
+        """Move this rank's part to a GPU."""
+        return self.to("cuda" if device is None else device, *args, non_blocking=non_blocking)
+
+    def validate(self, raise_on_error: bool = True) -> bool:
+        """True: the graph was checked when it was distributed, and every assignment since."""
+        return True
+
+
+def _moved_to(value: object, device: torch.device, non_blocking: bool) -> object:
+    """What a storage has, on another device (not collective)."""
+    if isinstance(value, PickedRows):
+        return value.on(device)
+    if isinstance(value, RowTensor):
+        return RowTensor.from_local(value.to_local().to(device, non_blocking=non_blocking), value._sharding)
+    if isinstance(value, DistributedEdgeIndex):
+        return value.on(value.graph.to(device))
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def refused(name: str) -> Callable[..., NoReturn]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from torch import Tensor
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks, require_equal
+from pyg_dist.data.hetero import known_options
 from pyg_dist.data.layout_choice import gathered_plan
-from pyg_dist.data.options import Options
 from pyg_dist.data.stored_graph import (
     RelationRows,
     block_numbers,
@@ -41,9 +42,11 @@ from pyg_dist.store.typed_store import TypedStores, TypesManifest
 from pyg_dist.tensor import RowTensor
 
 
-def open_types(path: Path, options: Options, allow_nan: bool) -> LocalTypes:
-    """Read this rank's part (collective)."""
+def open_types(folder: str | Path, allow_nan: bool, **given: Any) -> LocalTypes:
+    """Read this rank's part (collective). See :meth:`pyg_dist.DistributedData.open`."""
+    path = Path(folder)
     with raised_on_all_ranks():
+        options = known_options({"partition": "random", **given})
         manifest = TypesManifest.load(path)
         stores = manifest.halo_stores(path)
     require_equal(
