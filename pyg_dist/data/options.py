@@ -47,7 +47,6 @@ class Options:
     hierarchy: Hierarchy = "auto"
 
     def __post_init__(self) -> None:
-        """Raise where one is not valid."""
         self._check_halo()
         _check("comm_dtype", self.comm_dtype, (None, torch.bfloat16))
         if self.mesh is not None and not isinstance(self.mesh, dict):

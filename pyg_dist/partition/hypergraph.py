@@ -30,7 +30,6 @@ class HypergraphModel:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
         return int(self.weight.size)
 
     @property
@@ -157,7 +156,6 @@ class Batches:
     delta: float = 0.5  # the probability that it is larger
 
     def __post_init__(self) -> None:
-        """Check each value."""
         if self.size is not None and self.size < 1:
             raise OptionError(f"Expected batches of one node or more (got {self.size})")
         if not (0 < self.theta < math.inf and 0 < self.delta < 1):

@@ -93,7 +93,6 @@ class GraphModel:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
         return int(self.weight.size)
 
 

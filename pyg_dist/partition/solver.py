@@ -32,7 +32,6 @@ class SolverOptions:
     memory: int | None = None  # bytes that a solver may take; None: as many as it likes
 
     def __post_init__(self) -> None:
-        """Check each option by itself."""
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
             raise OptionError(f"Expected 'epsilon' to be a positive number (got {self.epsilon})")
         if self.solver not in SOLVERS:

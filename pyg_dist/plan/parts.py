@@ -82,7 +82,6 @@ class PartsOptions:
     bits: tuple[int, int] = (32, 32)  # of a number in the messages, forward and backward
 
     def __post_init__(self) -> None:
-        """Check what belongs together."""
         SolverOptions(self.epsilon, self.seed, self.solver, self.preset, self.memory)
         if not isinstance(self.method, str):
             return

@@ -39,7 +39,6 @@ class HaloCandidate:
         return f"halo, {self.exchange} exchange{' in two levels' * self.two_levels}"
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values."""
         return {
             "layout": "halo", "exchange": self.exchange, "levels": 1 + self.two_levels,
             "predicted_seconds": self.seconds,
@@ -104,7 +103,6 @@ class GraphStatistics:
     source: str = "given"  # of the numbers
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         classes = 1 if self.num_classes is None else self.num_classes
         least = min(self.num_nodes, self.num_edges, self.num_features, classes, self.halo_ranks)
         if least < 1 or not (self.halo_rows >= 0 and self.growth >= 0):

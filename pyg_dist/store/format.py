@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -114,6 +114,12 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 def of_rows(dtype: str, num_rows: int, row_shape: tuple[int, ...] = ()) -> TensorSpec:
     """The spec of ``num_rows`` rows."""
     return TensorSpec(dtype, (num_rows, *row_shape))
+
+
+def slices(num_rows: int, row_bytes: int, num_bytes: int, first: int = 0) -> Iterator[slice]:
+    """Consecutive rows from ``first`` on, one after another, about ``num_bytes`` at a time."""
+    step = max(1, num_bytes // max(row_bytes, 1))
+    return (slice(low, min(low + step, num_rows)) for low in range(first, num_rows, step))
 
 
 @dataclass(frozen=True)

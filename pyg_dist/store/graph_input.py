@@ -66,8 +66,9 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
     check_ends(edge_index, num_nodes, form.key)
     found = sort_attributes(data.to_dict(), num_nodes, edge_index.shape[1], is_strict)
     graph = GraphInput(edge_index, num_nodes, form, values, _device(data), found.nodes, found.edges, found.others)
-    if is_strict:
-        _check_masks(graph)
+    mask = found.nodes.get("train_mask")
+    if is_strict and mask is not None and mask.dtype == torch.bool and not bool(mask.any()):
+        raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
     if not allow_nan and warn:
         warn_of_nan("node", graph.node_attributes)
         warn_of_nan("edge", graph.edge_attributes)
@@ -121,12 +122,6 @@ def _device(data: Data) -> torch.device:
     if isinstance(x, Tensor):
         return x.device
     return edges.device() if isinstance(edges, SparseTensor) else torch.device(edges.device)
-
-
-def _check_masks(graph: GraphInput) -> None:
-    mask = graph.node_attributes.get("train_mask")
-    if mask is not None and mask.dtype == torch.bool and not bool(mask.any()):
-        raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 
 
 def warn_of_nan(kind: Literal["node", "edge"], attributes: Mapping[str, Tensor]) -> None:
@@ -218,7 +213,8 @@ def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
         kind: _named(f"data[{kind!r}]", sort_attributes, store.to_dict(), num_nodes[kind], None)
         for kind, store in data.node_items()
     }
-    device = _device_of_types(data)
+    given = [store.get("x") for store in data.node_stores] + [store.get("edge_index") for store in data.edge_stores]
+    device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
     relations = {}
     for relation, store in data.edge_items():
         name = f"data{[*relation]}"
@@ -253,8 +249,3 @@ def _num_nodes(kind: str, store: Any) -> int:
     if declared is not None and isinstance(x, Tensor) and x.shape[0] != declared:
         raise DataError(f"Expected {declared} rows of x for the nodes of type {kind!r} (got {x.shape[0]}): one a node")
     return int(store.num_nodes)
-
-
-def _device_of_types(data: HeteroData) -> torch.device:
-    tensors = [store.get("x") for store in data.node_stores] + [store.get("edge_index") for store in data.edge_stores]
-    return next((x.device for x in tensors if isinstance(x, Tensor)), torch.device("cpu"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyg_dist.errors import StoreError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import FileLayout, TensorSpec, as_torch, storage_dtype
+from pyg_dist.store.format import FileLayout, TensorSpec, as_torch, slices, storage_dtype
 from pyg_dist.store.manifest import Shard
 
 PIECE_BYTES = 1 << 20
@@ -61,10 +61,8 @@ class TensorFile:
         """The same rows in pieces; the pages of one are released when the next is read."""
         spec = self.spec(name)
         high = spec.num_rows if high is None else high
-        step = max(1, num_bytes // max(spec.row_bytes, 1))
-        for begin in range(low, high, step):
-            end = min(begin + step, high)
-            yield self.rows(name, begin, end)
+        for piece in slices(high, spec.row_bytes, num_bytes, low):
+            yield self.rows(name, piece.start, piece.stop)
             self.release()
 
     def spec(self, name: str) -> TensorSpec:

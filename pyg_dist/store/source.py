@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -16,17 +17,12 @@ from torch_geometric.typing import SparseTensor
 
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import TensorSpec, is_storable, of_rows
+from pyg_dist.store.format import TensorSpec, is_storable, of_rows, slices
 from pyg_dist.store.manifest import GraphForm
 
 ReadRows = Callable[[int], Iterator[Array]]
 """Pieces of consecutive rows, from the first to the last, of at most so many bytes; each call begins anew."""
 _BLOCK = 1 << 22
-
-
-def no_rows(num_bytes: int) -> Iterator[Array]:
-    """Nothing: of attributes that come with the edges."""
-    return iter(())
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Attribute:
     name: str  # in the ``Data``
     dtype: str  # as safetensors calls it
     shape: tuple[int, ...] = ()  # of a row
-    rows: ReadRows = no_rows
+    rows: ReadRows = lambda num_bytes: iter(())  # of attributes that come with the edges
 
 
 EDGE_WEIGHT = Attribute("edge_weight", "F32")
@@ -185,13 +181,8 @@ def row_specs(attributes: tuple[Attribute, ...], count: int) -> dict[str, Tensor
 
 def fixed_rows(array: Array) -> ReadRows:
     """The rows of an array in memory."""
-    row_bytes = max(array.itemsize * int(np.prod(array.shape[1:])), 1)
-
-    def rows(num_bytes: int) -> Iterator[Array]:
-        step = max(1, num_bytes // row_bytes)
-        return (array[low : low + step] for low in range(0, len(array), step))
-
-    return rows
+    row_bytes = array.itemsize * math.prod(array.shape[1:])
+    return lambda num_bytes: (array[piece] for piece in slices(len(array), row_bytes, num_bytes))
 
 
 def storable(path: Path, given: Mapping[str, object]) -> dict[str, object]:

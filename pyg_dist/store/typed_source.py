@@ -42,7 +42,6 @@ class Piece(TensorSource):
         """All is known."""
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
-        """As the format reads them."""
         return self._read_ends(size)
 
 
@@ -133,7 +132,6 @@ class Joined(Source):
         super().__init__(typed.path, Reading())
 
     def open(self) -> None:
-        """Where the nodes of each type begin."""
         sizes, self.num_nodes = self.typed.num_nodes, 0
         self.first: dict[str, int] = {}
         for kind in self.kinds:

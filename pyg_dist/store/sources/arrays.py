@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from torch_geometric.typing import EdgeType
 
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.format import dtype_name
+from pyg_dist.store.format import dtype_name, slices
 from pyg_dist.store.source import Attribute, Reading, Source, TensorSource, fixed_rows
 from pyg_dist.store.sources.edge_table import ArrayEdges, mapped
 from pyg_dist.store.sources.ogb import NAMES
@@ -117,9 +118,8 @@ def _attributes(folder: Path, arrays: dict[str, Array], size: int) -> list[Attri
 
 def _rows(path: Path, num_bytes: int) -> Iterator[Array]:
     whole = mapped(path)
-    step = max(1, num_bytes // max(whole.itemsize * int(np.prod(whole.shape[1:])), 1))
-    for low in range(0, len(whole), step):
-        piece = mapped(path)[low : low + step]  # anew for each piece: pages are let go
+    for rows in slices(len(whole), whole.itemsize * math.prod(whole.shape[1:]), num_bytes):
+        piece = mapped(path)[rows]  # anew for each piece: pages are let go
         yield np.array(piece, piece.dtype.newbyteorder("="), order="C")
 
 

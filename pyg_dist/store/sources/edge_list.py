@@ -42,7 +42,6 @@ class TextEdges(Source):
     """
 
     def open(self) -> None:
-        """What the file means, from its first lines."""
         path, reading = self.path, self.reading
         lines = first_lines(path)
         self.konect = _KONECT.match(lines[0])
@@ -156,7 +155,6 @@ class TextEdges(Source):
         return f"columns {', '.join(filter(None, roles))}{more} by {marks[self.table.separator]}"
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The lines in their order."""
         first, count, low, high = np.zeros(0), 0, 1, 0
         for rows in self.table.rows():
             chunk = edges_of(rows, self.first_id)

@@ -29,7 +29,6 @@ class ArrayEdges(Source):
     num_edges: int
 
     def open(self) -> None:
-        """The array's shape."""
         path = self.path
         whole = mapped(path)
         if whole.ndim != 2 or 2 not in whole.shape or whole.dtype.kind not in "iu":
@@ -43,7 +42,6 @@ class ArrayEdges(Source):
         self.understood = f"an array [{'2, E' if self.is_wide else 'E, 2'}]; ids from {self.first_id}"
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The edges in their order."""
         for low in range(0, self.num_edges, size):
             whole = mapped(self.path)  # anew for each piece: pages are let go
             ends = (whole if self.is_wide else whole.T)[:, low : low + size].astype(np.int64) - self.first_id
@@ -54,7 +52,6 @@ class Parquet(Source):
     """A table with a row per edge; columns are known by their names, or, if there are two, by their order."""
 
     def open(self) -> None:
-        """The schema."""
         path, reading = self.path, self.reading
         try:
             import pyarrow
@@ -97,7 +94,6 @@ class Parquet(Source):
         return found
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The rows in their order."""
         low = 0
         for batch in self.file.iter_batches(size, columns=list(self.columns.values())):
             found = {}

@@ -28,7 +28,6 @@ class MatrixMarket(Source):
     """
 
     def open(self) -> None:
-        """The first lines."""
         path = self.path
         lines = first_lines(path)
         banner = lines[0]
@@ -60,7 +59,6 @@ class MatrixMarket(Source):
         self.understood = f"Matrix Market's rows to columns, {self.symmetry}; ids from 1"
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The entries in their order."""
         columns = (("row", "i8"), ("column", "i8"), ("value", "f8"))[: 3 if self.edges else 2]
         table = Table(self.path, columns, head=self.head, rules=(COMMENTS,))
         count, sign = 0, -1 if "skew" in self.symmetry else 1
@@ -90,7 +88,6 @@ class Dimacs(Source):
     """Nodes are numbered from 1. An edge (``e``) stands for both directions, an arc (``a``) for one."""
 
     def open(self) -> None:
-        """The first lines."""
         path = self.path
         lines = first_lines(path)
         problem = next((line.split() for line in lines if line.startswith("p")), [])
@@ -109,7 +106,6 @@ class Dimacs(Source):
         self.understood = f"DIMACS' {'arcs' if self.is_arc else 'edges'}; ids from 1{both}"
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The lines in their order."""
         for rows in self.table.rows():
             wrong = (rows.values["kind"] != ("a" if self.is_arc else "e")).nonzero()[0]
             if wrong.size:
@@ -133,7 +129,6 @@ class Metis(Source):
     num_nodes: int
 
     def open(self) -> None:
-        """The first lines."""
         path = self.path
         lines = enumerate(first_lines(path), 1)
         self.head, size = next(((k, line) for k, line in lines if line.strip() and line[0] != "%"), (1, ""))
@@ -154,7 +149,6 @@ class Metis(Source):
         self.understood = f"METIS' neighbours of each node{weights}; ids from 1"
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The neighbours of the nodes in their order."""
         node, count = 0, 0
         for _, lines in Table(self.path, (), head=self.head, rules=(_COMMENTS,)).blocks():
             lines = lines[: self.num_nodes - node] + [line for line in lines[self.num_nodes - node :] if line.strip()]

@@ -21,7 +21,7 @@ from torch_geometric.data import Data
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind, num_nodes_of, sort_attributes
-from pyg_dist.store.format import dtype_name, spec_of, torch_dtype
+from pyg_dist.store.format import dtype_name, slices, spec_of, torch_dtype
 from pyg_dist.store.source import EdgeChunk, ReadRows, TensorSource, attributes_of, fixed_rows, storable
 
 _SPARSE = ("x_indptr", "x_indices", "x_data", "x_shape")
@@ -40,7 +40,6 @@ class Npz(TensorSource):
     num_nodes: int
 
     def open(self) -> None:
-        """The headers of all arrays."""
         path, is_strict = self.path, self.reading.is_strict
         self.members = members(path)
         if "edge_index" not in self.members:
@@ -142,8 +141,8 @@ class Npz(TensorSource):
                 f"Expected CSR features of {height} rows, columns in [0, {width}), in {self.path} (got: {error}): "
                 f"check x_indptr and x_indices"
             ) from error
-        step = max(1, num_bytes // max(dtype.itemsize * width, 1))
-        return (whole[low : low + step].toarray().astype(dtype, copy=False) for low in range(0, height, step))
+        pieces = slices(height, dtype.itemsize * width, num_bytes)
+        return (whole[rows].toarray().astype(dtype, copy=False) for rows in pieces)
 
 
 def _meta(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> torch.Tensor | np.dtype[np.generic]:
@@ -174,12 +173,12 @@ class Member:
 
     def pieces(self, num_bytes: int, first: int = 0) -> Iterator[Array]:
         """Consecutive rows from row ``first`` on, about ``num_bytes`` at a time."""
-        step = max(1, num_bytes // max(self.row_bytes, 1))
-        counts = (min(step, self.shape[0] - low) for low in range(first, self.shape[0], step))
-        with _opened(self.path) as archive, _stream(archive, self.name) as (stream, *_):
+        pieces = slices(self.shape[0], self.row_bytes, num_bytes, first)
+        with _explained(self.path), zipfile.ZipFile(self.path) as archive, _stream(archive, self.name) as (stream, *_):
             if not self.is_fortran or len(self.shape) == 1:
                 stream.seek(first * self.row_bytes, os.SEEK_CUR)
-                for count in counts:
+                for rows in pieces:
+                    count = rows.stop - rows.start
                     content = stream.read(count * self.row_bytes)
                     if len(content) != count * self.row_bytes:
                         raise DataError(f"Expected all of '{self.name}' in {self.path} (it breaks off): fetch it again")
@@ -188,10 +187,8 @@ class Member:
             with tempfile.TemporaryFile() as file:  # columns follow one another, so that a row is spread over the file
                 shutil.copyfileobj(stream, file, _COPY_BYTES)
                 file.flush()
-                for count in counts:
-                    whole = np.memmap(file, self.dtype, "r", shape=self.shape, order="F")
-                    yield np.ascontiguousarray(whole[first : first + count])
-                    first += count  # mapped anew for each piece: pages are let go
+                for rows in pieces:  # mapped anew for each: pages are let go
+                    yield np.ascontiguousarray(np.memmap(file, self.dtype, "r", shape=self.shape, order="F")[rows])
 
     def array(self) -> Array:
         """All of it, in memory."""
@@ -225,7 +222,7 @@ def edge_columns(edges: Member, size: int) -> Iterator[Array]:
 def members(path: Path) -> dict[str, Member]:
     """The arrays of a file by name; only their headers are read."""
     found = {}
-    with _opened(path) as archive:
+    with _explained(path), zipfile.ZipFile(path) as archive:
         for entry in archive.namelist():
             name = entry.removesuffix(".npy")
             with _stream(archive, name) as (_, shape, is_fortran, dtype):
@@ -246,12 +243,6 @@ def _stream(
         version = np.lib.format.read_magic(stream)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         yield stream, *read(stream)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    with _explained(path), zipfile.ZipFile(path) as archive:
-        yield archive
 
 
 @contextmanager

@@ -86,7 +86,8 @@ class OGB(TensorSource):
         (self.num_nodes,), (self.num_entries,) = ([int(n) for n in count] for count in counts)
         self.inverse = self.options["add_inverse_edge"] == "True"
         self.num_edges = self.num_entries * (2 if self.inverse else 1)
-        self.nodes = (*self._attributes("node"), self._labels(), *self._masks())
+        masks = _split_masks(path / "split" / self.options["split"], self.num_nodes)
+        self.nodes = (*self._attributes("node"), self._labels(), *masks)
         self.edges = tuple(self._attributes("edge"))
         self.files = tuple(_files(self.raw, path / "split"))
 
@@ -131,7 +132,6 @@ class OGB(TensorSource):
             raise DataError(f"Expected {self.num_entries} edges in {self.raw} (got {low}): fetch it again")
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
-        """The edges of either form of ``raw``."""
         if self.members is not None:
             edges = edge_member(self._member("edge_index"))
             yield from self.ends_of(edge_columns(edges, size), edges.path)
@@ -150,9 +150,6 @@ class OGB(TensorSource):
             path = self.raw / "node-label.csv.gz"
             labels = _csv_labels(path)
         return _labels(path, labels, self.num_nodes, self.options)
-
-    def _masks(self) -> Iterator[Attribute]:
-        return _split_masks(self.path / "split" / self.options["split"], self.num_nodes)
 
 
 def _labels(path: Path, labels: Array, num_nodes: int, options: Mapping[str, str]) -> Attribute:

@@ -31,7 +31,6 @@ class RMat(Source):
     num_edges: int
 
     def open(self) -> None:
-        """The options in its name."""
         options = dict(_DEFAULTS)
         for part in filter(None, self.name.removeprefix(PREFIX).split(",")):
             name, _, value = part.partition("=")

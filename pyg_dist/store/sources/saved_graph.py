@@ -19,7 +19,7 @@ from pyg_dist.backend.plain_json import typed
 from pyg_dist.errors import DataError, PygDistError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind
-from pyg_dist.store.format import as_storage, spec_of
+from pyg_dist.store.format import as_storage, slices, spec_of
 from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key, read_graph, read_hetero
 from pyg_dist.store.manifest import GraphForm
 from pyg_dist.store.saved import EDGE_INDEX, GRAPH, TYPES, opened, require_rows, specs_of
@@ -41,7 +41,6 @@ class SavedGraph(TensorSource):
         super().__init__(path, reading)
 
     def open(self) -> None:
-        """The header."""
         with opened(self.path) as file:
             metadata, prefix = file.metadata() or {}, self.prefix
             self.specs = {
@@ -62,7 +61,6 @@ class SavedGraph(TensorSource):
         self.other_tensors = {name: (spec, partial(self._whole, name)) for name, spec in others.items()}
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
-        """Slices of the file."""
         places = (slice(low, low + size) for low in range(0, self.num_edges, size))
         return self.ends_of((self._slice(EDGE_INDEX, slice(2), place) for place in places), self.path)
 
@@ -76,8 +74,7 @@ class SavedGraph(TensorSource):
 
     def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
         spec = self.specs[name]
-        step = max(1, num_bytes // max(spec.row_bytes, 1))
-        return (self._slice(name, slice(low, low + step)) for low in range(0, spec.num_rows, step))
+        return (self._slice(name, rows) for rows in slices(spec.num_rows, spec.row_bytes, num_bytes))
 
 
 _IS_TYPED = "_global_store"
@@ -94,7 +91,6 @@ class GraphInMemory(TensorSource):
         super().__init__(path, reading)
 
     def open(self) -> None:
-        """What the graph has."""
         assert self._given is not None
         self.take(self._given)
 
@@ -113,7 +109,6 @@ class GraphInMemory(TensorSource):
         self.edge_index = graph.edge_index.numpy()
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
-        """Slices of the tensor."""
         count = self.edge_index.shape[1]
         return self.ends_of((self.edge_index[:, low : low + size] for low in range(0, count, size)), self.path)
 
@@ -128,7 +123,6 @@ class TorchFile(GraphInMemory):
         super().__init__(path, None, reading)
 
     def open(self) -> None:
-        """All of it, into memory."""
         content = _content(self.path)
         if _IS_TYPED in content:
             raise DataError(f"Expected a graph with one type in {self.path} (got several): use to_homogeneous()")
