@@ -108,12 +108,11 @@ def write_grid_store(
     options: StoreOptions,
     tiles: tuple[int, int],
     mesh: dict[str, int] | None = None,
-    layers: tuple[int, int] | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Write the grid store of a graph, in bounded memory, in ``tiles`` rows and columns of tiles.
 
-    Node orders are balanced for ``mesh``; None: the cheapest of ``options.parts`` ranks for a model of ``layers``.
+    Node orders are balanced for ``mesh``; None: the cheapest of ``options.parts`` ranks.
     """
     require(min(tiles) >= 1, f"--tiles of one or more (got {tiles[0]} {tiles[1]})")
     require(
@@ -122,10 +121,10 @@ def write_grid_store(
     require(options.parts >= 1, f"one rank or more (got {options.parts})")
     wanted = None if mesh is None else MeshShape.of(mesh, options.parts)  # raises before there is a folder
 
-    with _converting(source, out, options, progress, repr(("grid", tiles, mesh, layers))) as work:
+    with _converting(source, out, options, progress, repr(("grid", tiles, mesh))) as work:
         edges, others = work.edges, work.write_others()
         edge_digest = edges.digest()
-        model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(source), layers)
+        model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(source))
         machine = Machine.load()
         best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
         plan, orders = GridPlan.of(

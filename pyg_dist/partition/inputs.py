@@ -96,15 +96,12 @@ def node_work(in_degree: Array, train_mask: Tensor | None = None) -> Array:
     num_nodes = in_degree.size
     mean = max(1, round(int(in_degree.sum()) / max(1, num_nodes)))
     weight: Array = in_degree + mean
-    if train_mask is not None:
-        weight += mean * _is_training(train_mask, num_nodes)
-    return weight
-
-
-def _is_training(train_mask: Tensor, num_nodes: int) -> Array:
+    if train_mask is None:
+        return weight
     mask: Array = train_mask.detach().cpu().numpy()
     if mask.dtype != np.bool_ or mask.ndim not in (1, 2) or mask.shape[0] != num_nodes:
         raise DataError(
             f"Expected a boolean 'train_mask' with {num_nodes} rows (got {train_mask.dtype}, {list(train_mask.shape)})"
         )
-    return np.asarray(mask if mask.ndim == 1 else mask.any(axis=1))
+    weight += mean * mask.reshape(num_nodes, -1).any(axis=1)
+    return weight

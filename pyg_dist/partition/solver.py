@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import mul
 from typing import Any, Literal, get_args
 
 import torch
@@ -43,7 +44,7 @@ class SolverOptions:
 
 
 def package(name: str, use: str, remedy: str) -> Any:
-    """The package of a solver, imported where it is named."""
+    """A package that few scripts need, imported where it is named."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -88,18 +89,12 @@ _BYTES: dict[str, tuple[int, int, int, int, float]] = {
 }
 
 
-def estimated_bytes(method: str, num_nodes: int, num_edges: int, num_parts: int) -> int:
-    """Bytes that ``method`` takes beside the edges, about. Not collective."""
-    fixed, by_node, by_edge, by_part, by_node_part = _BYTES[method]
-    tables = int(by_node_part * num_nodes * num_parts)
-    return fixed + by_node * num_nodes + by_edge * num_edges + by_part * num_parts + tables
-
-
 def require_memory(method: str, num_nodes: int, num_edges: int, num_parts: int, memory: int | None) -> None:
     """Refuse a method that would take more than ``memory`` bytes; None is no limit. Not collective."""
     if memory is None:
         return
-    needed = {name: estimated_bytes(name, num_nodes, num_edges, num_parts) for name in _BYTES}
+    units = (1, num_nodes, num_edges, num_parts, num_nodes * num_parts)
+    needed = {name: int(sum(map(mul, by_unit, units))) for name, by_unit in _BYTES.items()}
     if needed[method] <= memory:
         return
     fitting = [name for name, num_bytes in needed.items() if num_bytes <= memory]

@@ -119,9 +119,9 @@ class GraphStatistics:
         return min(float(fitted), self.num_edges * (1 - 1 / num_ranks))
 
 
-def even_load(graph: GraphStatistics, num_ranks: int, ranks_per_node: int, is_hybrid: bool = True) -> HaloLoad:
-    """One of P equal parts, each of which sends as much to every other one."""
-    rows = graph.rows(num_ranks) * (HYBRID_SHARE if is_hybrid else 1.0) / num_ranks
+def even_load(graph: GraphStatistics, num_ranks: int, ranks_per_node: int) -> HaloLoad:
+    """One of P equal parts, each of which sends as much to every other one, by the hybrid exchange."""
+    rows = graph.rows(num_ranks) * HYBRID_SHARE / num_ranks
     others = max(num_ranks - 1, 1)
     inside = min(ranks_per_node, num_ranks) - 1
     messages = min(num_ranks - 1, rows)

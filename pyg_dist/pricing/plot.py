@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pyg_dist.errors import MissingPackageError
+from pyg_dist.partition.solver import package
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,13 +94,8 @@ def number_ranks(axes: Axes, ranks: Sequence[int]) -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches; not through pyplot, which keeps figures and opens windows."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            f"Expected matplotlib to draw (got: {error}); pip install 'pyg-dist[plot]'"
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    pictures = package("matplotlib.figure", "to draw", "'pyg-dist[plot]'")
+    return pictures.Figure(figsize=(width, height), layout="constrained")  # type: ignore[no-any-return]
 
 
 _STYLE = "body{font-family:sans-serif;margin:2em;max-width:90em}pre{overflow-x:auto}svg{max-width:100%;height:auto}"

@@ -15,6 +15,7 @@ import sysconfig
 import weakref
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from itertools import dropwhile, takewhile
 from types import CodeType, FrameType
 from typing import TypeVar
 
@@ -76,34 +77,25 @@ def name_of(layer: nn.Module) -> str:
     return f"{max(paths, key=lambda path: path.count('.'))!r} ({kind})" if paths else kind
 
 
+def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
+    """Those that run, the innermost first; from ``frame`` on, if it is given."""
+    frame = sys._getframe(1) if frame is None else frame
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def running_layer() -> str:
     """Where the caller is, for the end of an error: ``" (in 'attn' (MultiheadAttention(...)) of GPSConv)"``, or ""."""
-    layers = list(_running())
+    frames = list(_frames())
+    layers = [frame.f_locals["self"] for frame in frames if frame.f_code is nn.Module._call_impl.__code__]
     of = f" of {type(layers[-1]).__name__}" if layers and layers[-1] is not layers[0] else ""
     text = f" (in {name_of(layers[0])}{of})" if layers else ""
-    return f"{text}; {_TO_METRICS}" if _is_in_metric() else text
+    is_in_metric = any(frame.f_globals.get("__name__") == "torchmetrics.metric" for frame in frames)
+    return f"{text}; {_TO_METRICS}" if is_in_metric else text
 
 
 _TO_METRICS = "a metric of torchmetrics that keeps rows, or is given all of them, needs sync_on_compute=False"
-
-
-def _is_in_metric() -> bool:
-    """Whether a metric of torchmetrics runs."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "torchmetrics.metric":
-        frame = frame.f_back
-    return frame is not None
-
-
-def _running() -> Iterator[nn.Module]:
-    """The modules that are being called, innermost first."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is nn.Module._call_impl.__code__:
-            yield frame.f_locals["self"]
-        frame = frame.f_back  # type: ignore[assignment]
-
-
 _GOT = "expects a whole graph (got a DistributedData, of which each rank holds a part)"
 
 
@@ -135,15 +127,13 @@ def who_needs_it() -> str:
 def of_whole_graphs() -> str:
     """:func:`who_needs_it` of transforms and loaders alone: they hand edges to code that looks at one rank's."""
     loader = ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames():
         name = frame.f_code.co_name
         asker = type(frame.f_locals.get("self")) if name in ("forward", "__init__") else object
         if name == "forward" and asker.__module__.startswith("torch_geometric.transforms."):
             return f"T.{asker.__name__} {_GOT}: apply it to the Data, before DistributedData"
         if name == "__init__" and asker.__module__.startswith("torch_geometric.loader."):
             loader = asker.__name__  # the outermost one is what the script knows
-        frame = frame.f_back
     ours = _OURS.get(loader, "UniformVertexLoader for mini-batches")
     return f"{loader} {_GOT}: use pyg_dist.loader.{ours}" if loader else ""
 
@@ -151,31 +141,26 @@ def of_whole_graphs() -> str:
 def how_to_draw_alike() -> str:
     """What to do about ranks that draw other rows."""
     seeded = "seed the generator that draws it, or draw it after pyg_dist.init()"
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in _frames():
         if frame.f_code.co_name == "collate_fn" and type(frame.f_locals.get("self")).__name__ == "RandomNodeLoader":
             return f"use pyg_dist.loader.{_OURS['RandomNodeLoader']}, or {seeded}"
-        frame = frame.f_back
     return seeded
 
 
-def function_that_needs_all_edges(inner: FrameType | None) -> str:
-    """The message of an error at ``inner`` in a function of PyG's with a distributed ``edge_index``, else nothing."""
-    while inner is not None and not _is_of_pyg(inner):
-        inner = inner.f_back
-    outer = inner
-    while outer is not None and _is_of_pyg(outer):  # the outermost one is what the script knows
-        inner, outer = outer, outer.f_back
-    if inner is None or not _is_of_pyg(inner, "utils."):
+def function_that_needs_all_edges(asker: FrameType) -> str:
+    """The message of an error at ``asker`` in a function of PyG's with a distributed ``edge_index``, else nothing."""
+    pygs = takewhile(_is_of_pyg, dropwhile(lambda frame: not _is_of_pyg(frame), _frames(asker)))
+    called = next(reversed([*pygs]), None)  # the outermost one is what the script knows
+    if called is None or not _is_of_pyg(called, "utils."):
         return ""
-    if inner.f_globals["__name__"] == "torch_geometric.utils._trim_to_layer":
+    if called.f_globals["__name__"] == "torch_geometric.utils._trim_to_layer":
         return (
             "Expected whole batches on several ranks (got hops to trim): leave out num_sampled_nodes_per_hop and "
             "num_sampled_edges_per_hop, or trim_to_layer; out[:batch.batch_size] is the same"
         )
-    if not any(issubclass(type(value), EdgeHandle) for value in inner.f_locals.values()):
+    if not any(issubclass(type(value), EdgeHandle) for value in called.f_locals.values()):
         return ""
-    return _needs_all_edges(inner)
+    return _needs_all_edges(called)
 
 
 def _needs_all_edges(frame: FrameType) -> str:

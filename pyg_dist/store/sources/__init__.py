@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pyg_dist.errors import DataError, OptionError
@@ -13,7 +14,7 @@ from pyg_dist.store.sources.headed_text import BANNER, Dimacs, MatrixMarket, Met
 from pyg_dist.store.sources.npz import Npz
 from pyg_dist.store.sources.ogb import OGB, is_ogb_folder, is_ogb_typed, ogb_types
 from pyg_dist.store.sources.rmat import PREFIX, RMat
-from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, TorchFile, saved_types, torch_file_types
+from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, saved_types, torch_file, torch_file_types
 from pyg_dist.store.sources.text import first_lines, unpacked
 from pyg_dist.store.typed_source import TypedSource
 
@@ -25,15 +26,17 @@ KINDS = (
     "Matrix Market .mtx, METIS' .graph, DIMACS' .col .gr (these packed as .gz .bz2 .xz .zst, too), .parquet or .npy; "
     "rmat:scale=22,edges=100000000,seed=0"
 )
-_TEXT: dict[str, type[Source]] = {
+_Open = Callable[[Path, Reading], Source]
+
+_TEXT: dict[str, _Open] = {
     ".mtx": MatrixMarket,
     **dict.fromkeys((".graph", ".metis"), Metis),
     **dict.fromkeys((".col", ".gr", ".dimacs"), Dimacs),
     **dict.fromkeys((".txt", ".csv", ".tsv", ".edges", ".edgelist", ".el"), TextEdges),
 }
-_BY_SUFFIX: dict[str, type[Source]] = {
+_BY_SUFFIX: dict[str, _Open] = {
     ".npz": Npz,
-    ".pt": TorchFile,
+    ".pt": torch_file,
     ".safetensors": SavedGraph,
     ".npy": ArrayEdges,
     ".parquet": Parquet,
@@ -70,7 +73,7 @@ def open_types(graph: str) -> TypedSource | None:
     return None if read is None or not path.is_file() else read(path)
 
 
-def _kind_of(graph: str) -> tuple[type[Source], Path]:
+def _kind_of(graph: str) -> tuple[_Open, Path]:
     """The format of an input, and its file or folder."""
     path = Path(graph)
     if graph.startswith(PREFIX):
@@ -79,7 +82,7 @@ def _kind_of(graph: str) -> tuple[type[Source], Path]:
         if is_ogb_folder(path):
             return OGB, path
         if (path / PROCESSED).is_file():
-            return TorchFile, path / PROCESSED
+            return torch_file, path / PROCESSED
         raise DataError(
             f"Expected {PROCESSED}, raw/edge.csv.gz or raw/data.npz in {path} (got none of them): name the folder of a "
             f"dataset of PyG or of OGB"

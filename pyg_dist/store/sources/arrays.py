@@ -18,12 +18,11 @@ from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, slices
 from pyg_dist.store.source import Attribute, Reading, Source, TensorSource, fixed_rows
 from pyg_dist.store.sources.edge_table import ArrayEdges, mapped
-from pyg_dist.store.sources.ogb import NAMES
+from pyg_dist.store.sources.ogb import NAMES, SPLITS
 from pyg_dist.store.typed_source import Piece, TypedSource
 
 _NAMES = NAMES | {"node_label": "y"}
 _EDGES, _COUNT, _COUNTS, _SPLIT = "edge_index.npy", "num_nodes.npy", "meta.pt", "split_dict.pt"
-_MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
 
 def relations_in(path: Path) -> dict[EdgeType, Path]:
@@ -135,7 +134,7 @@ def _split_masks(path: Path, size: int) -> Iterator[Attribute]:
     """The nodes that train, validate and test; MAG240M has its test nodes in two pieces."""
     masks = dict[str, Array]()
     for key, nodes in _content(path).items():
-        name = _MASKS.get(key.partition("-")[0])
+        name = SPLITS.get(key.partition("-")[0])
         if name is None:
             raise DataError(
                 f"Expected 'train', 'valid' and 'test' in {path} (got {key!r}): save their numbers of nodes"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pyg_dist.errors import DataError, MissingPackageError
+from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
+from pyg_dist.partition.solver import package
 from pyg_dist.store.format import dtype_name
 from pyg_dist.store.source import EDGE_WEIGHT, Attribute, EdgeChunk, Source, edge_place
 from pyg_dist.store.sources.edge_list import ASK, SOURCE, TARGET, WEIGHT, given_roles, roles_of
@@ -53,13 +54,8 @@ class Parquet(Source):
 
     def open(self) -> None:
         path, reading = self.path, self.reading
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError as error:
-            raise MissingPackageError(
-                f"Expected the package pyarrow, which reads {path}: pip install pyarrow"
-            ) from error
+        pyarrow = package("pyarrow", f"to read {path}", "pyarrow")
+        parquet = package("pyarrow.parquet", f"to read {path}", "pyarrow")
         try:
             self.file = parquet.ParquetFile(path)
             names = list(self.file.schema_arrow.names)

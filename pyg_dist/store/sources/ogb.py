@@ -24,7 +24,7 @@ from pyg_dist.store.sources.text import first_lines, matrix, same_columns
 from pyg_dist.store.typed_source import Piece, TypedSource
 
 NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}
-_SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
+SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 TRIPLETS = "triplet-type-list.csv.gz"
 """The raw file that names the relations of a dataset of several types."""
 
@@ -127,7 +127,8 @@ class OGB(TensorSource):
             both = np.repeat(np.stack([chunk.source, chunk.target]), 2, axis=1)
             both[:, 1::2] = both[::-1, ::2].copy()
             twice = {name: np.repeat(rows, 2, axis=0) for name, rows in chunk.attributes.items()}
-            yield replace(chunk, source=both[0], target=both[1], attributes=twice, place=partial(_of_pair, chunk))
+            place = partial(lambda chunk, number: chunk.place(number // 2), chunk)
+            yield replace(chunk, source=both[0], target=both[1], attributes=twice, place=place)
         if low != self.num_entries:
             raise DataError(f"Expected {self.num_entries} edges in {self.raw} (got {low}): fetch it again")
 
@@ -163,7 +164,7 @@ def _labels(path: Path, labels: Array, num_nodes: int, options: Mapping[str, str
 
 def _split_masks(folder: Path, num_nodes: int) -> Iterator[Attribute]:
     """The nodes that train, validate and test."""
-    for split, name in _SPLITS.items():
+    for split, name in SPLITS.items():
         mask = np.zeros(num_nodes, np.bool_)
         for rows in same_columns(folder / f"{split}.csv.gz", "i8", 1).rows():
             node = matrix(rows)[:, 0]
@@ -175,11 +176,6 @@ def _split_masks(folder: Path, num_nodes: int) -> Iterator[Attribute]:
                 )
             mask[node] = True
         yield Attribute(name, "BOOL", (), fixed_rows(mask))
-
-
-def _of_pair(chunk: EdgeChunk, number: int) -> str:
-    """Where an edge of a chunk of pairs stands."""
-    return chunk.place(number // 2)
 
 
 def _width(path: Path) -> int:

@@ -86,16 +86,12 @@ PROCESSED = Path("processed") / "data.pt"
 class GraphInMemory(TensorSource):
     """A checked graph that is in memory; ``path`` is what it was read from."""
 
-    def __init__(self, path: Path, graph: GraphInput | None = None, reading: Reading = Reading()) -> None:  # noqa: B008
-        self._given = graph
+    def __init__(self, path: Path, graph: GraphInput, reading: Reading = Reading()) -> None:  # noqa: B008
+        self._graph = graph
         super().__init__(path, reading)
 
     def open(self) -> None:
-        assert self._given is not None
-        self.take(self._given)
-
-    def take(self, graph: GraphInput) -> None:
-        """Set what is known of it."""
+        graph = self._graph
         others, self.other = by_kind(graph.other_attributes)
         tensors = graph.node_attributes | graph.edge_columns | others
         arrays = {name: as_storage(tensor.contiguous()) for name, tensor in tensors.items()}
@@ -113,24 +109,20 @@ class GraphInMemory(TensorSource):
         return self.ends_of((self.edge_index[:, low : low + size] for low in range(0, count, size)), self.path)
 
 
-class TorchFile(GraphInMemory):
-    """One graph, with ``edge_index`` or a sparse ``adj_t``, as :class:`~pyg_dist.DistributedData` reads it.
+def torch_file(path: Path, reading: Reading) -> GraphInMemory:
+    """One graph of ``torch.save``, with ``edge_index`` or a sparse ``adj_t``; all of it comes into memory.
 
     The file is loaded with ``weights_only=True``: nothing in it runs.
     """
-
-    def __init__(self, path: Path, reading: Reading) -> None:
-        super().__init__(path, None, reading)
-
-    def open(self) -> None:
-        content = _content(self.path)
-        if _IS_TYPED in content:
-            raise DataError(f"Expected a graph with one type in {self.path} (got several): use to_homogeneous()")
-        try:
-            data = Data(**storable(self.path, {str(name): value for name, value in content.items()}))
-            self.take(read_graph(data, allow_nan=True, warn=False, is_strict=self.reading.is_strict))
-        except PygDistError as error:
-            raise type(error)(f"{self.path}: {error}") from error
+    content = _content(path)
+    if _IS_TYPED in content:
+        raise DataError(f"Expected a graph with one type in {path} (got several): use to_homogeneous()")
+    try:
+        data = Data(**storable(path, {str(name): value for name, value in content.items()}))
+        graph = read_graph(data, allow_nan=True, warn=False, is_strict=reading.is_strict)
+    except PygDistError as error:
+        raise type(error)(f"{path}: {error}") from error
+    return GraphInMemory(path, graph, reading)
 
 
 def saved_types(path: Path) -> TypedSource | None:

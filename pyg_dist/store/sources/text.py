@@ -16,8 +16,9 @@ from typing import IO, NamedTuple, cast
 
 import numpy as np
 
-from pyg_dist.errors import DataError, MissingPackageError
+from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
+from pyg_dist.partition.solver import package
 
 BLOCK = 1 << 20
 """Characters at a time."""
@@ -68,10 +69,7 @@ def _opened(path: Path, kind: str | None) -> IO[bytes]:
         opened: dict[str | None, Callable[[Path], object]]
         opened = {None: lambda p: p.open("rb"), "gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
         return cast(IO[bytes], opened[kind](path))
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingPackageError(f"Expected the package pyarrow, which unpacks {path}: pip install pyarrow") from error
+    pyarrow = package("pyarrow", f"to unpack {path}", "pyarrow")
     return cast(IO[bytes], pyarrow.input_stream(str(path), compression="zstd"))
 
 
