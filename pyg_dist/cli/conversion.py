@@ -280,7 +280,14 @@ class _Conversion:
             kept = np.fromfile(path, np.int32)
             if digest(kept) == known:
                 return kept
-        parts: Array = _node_parts(self.edges, self.source, self.options, kinds).numpy()
+        edges, options = self.edges, self.options
+        if options.method.endswith(".npy"):
+            found = check_given(read_parts(options.method), edges.num_nodes, options.parts)
+        else:
+            found = _found_parts(edges, self.source, options)
+            if kinds:
+                found = balanced_by_kind(lambda: edges.ends(CHUNK), found, kinds, options.parts, options.epsilon)
+        parts: Array = found.numpy()
         path.write_bytes(parts.data)
         sync(path)
         self.folder.note("parts", digest(parts))
@@ -325,16 +332,6 @@ def _space_needed(source: Source) -> int:
     rows = sum(TensorSpec(a.dtype, (source.num_nodes or 0, *a.shape)).num_bytes for a in source.nodes)
     of_edges = sum(TensorSpec(a.dtype, (num_edges, *a.shape)).num_bytes for a in source.edges)
     return num_edges * _WORK_BYTES_PER_EDGE + rows + 3 * of_edges
-
-
-def _node_parts(edges: Spool, source: Source, options: StoreOptions, kinds: Sequence[int]) -> Tensor:
-    """The part of each node, int32 ``[N]``."""
-    if options.method.endswith(".npy"):
-        return check_given(read_parts(options.method), edges.num_nodes, options.parts)
-    parts = _found_parts(edges, source, options)
-    if not kinds:
-        return parts
-    return balanced_by_kind(lambda: edges.ends(CHUNK), parts, kinds, options.parts, options.epsilon)
 
 
 def _found_parts(edges: Spool, source: Source, options: StoreOptions) -> Tensor:

@@ -117,7 +117,11 @@ def run(args: argparse.Namespace) -> None:
     text = plan.describe(args.widths, machine, model)
     if sampled is not None:
         text += "\n\n" + sampled.describe(args.widths, machine, model)
-    text = fold("\n".join([*_notes(planned, model, machine), text]))
+    notes = [grid_table(planned.grid, plan.ranks)] if planned.grid else []
+    if planned.halo:  # every exchange, and why one was taken
+        notes += [f"{candidate}: {candidate.price} a step" for candidate in planned.halo]
+        notes.append(reasons(planned.halo, planned.grid, model, machine))
+    text = fold("\n".join([*notes, text]))
     if args.json:
         numbers = plan.to_dict(args.widths, machine, model)
         if sampled is not None:
@@ -182,13 +186,6 @@ def _parts_of(
         graph.edge_index, graph.num_nodes, ranks, options, graph.train_mask, lambda name, _: found_by.append(name)
     )
     return parts, found_by[-1]
-
-
-def _notes(planned: Planned, model: Model, machine: Machine) -> list[str]:
-    """What was compared: every mesh, every exchange, and why one was taken."""
-    notes = [grid_table(planned.grid, planned.plan.ranks)] if planned.grid else []
-    notes += [f"{candidate}: {candidate.price} a step" for candidate in planned.halo]
-    return [*notes, reasons(planned.halo, planned.grid, model, machine)] if planned.halo else notes
 
 
 def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:

@@ -275,7 +275,10 @@ class _OnEdges(MessagePassing):
             plain = "use a stock conv on the plain Data"
             if self.stock.__module__.startswith("torch_geometric."):
                 advice = plain
-            elif isinstance(error, MixedRowsError) and _is_in_functions_of_pyg(error):
+            elif isinstance(error, MixedRowsError) and any(
+                str(frame.f_globals.get("__name__")).startswith("torch_geometric.utils.")
+                for frame, _ in walk_tb(error.__traceback__)
+            ):  # raised in a function of PyG's that is not replaced by ours
                 advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
             raise UnsupportedError(
                 f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
@@ -390,9 +393,3 @@ class _OnEdges(MessagePassing):
 def _restore(stock: type[MessagePassing], is_inner: bool = False) -> object:
     cls = distributed_class(stock, is_inner)
     return cls.__new__(cls)
-
-
-def _is_in_functions_of_pyg(error: BaseException) -> bool:
-    """Whether it was raised in a function of PyG's that is not replaced by ours."""
-    names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
-    return any(name.startswith("torch_geometric.utils.") for name in names)

@@ -25,7 +25,9 @@ def copy_of_classes(mro: tuple[type, ...], root: type, base: type, substitutes: 
     classes, beyond = _below(root, mro), mro[mro.index(root) :]
     names = {name for original in classes for name, member in vars(original).items() if isinstance(member, _METHODS)}
     names -= {name for class_ in _below(root, base.__mro__) for name in vars(class_)}
-    base = type(base.__name__, (base,), {**_inherited(names, beyond), "__module__": base.__module__})
+    found = ((name, next((vars(class_)[name] for class_ in beyond if name in vars(class_)), None)) for name in names)
+    inherited = {name: member for name, member in found if member is not None}
+    base = type(base.__name__, (base,), {**inherited, "__module__": base.__module__})
     for original in reversed(classes):
         own_class = CellType()
         methods = {
@@ -40,12 +42,6 @@ def copy_of_classes(mro: tuple[type, ...], root: type, base: type, substitutes: 
 
 def _below(root: type, mro: tuple[type, ...]) -> tuple[type, ...]:
     return mro[: mro.index(root)]
-
-
-def _inherited(names: set[str], mro: tuple[type, ...]) -> dict[str, object]:
-    """What classes with ``mro`` have under ``names``."""
-    found = ((name, next((vars(class_)[name] for class_ in mro if name in vars(class_)), None)) for name in names)
-    return {name: member for name, member in found if member is not None}
 
 
 def _method(member: object, substitutes: Functions, own_class: CellType) -> Any:

@@ -79,7 +79,12 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
     if reduce is not None:
         out = edges.reduce(local, 1, reduce)
         return NodeTensor.from_local(out, graph.targets)
-    _require_node_by_node(aggregation)
+    for part in aggregation.modules():
+        if isinstance(part, _MIXES_NODES) or (isinstance(part, norm.LayerNorm) and part.mode == "graph"):
+            raise UnsupportedError(
+                f"{type(part).__name__} inside of the aggregation {type(aggregation).__name__} looks at the nodes of "
+                f"all ranks: normalise before or after the conv, or each row by itself (torch.nn.LayerNorm)"
+            )
     # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
     # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
@@ -92,15 +97,6 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
     with own_randomness(graph.group.rank, graph.device):
         out = functional_call(aggregation, entered, (padded, target), options)
     return NodeTensor.from_local(out[1:], graph.targets)
-
-
-def _require_node_by_node(aggregation: Aggregation) -> None:
-    for part in aggregation.modules():
-        if isinstance(part, _MIXES_NODES) or (isinstance(part, norm.LayerNorm) and part.mode == "graph"):
-            raise UnsupportedError(
-                f"{type(part).__name__} inside of the aggregation {type(aggregation).__name__} looks at the nodes of "
-                f"all ranks: normalise before or after the conv, or each row by itself (torch.nn.LayerNorm)"
-            )
 
 
 def _pads(aggregation: Aggregation) -> bool:

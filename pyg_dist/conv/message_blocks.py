@@ -165,7 +165,13 @@ class _Call:
         if any(i.value.requires_grad and i.value.dtype not in ops.FLOATS for i in inputs):
             return None
         parameters = [p for p in conv.parameters() if p.requires_grad]
-        call = _Call(conv, edges, size, values, inputs, parameters, _autocast_of(edges.graph.device.type))
+        kind = edges.graph.device.type
+        # Without the cache of autocast: that would give a block the narrow parameters of another one.
+        autocast = partial(
+            torch.autocast, kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind),
+            cache_enabled=False,
+        )  # fmt: skip
+        call = _Call(conv, edges, size, values, inputs, parameters, autocast)
         call.state = {part: _state_of(part) for part in conv.modules()}
         return call
 
@@ -295,12 +301,6 @@ class _Call:
         for x in pieces[: len(self.inputs)]:
             keep(x)
         return _Trial(sum(storage.nbytes() for storage in kept.values()), used)
-
-
-def _autocast_of(device_type: str) -> partial[torch.autocast]:
-    """The autocast that is on, without its cache: that would give a block the narrow parameters of another one."""
-    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-    return partial(torch.autocast, device_type, dtype=dtype, enabled=enabled, cache_enabled=False)
 
 
 def _state_of(part: nn.Module) -> dict[str, object]:

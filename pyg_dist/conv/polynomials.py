@@ -99,7 +99,8 @@ def polynomial_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tens
     run = _Run(conv, graph, operator, polynomial)
     if graph.is_cached(x, operator):
         # One hop the graph keeps itself.
-        keeps = polynomial.degree > 1 and caches.is_cacheable(x, x._sharding, run.num_kept)
+        num_kept = polynomial.degree if polynomial.factors is None else 1
+        keeps = polynomial.degree > 1 and caches.is_cacheable(x, x._sharding, num_kept)
         return run.of_constant(x) if keeps else run.in_order(x)
     return run.projected(x) if run.project_first(x) else run.in_order(x)
 
@@ -112,11 +113,6 @@ class _Run:
     graph: Any
     operator: Operator
     polynomial: _Polynomial
-
-    @property
-    def num_kept(self) -> int:
-        """How many tensors like x are kept of a constant x."""
-        return self.polynomial.degree if self.polynomial.factors is None else 1
 
     def project_first(self, x: NodeTensor) -> bool:
         """Whether the linear maps come first: where no more columns are aggregated, forward and backward.

@@ -50,9 +50,14 @@ def open_store(folder: object, allow_nan: bool, **given: Any) -> LocalGraph:
     )
     if not allow_nan and session.is_main():
         warn_of_stored_nan(manifest)
-    if manifest.layout == "grid":
-        return _open_grid(GridStore(path, manifest), options)
-    return _open_halo(HaloStore(path, manifest), options)
+    if manifest.layout == "halo":
+        return _open_halo(HaloStore(path, manifest), options)
+    store = GridStore(path, manifest)
+    graph, plan, rows = on_stored_grid(store, options)
+    with raised_on_all_ranks():
+        others = stored_others(store)
+    weight: Any = rows.pop(ADJ_VALUES, None)
+    return LocalGraph(graph, plan, manifest.graph.key, weight, rows | others)
 
 
 def warn_of_stored_nan(manifest: Manifest) -> None:
@@ -60,14 +65,6 @@ def warn_of_stored_nan(manifest: Manifest) -> None:
     for name, found in manifest.nan.items():
         kind, size = ("node", manifest.num_nodes) if name in manifest.node_attributes else ("edge", manifest.num_edges)
         warnings.warn(found.warning(name, kind, size), stacklevel=4)
-
-
-def _open_grid(store: GridStore, options: Options) -> LocalGraph:
-    graph, plan, rows = on_stored_grid(store, options)
-    with raised_on_all_ranks():
-        others = stored_others(store)
-    weight: Any = rows.pop(ADJ_VALUES, None)
-    return LocalGraph(graph, plan, store.manifest.graph.key, weight, rows | others)
 
 
 def _open_halo(store: HaloStore, options: Options) -> LocalGraph:

@@ -45,10 +45,6 @@ class _Entry:
     def is_of(self, weight: RowTensor | None) -> bool:
         return (None if self.weight is None else self.weight()) is weight and self.operator is not None
 
-    def forget_dead(self) -> None:
-        if self.weight is not None and self.weight() is None:
-            self.operator = None
-
 
 class OperatorCache:
     """What was built from weights, by a key and these weights.
@@ -74,7 +70,8 @@ class OperatorCache:
         # gone differs by rank, and which places are given up must not.
         places = self._kept.setdefault(key, [])
         for kept in places:
-            kept.forget_dead()
+            if kept.weight is not None and kept.weight() is None:
+                kept.operator = None
         for kept in places:
             if kept.is_of(weight) and kept.version == version and (weight is None or version is not None):
                 places.append(places.pop(places.index(kept)))

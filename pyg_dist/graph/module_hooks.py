@@ -51,13 +51,10 @@ def install() -> None:
 
 def _add_hooks() -> None:
     _hooks.callback(nn.modules.module.register_module_forward_pre_hook(_before_forward).remove)
-    _hooks.callback(register_optimizer_step_pre_hook(_before_step).remove)
+    note_step = register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: training_state.note_step(optimizer))
+    _hooks.callback(note_step.remove)
     _hooks.callback(setattr, _autograd, "_engine_run_backward", _run)
     _autograd._engine_run_backward = _run_backward
-
-
-def _before_step(optimizer: torch.optim.Optimizer, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-    training_state.note_step(optimizer)
 
 
 def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
@@ -158,7 +155,7 @@ def _run_backward(outputs: Sequence[Any], *args: object, **options: object) -> o
     try:
         gradients = _run(outputs, *args, **options)
     except (RuntimeError, MemoryError) as error:  # of the engine's own functions: no Python runs there
-        if _has_own_function(outputs):  # else it is somebody else's
+        if next(_first_own_functions(outputs), None) is not None:  # else it is somebody else's
             out_of_memory.explain(error, out_of_memory.IN_BACKWARD)
         raise
     for loss in losses:
@@ -178,13 +175,8 @@ def _is_of_all_ranks(output: object) -> bool:
     return bool(of_all) and all(of_all)
 
 
-def _has_own_function(outputs: object) -> bool:
-    """Whether a function of this package is in the graph behind ``outputs``, tensors or edges of the graph."""
-    return next(_first_own_functions(outputs), None) is not None
-
-
 def _first_own_functions(outputs: Any) -> Iterator[object]:
-    """The functions of this package that the engine comes to first on its ways from ``outputs``."""
+    """The functions of this package that the engine comes to first on its ways from tensors, or edges of the graph."""
     nodes = [getattr(output, "node", None) or output.grad_fn for output in outputs]
     seen = set(nodes)
     while nodes:
