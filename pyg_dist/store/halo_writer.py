@@ -221,8 +221,8 @@ class _PartWriter:
         if self.held:
             source, target = np.concatenate(self.held, axis=1) if len(self.held) > 1 else self.held[0]
             self.held = []
-            row, row_local = _numbered(source, nodes.size(sender))
-            total, sum_local = _numbered_sorted(target)
+            row_local, row = np.unique(source, return_inverse=True)
+            sum_local, total = np.unique(target, return_inverse=True)
             is_post = self.choose(Block(sender, self.part, row, total, len(row_local), len(sum_local)))
             self.on_boundary[sum_local] = True
             ids = {
@@ -272,18 +272,3 @@ def _hexdigest(hashers: dict[str, xxhash.xxh3_128]) -> str:
 def block_digest(columns: Iterator[bytes]) -> str:
     """The digest of a block, from those of :data:`BLOCK_COLUMNS` in their order."""
     return str(xxhash.xxh3_128_hexdigest(b"".join(columns)))
-
-
-def _numbered(ids: Array, bound: int) -> tuple[Array, Array]:
-    """The number of each id among the distinct ones, ascending: int64 ``[m]``; and those."""
-    order = stable_order(ids, bound)
-    number, distinct = _numbered_sorted(ids[order])
-    out = np.empty(len(ids), np.int64)
-    out[order] = number
-    return out, distinct
-
-
-def _numbered_sorted(ids: Array) -> tuple[Array, Array]:
-    is_new = np.ones(len(ids), bool)
-    is_new[1:] = ids[1:] != ids[:-1]
-    return np.cumsum(is_new) - 1, ids[is_new]
