@@ -203,7 +203,6 @@ class Checkpointer:
         return self._stops()
 
     def _save(self, following: int) -> None:
-        """Begin to save, to go on with the epoch ``following`` (collective)."""
         assert self._writer is not None
         self._writer.begin(self._all(following))
 

@@ -159,7 +159,6 @@ class Checkpoint:
             )
 
     def _specs(self) -> dict[str, TensorSpec]:
-        """Of the tensors, by name."""
         rows = {name: TensorSpec(rows.dtype, rows.shape) for name, rows in self.manifest.rows.items()}
         return {name: self.manifest.shards[key].tensors[name] for name, key in self._shard_of.items()} | rows
 

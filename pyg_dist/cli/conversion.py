@@ -267,7 +267,6 @@ class _Conversion:
             raise DataError("Expected 'train_mask' to select at least one node (got none): the loss would be NaN")
 
     def note_nan(self) -> None:
-        """All rows of nodes were written."""
         self.folder.note("nan", self.nan)
 
     def parts(self, kinds: Sequence[int] = ()) -> Array:
@@ -294,7 +293,6 @@ class _Conversion:
         return parts
 
     def write_others(self) -> dict[str, Shard]:
-        """The tensors without rows, if there are any."""
         others = self.source.other_tensors
         kept = self.folder.kept("other")
         if kept or not others:

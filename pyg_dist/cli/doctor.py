@@ -194,7 +194,6 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _gpus() -> tuple[list[str], str | None]:
-    """Each GPU's name, or why there is none."""
     if torch.version.cuda is None:
         return [], f"torch {torch.__version__} has no CUDA"
     try:
@@ -221,7 +220,6 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _text(path: Path) -> str:
-    """What the system says in a file; "" where it has none."""
     try:
         return path.read_text()
     except OSError:

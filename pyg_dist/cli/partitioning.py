@@ -159,7 +159,6 @@ def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
 
 
 def _is_store(args: argparse.Namespace) -> bool:
-    """Whether the output is the folder of a store."""
     return args.out is not None and not args.out.endswith(".npy")
 
 
@@ -168,7 +167,6 @@ _TILES = (16, 16)
 
 
 def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Batches | None) -> None:
-    """Convert, and say what came out."""
     memory = parse_bytes(args.memory or "4GiB")
     require(memory >= _LEAST_MEMORY, f"--memory of {_LEAST_MEMORY >> 20} MiB or more (got {args.memory})")
     began = time.perf_counter()
@@ -203,7 +201,6 @@ def _write_store(args: argparse.Namespace, parts: int, method: str, batches: Bat
 def _print_store(
     args: argparse.Namespace, out: Path, written: Manifest | TypesManifest, took: dict[str, float]
 ) -> None:
-    """Sizes, traffic, and what it took."""
     files = list(out.rglob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     if isinstance(written, TypesManifest):

@@ -175,7 +175,6 @@ def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, mode
 def _parts_of(
     graph: inputs.PlannedGraph, args: argparse.Namespace, ranks: int, model: Model, machine: Machine
 ) -> tuple[Tensor, str]:
-    """The parts, and what found them."""
     method = inputs.read_parts(args.partition) if args.partition.endswith(".npy") else args.partition
     options = PartsOptions(
         method, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=machine.ranks_per_node,
@@ -189,7 +188,6 @@ def _parts_of(
 
 
 def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
-    """The picture and the page of one plan, if requested."""
     width = max(args.widths, default=256)
     if args.plot:
         plan.plot(args.plot, width)

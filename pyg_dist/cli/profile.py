@@ -244,8 +244,6 @@ def _layers(recorder: Recorder, names: list[str]) -> Iterator[None]:
 
 
 class _TimeDense(TorchDispatchMode):
-    """Times dense products, forward and backward, wherever they are called."""
-
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func.overloadpacket not in _DENSE:
             return func(*args, **(kwargs or {}))

@@ -96,8 +96,6 @@ def tables(graph: GraphStatistics, machine: Machine, results: Results) -> str:
 
 
 def _table(epochs: list[Epoch]) -> list[str]:
-    """A line for each number of ranks."""
-
     def halo(bits: int) -> tuple[str, Callable[[Epoch], str]]:
         return f"halo int{bits}" if bits < 32 else "halo", lambda line: f"{line.halo[bits].seconds:.4g}"
 

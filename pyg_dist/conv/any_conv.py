@@ -174,7 +174,6 @@ class _Defaults(MessagePassing):
     """What a conv inherits from PyG where no class of its own says otherwise."""
 
     def aggregate(self, inputs: object, index: object, ptr: object = None, dim_size: int | None = None) -> Any:
-        """By the conv's aggregation module."""
         if not isinstance(index, NodeIds):
             return MessagePassing.aggregate(self, inputs, index, ptr, dim_size)  # the stock one comes next
         messages, place = rows_along(_name(self), "messages", inputs, self.node_dim)
@@ -285,7 +284,6 @@ class _OnEdges(MessagePassing):
             ) from error
 
     def _edges(self, edge_index: DistributedEdgeIndex, given: dict[str, object]) -> Edges:
-        """The edges of a handle."""
         parameters = arguments_of(self.stock).names
         reads_attributes = "edge_attr" in parameters and getattr(self, "edge_dim", ...) is not None
         is_weighted = edge_index.weight is not None and "edge_weight" not in parameters
@@ -297,7 +295,6 @@ class _OnEdges(MessagePassing):
         return edge_index.edges(needs_no_edges(self))
 
     def _of_handle(self, edge_index: DistributedEdgeIndex) -> Edges:
-        """The edges of a handle in a graph or container."""
         handle = edge_handle(self, edge_index, None, calls_message=True)
         assert handle is not None
         edges = self._edges(handle, {})

@@ -38,7 +38,6 @@ Fused = TypeVar("Fused", bound=Callable[..., Any])
 
 
 def _takes_op(conv: MessagePassing) -> bool:
-    """Whether the op knows the conv's options."""
     return (
         getattr(conv, "negative_slope", 0.0) >= 0
         and getattr(conv, "heads", 1) <= MAX_HEADS
@@ -150,7 +149,6 @@ def _projects_heads(lin: Linear, x: Tensor) -> bool:
 
 
 def _returns_weights(conv: MessagePassing) -> bool:
-    """Whether the call that runs is to return the weights of edges."""
     call = call_of(conv)
     asked = None if call is None else call.given.get("return_attention_weights")
     return isinstance(asked, bool) if isinstance(conv, TransformerConv) else bool(asked)  # as their forwards do
@@ -176,7 +174,6 @@ def _dropped(alpha: EdgeTensor, spec: AttentionSpec) -> EdgeTensor:
 
 
 def _diagonal(att: Tensor) -> Tensor:
-    """The vectors of heads as blocks of a matrix, ``[H, H C]``."""
     heads = torch.eye(att.shape[0], dtype=att.dtype, device=att.device)
     return (heads.unsqueeze(2) * att).flatten(1)
 
@@ -317,7 +314,6 @@ def _fits(conv: MessagePassing, edges: Edges, edge_attr: Tensor | None, x: Tenso
 
 
 def _local_attr(edges: Edges, edge_attr: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Features of the local edges, ``[e, D]``."""
     if edge_attr is None:
         return None
     local = local_values(edge_attr, edges.rows).to(dtype)

@@ -131,7 +131,6 @@ def _lie_alike(results: Sequence[object]) -> bool:
 
 
 def _total(results: Sequence[Any], scale: float) -> Tensor:
-    """``scale`` times the sum (collective)."""
     terms = [result for result in results if isinstance(result, LinearTerms)]
     others = [result for result in results if not isinstance(result, LinearTerms)]
     tensors = [other.rows if isinstance(other, Biased) else other for other in others]

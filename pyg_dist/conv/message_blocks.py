@@ -177,12 +177,10 @@ class _Call:
 
     @property
     def signature(self) -> Any:
-        """What the size of messages depends on."""
         shapes = ((i.place, i.dim, i.value.shape[1:], i.value.dtype, i.value.requires_grad) for i in self.inputs)
         return self.conv.training, torch.is_grad_enabled(), *self.autocast.keywords.values(), *shapes
 
     def run(self, used: set[int], max_edges: int) -> Any:
-        """What the steps make of the messages to each node (collective)."""
         edges, tensors = self.edges, [self._local(i) for i in self.inputs]
         for p in self.conv.parameters():
             if not p.requires_grad:

@@ -41,7 +41,6 @@ class _Polynomial:
 
     @staticmethod
     def of(conv: MessagePassing) -> _Polynomial:
-        """That of a conv."""
         if isinstance(conv, TAGConv):
             return _Polynomial(list(conv.lins), conv.bias, None, conv.K)
         if isinstance(conv, GraphConv):
@@ -141,7 +140,6 @@ class _Run:
         return add_into_(_linear(kept, lins[1:], bias, dim=1), _linear(x, lins[:1]))
 
     def in_order(self, x: NodeTensor) -> Tensor:
-        """Hops first."""
         lins, bias = self.polynomial.lins, self.polynomial.bias
         if self.polynomial.factors is not None:
             summed: Any = as_row_tensor_(self._hops(x, self.conv), x._sharding)

@@ -202,7 +202,6 @@ def personalized_forward(conv: MessagePassing, edges: Edges, given: Given) -> Te
 
 
 def _with_identity(weight: Tensor, beta: float, scale: float) -> Tensor:
-    """``scale ((1 - beta) I + beta weight)``."""
     identity = torch.eye(weight.size(0), dtype=weight.dtype, device=weight.device)
     return torch.add(identity * (scale * (1 - beta)), weight, alpha=scale * beta)
 

@@ -81,7 +81,6 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         self._fill(LocalTypes.of(hetero, graph))
 
     def _begin(self, nodes: NodesByType, plan: HeteroPlan, device: torch.device) -> None:
-        """Make this object one without attributes."""
         super().__init__()
         self.__dict__.update(node_shardings=nodes, plan=plan, place=device)
 

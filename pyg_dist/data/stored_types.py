@@ -145,7 +145,6 @@ def _rows_of_types(manifest: TypesManifest, stores: TypedStores, rank: int, rank
 
 
 def _ends(manifest: TypesManifest, relation: Relation, rows: Mapping[str, Tensor]) -> RelationRows:
-    """A rank's rows of both ends, of its rows of all types."""
     source, _, target = relation
     if source == target:
         return RelationRows(0, rows[target], None)

@@ -78,7 +78,6 @@ def find_parts_by_type(
 
 
 def _train_mask(hetero: HeteroInput) -> Tensor | None:
-    """Which nodes train, of all types; ``None``: it is not known."""
     masks, is_known = [], False
     for kind, found in hetero.nodes.items():
         mask = found.nodes.get("train_mask")

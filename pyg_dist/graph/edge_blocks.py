@@ -87,7 +87,6 @@ class _BlockGraph:
 
     @property
     def num_local(self) -> int:
-        """Targets of the block."""
         return self.targets.num_local
 
     @property

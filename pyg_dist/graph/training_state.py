@@ -50,7 +50,6 @@ class _Model:
         self._parameters: dict[int, Callable[[], Any]] = {}
 
     def settings(self, model: nn.Module) -> Settings:
-        """Those that it has now."""
         if self._num_calls % _EVERY == 0 or self._flags_now() != self._flags:
             self._look(model)
         self._num_calls += 1
@@ -58,7 +57,6 @@ class _Model:
         return Settings("model", hash((self._digest, num_steps)), lambda: _model_in_words(name, state, num_steps))
 
     def holds(self, parameter: Tensor) -> bool:
-        """Whether it is one of the model's."""
         own = self._parameters.get(id(parameter))
         return own is not None and own() is parameter
 
@@ -99,7 +97,6 @@ class _Optimizer:
         self._digest = 0
 
     def settings(self, optimizer: torch.optim.Optimizer) -> Settings:
-        """Those that it has now."""
         name = type(optimizer).__name__
         groups = tuple(tuple(_set_in(group)) for group in optimizer.param_groups)
         if groups != self._groups:

@@ -128,7 +128,6 @@ class MaskedLabelPropagation(nn.Module):
         return drawn
 
     def extra_repr(self) -> str:
-        """The options."""
         return f"{self.num_classes}, {self.channels}, rate={self.rate}"
 
 

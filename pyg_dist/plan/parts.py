@@ -311,7 +311,6 @@ class _Best:
         self.limit = _HEAVIER * heaviest
 
     def offer(self, parts: Tensor) -> None:
-        """Take other parts, if they are better."""
         rows, heaviest = self.measured(parts)
         if rows < self.rows and heaviest <= self.limit:
             self.parts, self.rows = parts, rows

@@ -194,7 +194,6 @@ class _PartWriter:
         self.sender, self.held, self.digest = 0, list[Array](), _hashers()
 
     def add(self, records: Array) -> None:
-        """The next records in order."""
         self.writer.append({name: records[name] for name in self.names})
         bounds = np.searchsorted(records["sender"], np.arange(self.sender, self.nodes.num_parts + 1))
         first = self.sender
@@ -216,7 +215,6 @@ class _PartWriter:
             self.held.append(ends)
 
     def _finish(self) -> None:
-        """A block is complete."""
         sender, nodes, blocks = self.sender, self.nodes, self.blocks
         if self.held:
             source, target = np.concatenate(self.held, axis=1) if len(self.held) > 1 else self.held[0]
@@ -244,7 +242,6 @@ class _PartWriter:
         blocks.digest[sender], self.digest = _hexdigest(self.digest), _hashers()
 
     def close(self) -> dict[str, Shard]:
-        """Both shards."""
         self._finish()
         halo_key = f"halo-{self.part:05d}"
         specs = {"row_id": of_rows("I64", sum(self.blocks.rows)), "sum_id": of_rows("I64", sum(self.blocks.sums))}

@@ -65,7 +65,6 @@ def rows_by_index(rows: RowSharding, index: Tensor) -> Selection:
 
 
 def _is_of(selection: Selection, wanted: Tensor) -> bool:
-    """Whether it is that of a list."""
     return isinstance(selection.rows, IndexedRows) and torch.equal(selection.rows._index, wanted)
 
 

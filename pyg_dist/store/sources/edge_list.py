@@ -87,7 +87,6 @@ class TextEdges(Source):
         return (words, 0) if len(words) == len(fields[0]) and roles_of(words) else (None, 0)
 
     def _roles(self, names: list[str] | None, samples: list[list[str]], is_attributed: bool) -> list[str | None]:
-        """What each column is."""
         width = len(samples[0])
         used = max(k + 1 for k in range(width) if k == 0 or any(row[k] for row in samples))  # the last may be empty
 
@@ -123,7 +122,6 @@ class TextEdges(Source):
         return None if weights == "unweighted" else WEIGHT
 
     def _third(self, samples: list[list[str]]) -> str | None:
-        """What an unnamed third column is."""
         third = np.array([_number(row[2]) for row in samples])
         if np.isnan(third[0]) and samples[0][2].lower() != "nan":
             got = f"got {samples[0][2]!r}"
@@ -187,7 +185,6 @@ def edges_of(rows: Rows, first_id: int) -> EdgeChunk:
 
 
 def _separator(lines: list[str]) -> str | None:
-    """What separates columns; None: white space."""
     data = lines[1:] or lines
     for mark in ";,|":
         if all(mark in line for line in data):

@@ -69,7 +69,6 @@ class Npz(TensorSource):
         self.other_tensors = {name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()}
 
     def _attributes(self) -> dict[str, object]:
-        """What the file has, arrays without their content."""
         found: dict[str, object] = {}
         if "num_nodes" in self.members:
             count = self.members["num_nodes"]

@@ -197,7 +197,6 @@ def _csv_dtype(path: Path) -> str:
 
 
 def _csv(folder: Path, key: str) -> Path:
-    """The file of an attribute."""
     return folder / f"{key.replace('_feat', '-feat')}.csv.gz"
 
 
@@ -208,12 +207,10 @@ def _csv_table(path: Path) -> tuple[str, tuple[int, ...], ReadRows]:
 
 
 def _csv_labels(path: Path) -> Array:
-    """All labels, as they may be unknown."""
     return np.concatenate(list(_csv_rows(path, "F64", 0)))
 
 
 def _csv_ends(path: Path, size: int) -> Iterator[EdgeChunk]:
-    """The edges of a table."""
     for rows in same_columns(path, "i8", 2).rows():
         source, target = np.ascontiguousarray(matrix(rows).T)
         yield EdgeChunk(source, target, {}, rows.place)
@@ -256,7 +253,6 @@ def _files(*folders: Path) -> list[Path]:
 
 
 def _csv_attributes(folder: Path, keys: list[str]) -> Iterator[Attribute]:
-    """Those that a type has."""
     for key in keys:
         if (path := _csv(folder, key)).exists():
             yield Attribute(NAMES.get(key, key), *_csv_table(path))

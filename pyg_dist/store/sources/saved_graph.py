@@ -161,7 +161,6 @@ def torch_file_types(path: Path) -> TypedSource | None:
 
 
 def _content(path: Path) -> Mapping[object, object]:
-    """The attributes of the graph in the file."""
     try:
         # Classes of PyG that hold a graph, all without code of their own that a file could make run.
         storages = [GlobalStorage, BaseStorage, NodeStorage, EdgeStorage]

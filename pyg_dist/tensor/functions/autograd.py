@@ -133,7 +133,6 @@ class _HookedNode:
         return getattr(self._node, name)
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """As of the node, for hooks on what the user sees."""
         rows_of: dict[int, RowSharding] = self._node.metadata[_HookedNode]
 
         def seen(gradients: tuple[Tensor | None, ...]) -> tuple[Any, ...]:

@@ -158,7 +158,6 @@ def class_loss(function: Function, *args: object, **kwargs: object) -> Tensor:
 
 
 def _total(function: Callable[..., Tensor], operands: dict[str, Any]) -> Tensor:
-    """The sum over this rank's rows."""
     scores, target = operands["input"], operands["target"]
     plain = function is F.cross_entropy and scores.dim() == 2 and target.dim() == 1 and not operands["label_smoothing"]
     if not plain or torch.is_autocast_enabled(scores.device.type):

@@ -177,7 +177,6 @@ def _where(function: Function, *args: object, **kwargs: object) -> object:
 
 
 def _on_moved_(function: Function, x: object, *args: object, **kwargs: object) -> object:
-    """In place."""
     if type(x) is not MovedRows:
         raise refuse_moved(function, moved_in((args, *kwargs.values()))[0])
     _element_by_element(function, x, (x, *args), kwargs)

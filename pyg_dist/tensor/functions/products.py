@@ -47,7 +47,6 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
 
 
 def _times(function: Function, x: RowTensor, other: Tensor) -> Tensor:
-    """The product of this rank's rows."""
     matrix = sparse_rows(x, other) if x.shape[-1] == other.shape[0] else None
     product: Tensor = function(x, other) if matrix is None else matrix.product(other)
     return product
@@ -140,8 +139,6 @@ def einsum(function: Function, equation: str, *given: object) -> Tensor:
 
 
 class _Term(NamedTuple):
-    """An operand of ``einsum`` and its letters."""
-
     operand: Tensor
     letters: str  # of its dimensions
     rows: str  # the letter of its rows; ``""`` for a plain tensor
@@ -161,7 +158,6 @@ class _Term(NamedTuple):
         return _Term(first, rows + self.letters.replace(rows, ""), self.rows)
 
     def gathered(self) -> _Term:
-        """The whole tensor (collective)."""
         of, place = rows_and_place(self.operand)
         return _Term(of.full_tensor().movedim(0, place), self.letters, "")
 

@@ -81,11 +81,9 @@ class _DeviceGenerator:
         return before
 
     def has_drawn(self) -> bool:
-        """Whether it has since then."""
         return not torch.equal(self._module.get_rng_state(self._device), self._fresh)
 
     def set_state(self, state: Tensor) -> None:
-        """Go on from there."""
         self._module.set_rng_state(state, self._device)
 
 

@@ -62,7 +62,6 @@ class _Context(FunctionCtx):
     set_materialize_grads = property(attrgetter("_node.set_materialize_grads"))
 
     def save_for_backward(self, *tensors: object) -> None:
-        """As torch's."""
         self._rows_of_saved = [_rows_of(tensor) for tensor in tensors]
         self._node.save_for_backward(*tensors)
 
@@ -73,8 +72,6 @@ class _Context(FunctionCtx):
 
 
 class _OnRows(LocalFunction):
-    """Runs ``script``, a script's function."""
-
     script: Any
 
     @classmethod
