@@ -126,7 +126,7 @@ def held_mib(thing: Any, seen: set[int]) -> float:
 
 def load(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
     """What the first of so many ranks reads of a store, alone: its share of the graph, and the rows of its nodes."""
-    from pyg_dist.data.stored_graph import rank_of_part, rows_of, stored_share
+    from pyg_dist.data.stored_graph import StoreOnRanks, rank_of_part, rows_of
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
 
@@ -134,7 +134,7 @@ def load(folder: Path, edges: int, model: str, ranks: int) -> dict[str, Any]:
     forget_peak()
     store = HaloStore(folder / model, Manifest.load(folder / model))
     ranks_of = rank_of_part(store.path, [store], ranks)
-    share = stored_share(store, 0, ranks_of, "hybrid")
+    share = StoreOnRanks(store, ranks_of, "hybrid").share(0)
     parts = store.parts_of(0, ranks_of)
     rows = {name: rows_of(store, "node", name, parts, share.node_id) for name in store.manifest.node_attributes}
     store.close()

@@ -9,7 +9,7 @@ import torch
 
 from pyg_dist.cli.inputs import machine_of, read_parts, require, require_only, require_parts, train_mask_of
 from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
-from pyg_dist.data.stored_graph import counted_plan, in_cheaper_levels, merged_hash, rank_of_part, stored_plan
+from pyg_dist.data.stored_graph import StoreOnRanks, rank_of_part, stored_plan
 from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.grid.plan.cost import grid_plans
@@ -55,14 +55,13 @@ def plan_of_store(
     if manifest.layout == "grid":
         return _grid_plan(GridStore(path, manifest), ranks, machine)
     store = HaloStore(path, manifest)
-    of_part = rank_of_part(store.path, [store], ranks)
+    placed = StoreOnRanks(store, rank_of_part(store.path, [store], ranks), exchange)
     if ranks == manifest.num_parts:
         plan = stored_plan(store, exchange, (32, 32), ranks_per_node)
     else:
-        name, identity = manifest.planned("partition", str), merged_hash(store, of_part, exchange)
-        like = Plan("halo", name, exchange, (), (), identity, ranks_per_node=ranks_per_node)
-        plan = counted_plan(like, store, of_part)
-    return in_cheaper_levels(plan, store, of_part, hierarchy, machine)
+        name = manifest.planned("partition", str)
+        plan = placed.counted(Plan("halo", name, exchange, (), (), placed.hash, ranks_per_node=ranks_per_node))
+    return placed.in_cheaper_levels(plan, hierarchy, machine)
 
 
 def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPlan:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,47 +73,18 @@ def _open_halo(store: HaloStore, options: Options) -> LocalGraph:
     with raised_on_all_ranks():
         ranks = rank_of_part(store.path, [store], group.size)
         parts = store.parts_of(group.rank, ranks)
-        share = stored_share(store, group.rank, ranks, options.exchange)
+        placed = StoreOnRanks(store, ranks, options.exchange)
+        share = placed.share(group.rank)
     if group.size == store.num_parts:
         plan = stored_plan(store, options.exchange, options.bits_by_direction, known_ranks_per_node(group))
     else:
-        identity = merged_hash(store, ranks, options.exchange)
-        plan = gathered_plan(share, group, options, manifest.planned("partition", str), None, identity)
-    share, plan = in_levels(share, plan, options, group, store, ranks)
+        plan = gathered_plan(share, group, options, manifest.planned("partition", str), None, placed.hash)
+    share, plan = placed.in_levels(share, plan, options, group)
     graph = halo_graph(share, groups, options, manifest.graph.loop_rule, plan)
     with raised_on_all_ranks():
         local = stored_rows(store, parts, graph, plan, share)
     store.close()
     return local
-
-
-def in_levels(
-    share: HaloShare,
-    plan: Plan,
-    options: Options,
-    group: Group,
-    store: HaloStore,
-    ranks: Tensor,
-    rows: RelationRows | None = None,
-) -> tuple[HaloShare, Plan]:
-    """A share in one level and its plan, or those in two, which ranks of a machine plan together (collective).
-
-    By the options, or whichever a step is cheaper with by the constants of rank 0.
-    """
-    on_each = machines_to_share(options, group)
-    if on_each is None:
-        return share, plan
-    with raised_on_all_ranks():
-        task = Task.shared(group.rank, group.size, on_each)
-        ways = stored_ways(store, task, ranks, options.exchange, 0 if rows is None else rows.first_target)
-    ways = exchanged(ways, group.size, on_each, IdLists(group).send)
-    with raised_on_all_ranks():
-        shared = stored_share(store, group.rank, ranks, options.exchange, rows, ways)
-    both = gathered_plan(shared, group, options, plan.partition, None, plan.hash)
-    is_cheaper = options.hierarchy == "on" or bool(
-        on_main(lambda: torch.tensor(both.price().seconds < plan.price().seconds))
-    )
-    return (shared, both) if is_cheaper else (share, plan)
 
 
 def stored_rows(
@@ -153,47 +124,6 @@ def stored_plan(store: HaloStore, exchange: ExchangeKind, bits: tuple[int, int],
     return Plan("halo", partition, exchange, sizes, pairs_of(rows), identity, None, bits, ranks_per_node)
 
 
-def counted_plan(
-    like: Plan, store: HaloStore, ranks: Tensor, ends: Callable[[int], RelationRows] | None = None,
-    two_levels: bool = False,
-) -> Plan:  # fmt: skip
-    """A plan with the numbers of each rank's share, which is read one after another (not collective).
-
-    ``like`` has all but these; ``ends``: of a relation in a graph with types, a rank's rows.
-    """
-    sizes, num_ranks = [], int(ranks.max()) + 1
-    rows = torch.zeros(num_ranks, num_ranks, dtype=torch.int64)
-    for rank in range(num_ranks):
-        own, ways = None if ends is None else ends(rank), None
-        if two_levels and like.ranks_per_node is not None:
-            task = Task.alone(rank, num_ranks, like.ranks_per_node)
-            ways = stored_ways(store, task, ranks, like.exchange, 0 if own is None else own.first_target)
-        share = stored_share(store, rank, ranks, like.exchange, own, ways)
-        sizes.append(ShareSizes.of(share))
-        rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
-    return replace(like, sizes=tuple(sizes), pairs=pairs_of(rows), two_levels=two_levels)
-
-
-def in_cheaper_levels(
-    plan: Plan, store: HaloStore, ranks: Tensor, hierarchy: Hierarchy, machine: Machine | None,
-    ends: Callable[[int], RelationRows] | None = None,
-) -> Plan:  # fmt: skip
-    """The plan of a store in one level, or that in two, where its ranks share machines (not collective).
-
-    What crosses these is read; ``ends``: see :func:`counted_plan`.
-    """
-    on_each = plan.ranks_per_node
-    if on_each is None or not shares_machines(plan.ranks, on_each):
-        return plan
-    hybrid = plan if plan.exchange == "hybrid" else counted_plan(replace(plan, exchange="hybrid"), store, ranks, ends)
-    one = rows_between_nodes(hybrid.rows_between(), on_each)
-    plan = replace(plan, across=(one, stored_rows_across(store, ranks, on_each)))
-    if hierarchy == "off":
-        return plan
-    both = counted_plan(plan, store, ranks, ends, two_levels=True)
-    return both if hierarchy == "on" else min(plan, both, key=lambda plan: plan.price(machine=machine).seconds)
-
-
 def rank_of_part(path: Path, stores: Sequence[HaloStore], num_ranks: int) -> Tensor:
     """The rank of each part, int64 ``[P]``: parts with much traffic between them are merged where ranks are fewer.
 
@@ -211,107 +141,154 @@ def rank_of_part(path: Path, stores: Sequence[HaloStore], num_ranks: int) -> Ten
     return merged_parts(torch.stack([one.post_rows + one.pre_sums for one in numbers]).sum(0), num_ranks)
 
 
-def merged_hash(store: HaloStore, ranks: Tensor, exchange: ExchangeKind) -> str:
-    """The hash of a plan of merged parts."""
-    return digest(repr((store.manifest.digest, ranks.tolist(), exchange)))
+class RelationRows(NamedTuple):
+    """A rank's rows of both ends of a relation."""
 
-
-@dataclass(frozen=True)
-class RelationRows:
-    """A rank's rows of both ends of a relation, whose store numbers the nodes of two types in a row."""
-
-    first_target: int  # in the store; 0: sources and targets are one type
     node_id: Tensor  # global ids of targets in the order of their rows, int64 ``[n]``
     sources: LocalRows | None  # of another type
 
 
-def stored_share(
-    store: HaloStore,
-    rank: int,
-    ranks: Tensor,
-    exchange: ExchangeKind,
-    rows: RelationRows | None = None,
-    ways: Mapping[ExchangeKind, Routes] | None = None,
-) -> HaloShare:
-    """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph. Not collective.
+@dataclass(frozen=True)
+class StoreOnRanks:
+    """A halo store, or that of a relation in a graph with types, whose parts are on as many ranks or fewer.
 
-    Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
-    used; for merged parts it is found anew, from the edges that cross between ranks alone. ``rows``: of a relation in
-    a graph with types. ``ways``: in two levels, of what crosses between the rank's machine and others
-    (:func:`stored_ways`).
+    Nothing here is collective, but :meth:`in_levels`.
     """
-    parts, num_ranks = store.parts_of(rank, ranks), int(ranks.max()) + 1
-    load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
-    first_target = 0 if rows is None else rows.first_target
-    every_id = store.node_id(parts)
-    num_sources = int(torch.searchsorted(every_id, first_target))
-    node_id, on_boundary = every_id[num_sources:] - first_target, store.on_boundary(rank, ranks, every_id)[num_sources:]
-    del every_id
 
-    def inside() -> LocalEdges:
-        edge_id, source, target = store.inside(parts)
-        return LocalEdges(edge_id, source, target.sub_(num_sources))
+    store: HaloStore
+    ranks: Tensor  # the rank of each part, int64 ``[P]``: :func:`rank_of_part`
+    exchange: ExchangeKind
+    ends: Callable[[int], RelationRows] | None = None  # a rank's rows of a relation
+    first_target: int = 0  # of a relation between two types, whose store numbers the nodes of both in a row
 
-    def cross(leaves: bool) -> tuple[OneWay, Cover]:
-        found = store.cross(rank, ranks, leaves)
-        row_ends, sum_ends = found.rows, found.sums
-        edges = OneWay(
-            rank, leaves, found.edge_id, found.row, found.sum, Ends(row_ends.node, row_ends.counts),
-            Ends(sum_ends.node - first_target, sum_ends.counts),
+    @property
+    def num_ranks(self) -> int:
+        """How many."""
+        return int(self.ranks.max()) + 1
+
+    @property
+    def hash(self) -> str:
+        """That of a plan of merged parts."""
+        return digest(repr((self.store.manifest.digest, self.ranks.tolist(), self.exchange)))
+
+    def share(self, rank: int, ways: Mapping[ExchangeKind, Routes] | None = None) -> HaloShare:
+        """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph.
+
+        Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
+        used; for merged parts it is found anew, from the edges that cross between ranks alone. ``ways``: in two levels,
+        of what crosses between the rank's machine and others (:meth:`ways`).
+        """
+        store, ranks, first_target = self.store, self.ranks, self.first_target
+        parts, num_ranks = store.parts_of(rank, ranks), self.num_ranks
+        load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
+        every_id = store.node_id(parts)
+        num_sources = int(torch.searchsorted(every_id, first_target))
+        node_id = every_id[num_sources:] - first_target
+        on_boundary = store.on_boundary(rank, ranks, every_id)[num_sources:]
+        del every_id
+
+        def inside() -> LocalEdges:
+            edge_id, source, target = store.inside(parts)
+            return LocalEdges(edge_id, source, target.sub_(num_sources))
+
+        def cross(leaves: bool) -> tuple[OneWay, Cover]:
+            found = store.cross(rank, ranks, leaves)
+            row_ends, sum_ends = found.rows, found.sums
+            edges = OneWay(
+                rank, leaves, found.edge_id, found.row, found.sum, Ends(row_ends.node, row_ends.counts),
+                Ends(sum_ends.node - first_target, sum_ends.counts),
+            )  # fmt: skip
+            left, right = row_ends.is_sent, sum_ends.is_sent
+            hybrid = edges.cover("hybrid", load) if left is None or right is None else Cover(left, right)
+            release_after(edges.row.numel())  # of what matching has left
+            return edges, hybrid
+
+        rows, sources = (None, None) if self.ends is None else self.ends(rank)
+        share = share_of(
+            rank, num_ranks, store.manifest.num_nodes - first_target, store.manifest.num_edges, node_id, on_boundary,
+            inside, lambda: cross(False), lambda: cross(True), self.exchange,
+            rows, sources, ways,
         )  # fmt: skip
-        left, right = row_ends.is_sent, sum_ends.is_sent
-        hybrid = edges.cover("hybrid", load) if left is None or right is None else Cover(left, right)
-        release_after(edges.row.numel())  # of what matching has left
-        return edges, hybrid
+        del node_id
+        release_free_memory()
+        return share
 
-    share = share_of(
-        rank, num_ranks, store.manifest.num_nodes - first_target, store.manifest.num_edges, node_id, on_boundary,
-        inside, lambda: cross(False), lambda: cross(True), exchange,
-        None if rows is None else rows.node_id, None if rows is None else rows.sources, ways,
-    )  # fmt: skip
-    del node_id
-    release_free_memory()
-    return share
+    def ways(self, task: Task) -> dict[ExchangeKind, Routes]:
+        """The ways of a task, for rows alone and for sums. Reads the edges between its machines."""
+        store, machine, of_part = self.store, task.machine, self.ranks // task.ranks_per_machine
+        num_machines = int(of_part.max()) + 1
+        load = torch.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
+        ways_in_and_out = (False, task.sources), (True, task.targets)
+        both = [store.cross(machine, of_part, *way) for way in ways_in_and_out]
+        found: dict[str, tuple[Candidates, Tensor]] = {}
+        for kind in ("rows", "sums"):
+            ends = [getattr(edges, kind) for edges in both]
+            peers = [torch.repeat_interleave(torch.arange(num_machines), torch.tensor(end.counts)) for end in ends]
+            own = [torch.full_like(peer, machine) for peer in peers]
+            parts = [
+                store.part_of(end.node, machine, of_part, kind, *way)
+                for way, end in zip(ways_in_and_out, ends, strict=True)
+            ]
+            node = torch.cat([end.node for end in ends]) - (self.first_target if kind == "sums" else 0)
+            candidates = Candidates(torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), node)
+            found[kind] = candidates, self.ranks[torch.cat(parts)]
+        (rows, row_owner), (sums, sum_owner) = found["rows"], found["sums"]
+        row = torch.cat([both[0].row, both[1].row + len(both[0].rows.node)])
+        sums_of = torch.cat([both[0].sum, both[1].sum + len(both[0].sums.node)])
+        edges = RemoteEdges(num_machines, row, row, sums_of, rows, sums, load)
+        of_machine = MachineEdges(edges, row_owner, sum_owner, task.ranks_per_machine, self.num_ranks)
+        return {kind: of_machine.routes(kind) for kind in kinds_of(self.exchange)}
 
+    def rows_across(self, ranks_per_machine: int) -> int:
+        """Rows of the hybrid exchange that cross machines in two levels. Reads what crosses."""
+        hybrid, num_ranks = replace(self, exchange="hybrid"), self.num_ranks
+        tasks = (Task.alone(first, num_ranks, ranks_per_machine) for first in range(0, num_ranks, ranks_per_machine))
+        leaving = (task._replace(sources=torch.zeros_like(task.sources)) for task in tasks)
+        return sum(hybrid.ways(task)["hybrid"].node.numel() for task in leaving)
 
-def stored_ways(
-    store: HaloStore, task: Task, ranks: Tensor, exchange: ExchangeKind, first_target: int = 0
-) -> dict[ExchangeKind, Routes]:
-    """The ways of a task, for rows alone and for sums. Not collective; reads the edges between its machines.
+    def counted(self, like: Plan, two_levels: bool = False) -> Plan:
+        """A plan with the numbers of each rank's share, which is read one after another; ``like`` has all but these."""
+        sizes, num_ranks, on_each = [], self.num_ranks, like.ranks_per_node if two_levels else None
+        rows = torch.zeros(num_ranks, num_ranks, dtype=torch.int64)
+        placed = replace(self, exchange=like.exchange)
+        for rank in range(num_ranks):
+            ways = None if on_each is None else placed.ways(Task.alone(rank, num_ranks, on_each))
+            share = placed.share(rank, ways)
+            sizes.append(ShareSizes.of(share))
+            rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
+        return replace(like, sizes=tuple(sizes), pairs=pairs_of(rows), two_levels=two_levels)
 
-    ``first_target``: see :class:`RelationRows`.
-    """
-    machine, of_part = task.machine, ranks // task.ranks_per_machine
-    num_machines = int(of_part.max()) + 1
-    load = torch.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
-    ways_in_and_out = (False, task.sources), (True, task.targets)
-    both = [store.cross(machine, of_part, *way) for way in ways_in_and_out]
-    found: dict[str, tuple[Candidates, Tensor]] = {}
-    for kind in ("rows", "sums"):
-        ends = [getattr(edges, kind) for edges in both]
-        peers = [torch.repeat_interleave(torch.arange(num_machines), torch.tensor(end.counts)) for end in ends]
-        own = [torch.full_like(peer, machine) for peer in peers]
-        parts = [
-            store.part_of(end.node, machine, of_part, kind, *way)
-            for way, end in zip(ways_in_and_out, ends, strict=True)
-        ]
-        node = torch.cat([end.node for end in ends]) - (first_target if kind == "sums" else 0)
-        candidates = Candidates(torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), node)
-        found[kind] = candidates, ranks[torch.cat(parts)]
-    (rows, row_owner), (sums, sum_owner) = found["rows"], found["sums"]
-    row = torch.cat([both[0].row, both[1].row + len(both[0].rows.node)])
-    sums_of = torch.cat([both[0].sum, both[1].sum + len(both[0].sums.node)])
-    edges = RemoteEdges(num_machines, row, row, sums_of, rows, sums, load)
-    of_machine = MachineEdges(edges, row_owner, sum_owner, task.ranks_per_machine, int(ranks.max()) + 1)
-    return {kind: of_machine.routes(kind) for kind in kinds_of(exchange)}
+    def in_cheaper_levels(self, plan: Plan, hierarchy: Hierarchy, machine: Machine | None) -> Plan:
+        """The plan in one level, or that in two, where its ranks share machines. What crosses these is read."""
+        on_each = plan.ranks_per_node
+        if on_each is None or not shares_machines(plan.ranks, on_each):
+            return plan
+        hybrid = plan if plan.exchange == "hybrid" else self.counted(replace(plan, exchange="hybrid"))
+        one = rows_between_nodes(hybrid.rows_between(), on_each)
+        plan = replace(plan, across=(one, self.rows_across(on_each)))
+        if hierarchy == "off":
+            return plan
+        both = self.counted(plan, two_levels=True)
+        return both if hierarchy == "on" else min(plan, both, key=lambda plan: plan.price(machine=machine).seconds)
 
+    def in_levels(self, share: HaloShare, plan: Plan, options: Options, group: Group) -> tuple[HaloShare, Plan]:
+        """A share in one level and its plan, or those in two, which ranks of a machine plan together (collective).
 
-def stored_rows_across(store: HaloStore, ranks: Tensor, ranks_per_machine: int) -> int:
-    """Rows of the hybrid exchange that cross machines in two levels. Reads what crosses, not collective."""
-    num_ranks = int(ranks.max()) + 1
-    tasks = (Task.alone(first, num_ranks, ranks_per_machine) for first in range(0, num_ranks, ranks_per_machine))
-    leaving = (task._replace(sources=torch.zeros_like(task.sources)) for task in tasks)
-    return sum(stored_ways(store, task, ranks, "hybrid")["hybrid"].node.numel() for task in leaving)
+        By the options, or whichever a step is cheaper with by the constants of rank 0.
+        """
+        on_each = machines_to_share(options, group)
+        if on_each is None:
+            return share, plan
+        with raised_on_all_ranks():
+            ways = self.ways(Task.shared(group.rank, group.size, on_each))
+        ways = exchanged(ways, group.size, on_each, IdLists(group).send)
+        with raised_on_all_ranks():
+            shared = self.share(group.rank, ways)
+        both = gathered_plan(shared, group, options, plan.partition, None, plan.hash)
+        is_cheaper = options.hierarchy == "on" or bool(
+            on_main(lambda: torch.tensor(both.price().seconds < plan.price().seconds))
+        )
+        return (shared, both) if is_cheaper else (share, plan)
 
 
 def rows_of(store: HaloStore, kind: Literal["node", "edge"], name: str, parts: list[int], ids: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,15 +18,12 @@ from pyg_dist.data.hetero import known_options
 from pyg_dist.data.layout_choice import gathered_plan
 from pyg_dist.data.stored_graph import (
     RelationRows,
+    StoreOnRanks,
     block_numbers,
-    counted_plan,
-    in_cheaper_levels,
-    in_levels,
     rank_of_part,
     rows_of,
     stored_others,
     stored_rows,
-    stored_share,
     warn_of_stored_nan,
 )
 from pyg_dist.data.typed_layout import LocalTypes, TypedGraph
@@ -64,11 +61,11 @@ def open_types(folder: str | Path, allow_nan: bool, **given: Any) -> LocalTypes:
     def shares() -> Iterator[tuple[Relation, HaloShare, LoopRule, Plan]]:
         for relation, store in stores.edges.items():
             with raised_on_all_ranks():
-                ends = _ends(manifest, relation, rows)
-                share = stored_share(store, group.rank, ranks, options.exchange, ends)
+                placed = _placed(manifest, relation, store, ranks, options.exchange, lambda rank: rows)
+                share = placed.share(group.rank)
             identity = _hash(manifest, relation, ranks, options.exchange)
             plan = gathered_plan(share, group, options, manifest.partition, None, identity)
-            share, plan = in_levels(share, plan, options, group, store, ranks, ends)
+            share, plan = placed.in_levels(share, plan, options, group)
             yield relation, share, store.manifest.graph.loop_rule, plan
 
     graph = TypedGraph.of(rows, manifest.types, options, group, shares())
@@ -105,18 +102,15 @@ def stored_types_plan(
         for kind, store in stores.nodes.items()
     }
     for relation, store in stores.edges.items():
-
-        def ends(rank: int, relation: Relation = relation) -> RelationRows:
-            return _ends(manifest, relation, rows(rank))
-
+        placed = _placed(manifest, relation, store, ranks, exchange, rows)
         identity = _hash(manifest, relation, ranks, exchange)
         plan = Plan("halo", manifest.partition, exchange, (), (), identity, ranks_per_node=ranks_per_node)
         if num_ranks == manifest.num_parts:
             sizes, sent = block_numbers(store, nodes_of[relation[-1]]).sizes(exchange)
             plan = replace(plan, sizes=sizes, pairs=pairs_of(sent))
         else:
-            plan = counted_plan(plan, store, ranks, ends)
-        plans[relation] = in_cheaper_levels(plan, store, ranks, hierarchy, machine, ends)
+            plan = placed.counted(plan)
+        plans[relation] = placed.in_cheaper_levels(plan, hierarchy, machine)
     return HeteroPlan(nodes_of, plans)
 
 
@@ -144,8 +138,15 @@ def _rows_of_types(manifest: TypesManifest, stores: TypedStores, rank: int, rank
     return {kind: torch.cat([own[~late[kind]], own[late[kind]]]) for kind, own in ids.items()}
 
 
-def _ends(manifest: TypesManifest, relation: Relation, rows: Mapping[str, Tensor]) -> RelationRows:
+def _placed(
+    manifest: TypesManifest, relation: Relation, store: HaloStore, ranks: Tensor, exchange: ExchangeKind,
+    rows: Callable[[int], Mapping[str, Tensor]],
+) -> StoreOnRanks:  # fmt: skip
+    """A relation's store; ``rows`` gives a rank's rows of all types."""
     source, _, target = relation
-    if source == target:
-        return RelationRows(0, rows[target], None)
-    return RelationRows(manifest.types[source], rows[target], LocalRows.of(rows[source]))
+
+    def ends(rank: int) -> RelationRows:
+        own = rows(rank)
+        return RelationRows(own[target], None if source == target else LocalRows.of(own[source]))
+
+    return StoreOnRanks(store, ranks, exchange, ends, 0 if source == target else manifest.types[source])

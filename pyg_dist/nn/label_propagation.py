@@ -128,6 +128,7 @@ class MaskedLabelPropagation(nn.Module):
         return drawn
 
     def extra_repr(self) -> str:
+        """The options."""
         return f"{self.num_classes}, {self.channels}, rate={self.rate}"
 
 

@@ -85,7 +85,7 @@ def test_merged_parts(workers: Pools, tmp_path: Path, world_size: int) -> None:
 
 def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
     """Of two minimum covers, that of the rank with fewer in-edges: a part that brings edges turns the choice."""
-    from pyg_dist.data.stored_graph import stored_share
+    from pyg_dist.data.stored_graph import StoreOnRanks
     from pyg_dist.halo.plan.share import halo_share
     from pyg_dist.store.halo_reader import HaloStore
     from pyg_dist.store.manifest import Manifest
@@ -96,8 +96,10 @@ def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
     path = write(Data(x=torch.ones(6, 1), edge_index=edge_index, num_nodes=6), tmp_path, parts, 3)
     store = HaloStore(path, Manifest.load(path))
     for rank, num_lent in enumerate((0, 4)):
-        assert stored_share(store, rank, torch.arange(3), "hybrid").sum_transfer.weights_to_send.numel() == num_lent
-        opened = stored_share(store, rank, ranks, "hybrid")
+        assert (
+            StoreOnRanks(store, torch.arange(3), "hybrid").share(rank).sum_transfer.weights_to_send.numel() == num_lent
+        )
+        opened = StoreOnRanks(store, ranks, "hybrid").share(rank)
         assert opened.sum_transfer.weights_to_send.numel() == 0
         assert differences(halo_share(edge_index, ranks[parts], rank, 2), opened) == []
 
@@ -106,7 +108,7 @@ def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("merged", "on_each"), [(1, 4), (2, 2), (3, 2)])
 def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) -> None:
     """The lists of each rank, also of merged parts, are those of the whole graph, planned alone and together."""
-    from pyg_dist.data.stored_graph import stored_share, stored_ways
+    from pyg_dist.data.stored_graph import StoreOnRanks
     from pyg_dist.halo.plan.share import halo_share
     from pyg_dist.halo.plan.two_level import Task, exchanged
     from pyg_dist.store.halo_reader import HaloStore
@@ -119,14 +121,14 @@ def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) ->
     shared = planned_together(
         num_ranks,
         lambda rank, send: exchanged(
-            stored_ways(store, Task.shared(rank, num_ranks, on_each), ranks, exchange), num_ranks, on_each, send
+            StoreOnRanks(store, ranks, exchange).ways(Task.shared(rank, num_ranks, on_each)), num_ranks, on_each, send
         ),
     )
     for rank in range(num_ranks):
         made = halo_share(graph.edge_index, ranks[parts], rank, num_ranks, exchange, ranks_per_machine=on_each)
         assert made.row_transfer.relay is not None
-        for ways in (stored_ways(store, Task.alone(rank, num_ranks, on_each), ranks, exchange), shared[rank]):
-            assert differences(made, stored_share(store, rank, ranks, exchange, ways=ways)) == []
+        for ways in (StoreOnRanks(store, ranks, exchange).ways(Task.alone(rank, num_ranks, on_each)), shared[rank]):
+            assert differences(made, StoreOnRanks(store, ranks, exchange).share(rank, ways)) == []
 
 
 def training(data: Any, conv: str) -> list[Tensor]:

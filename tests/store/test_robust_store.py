@@ -22,7 +22,7 @@ from pyg_dist import DistributedData, save_graph
 from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
 from pyg_dist.cli.stored_plan import check_store
 from pyg_dist.data.grid_data import edges_of_tile, stored_grid_plan
-from pyg_dist.data.stored_graph import rank_of_part, rows_of, stored_share
+from pyg_dist.data.stored_graph import StoreOnRanks, rank_of_part, rows_of
 from pyg_dist.errors import DataError, OptionError, PygDistError, StoreError
 from pyg_dist.store.folder import PARTIAL, StoreFolder, lock
 from pyg_dist.store.grid_store import GridStore
@@ -38,7 +38,7 @@ def read_as_ranks(path: Path) -> None:
     store = HaloStore(path, Manifest.load(path))
     ranks = rank_of_part(store.path, [store], PARTS)
     for rank in range(PARTS):
-        share = stored_share(store, rank, ranks, "hybrid")
+        share = StoreOnRanks(store, ranks, "hybrid").share(rank)
         for name in store.manifest.node_attributes:
             rows_of(store, "node", name, [rank], share.node_id)
         for name in store.manifest.edge_attributes:
