@@ -80,16 +80,18 @@ def add_command(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Read, partition if the layout needs it, price, count and print."""
-    of_types = plans_of_types(args)
+    require(min(args.ranks) >= 1, f"--ranks of one rank or more, at least one part each (got {min(args.ranks)})")
+    require(min(args.widths, default=1) >= 1, f"--widths of one column or more (got {min(args.widths, default=1)})")
+    machine = inputs.machine_of(args)
+    if args.ranks_per_node is not None:
+        machine = machine.with_ranks_per_node(args.ranks_per_node)
+    of_types = plans_of_types(args, machine)
     if of_types is not None:
         found = [plan.to_dict(args.widths) for plan in of_types]
         text = "\n\n".join(plan.describe(args.widths) for plan in of_types)
         print(json.dumps(found if len(found) > 1 else found[0]) if args.json else text)
         return
     _check(args)
-    machine = inputs.machine_of(args)
-    if args.ranks_per_node is not None:
-        machine = machine.with_ranks_per_node(args.ranks_per_node)
     if is_store(args.graph):
         stored = plan_of_store(
             Path(args.graph), args.ranks[0], args.exchange, args.ranks_per_node, machine, args.hierarchy
@@ -214,7 +216,6 @@ def _check(args: argparse.Namespace) -> None:
             f"write another store",
         )
     args.layout = args.layout or "halo"
-    require(min(args.ranks) >= 1, f"--ranks of one rank or more, at least one part each (got {min(args.ranks)})")
     given = {
         "--save": args.save is not None, "parts of a .npy file": args.partition.endswith(".npy"),
         "--batch-size": args.batch_size is not None, "--bits": args.bits != [32], "a store": is_store(args.graph),
@@ -235,7 +236,6 @@ def _check(args: argparse.Namespace) -> None:
         f"--data-groups to divide --ranks (got {groups} groups of {args.ranks[0]} ranks)",
     )
     require(len(args.bits) <= 2, f"--bits with one number or two, forward and backward (got {len(args.bits)})")
-    require(min(args.widths, default=1) >= 1, f"--widths of one column or more (got {min(args.widths, default=1)})")
     inputs.require_seed(args.seed)
     inputs.require_folder("--save", args.save)
     inputs.require_folder("--html", args.html)

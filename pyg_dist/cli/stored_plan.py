@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pyg_dist.cli.inputs import machine_of, read_parts, require, require_only, require_parts, train_mask_of
+from pyg_dist.cli.inputs import read_parts, require, require_only, require_parts, train_mask_of
 from pyg_dist.data.grid_data import edges_of_tile, on_mesh, stored_grid_plan
 from pyg_dist.data.stored_graph import StoreOnRanks, rank_of_part, stored_plan
 from pyg_dist.data.stored_types import stored_types_plan
@@ -74,7 +74,7 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
     return on_mesh(written, best.shape, best.sums, best.price, machine, edges)
 
 
-def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
+def plans_of_types(args: argparse.Namespace, machine: Machine) -> list[HeteroPlan] | None:
     """What the command ``plan`` prints of a graph with types, for each number of ranks; ``None``: of other graphs."""
     is_stored = is_typed_store(args.graph)
     source = None if is_stored else open_types(args.graph)
@@ -84,11 +84,7 @@ def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
     of_levels = ("hierarchy", "machine", "device", "ranks_per_node")
     require_only(args, "several types", "graph", "ranks", "layout", "exchange", "widths", "json", *of_levels, *of_parts)
     require(args.layout in (None, "halo"), f"--layout halo with several types (got {args.layout}): leave it out")
-    require(min(args.widths, default=1) >= 1, f"--widths of one column or more (got {min(args.widths, default=1)})")
-    require(min(args.ranks) >= 1, f"--ranks of one rank or more (got {min(args.ranks)})")
-    machine, on_each = machine_of(args), args.ranks_per_node
-    require(on_each is None or on_each >= 1, f"--ranks-per-node of one or more (got {on_each})")
-    levels = on_each, args.hierarchy, machine if on_each is None else machine.with_ranks_per_node(on_each)
+    levels = args.ranks_per_node, args.hierarchy, machine
     if source is None:
         return [stored_types_plan(Path(args.graph), ranks, args.exchange, *levels) for ranks in args.ranks]
     edges, sizes = {relation: source.edge_index(relation) for relation in source.relations}, source.num_nodes
@@ -100,14 +96,9 @@ def plans_of_types(args: argparse.Namespace) -> list[HeteroPlan] | None:
             parts = dict(zip(sizes, torch.split(owners, list(sizes.values())), strict=True))
         else:
             options = PartsOptions(
-                args.partition,
-                args.epsilon,
-                args.seed,
-                exchange=args.exchange,
-                ranks_per_node=on_each,
-                hierarchy=args.hierarchy,
-                machine=levels[2],
-            )
+                args.partition, args.epsilon, args.seed, exchange=args.exchange, ranks_per_node=args.ranks_per_node,
+                hierarchy=args.hierarchy, machine=machine,
+            )  # fmt: skip
             parts = find_parts_by_type(edges, sizes, train_mask_of(source.homogeneous()), ranks, options)
         plans.append(HeteroPlan.of(edges, parts, ranks, args.exchange, Path(args.partition).name, *levels))
     return plans

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
     KEEPS_ROWS,
@@ -119,8 +120,7 @@ KEEPS_ROWS.add(pointwise)
 def pointwise_(function: Function, *args: object, **kwargs: object) -> object:
     """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
-        plain = [a.full_tensor() if isinstance(a, RowTensor) else a for a in (*args, *kwargs.values())]
-        return function(*plain[: len(args)], **dict(zip(kwargs, plain[len(args) :], strict=True)))
+        return on_full_tensor(function, *args, **kwargs)
     return pointwise(function, *args, **kwargs)
 
 

@@ -113,12 +113,17 @@ def probability(p: float, training: bool) -> float:
     return p if training else 0.0
 
 
-def draw(keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype) -> Tensor:
-    """Numbers like the local rows of x, to be called under :data:`local_tensors`."""
-    per_row = x.shape[1:]
-    key = on_device(x._sharding.rng_key, x.device)
-    drawn = keyed(key, math.prod(per_row), draw_seed(), x._sharding.first_column, dtype)
-    return drawn.view(x._sharding.num_local, *per_row)
+def draw(
+    keyed: Callable[..., Tensor], x: RowTensor, dtype: torch.dtype | None = None, per_row: Sequence[int] | None = None
+) -> Tensor:
+    """Numbers for each local row of x, ``per_row`` or as many as it has; to be called under :data:`local_tensors`.
+
+    By default of x's dtype, but for half precision, whose steps are coarse: then of float32.
+    """
+    rows, per_row = x._sharding, x.shape[1:] if per_row is None else per_row
+    first = rows.first_column if tuple(per_row) == tuple(x.shape[1:]) else 0
+    key, dtype = on_device(rows.rng_key, x.device), dtype or torch.promote_types(x.dtype, torch.float32)
+    return keyed(key, math.prod(per_row), draw_seed(), first, dtype).view(rows.num_local, *per_row)
 
 
 def refuse_generator(function: Function, generator: object) -> None:
@@ -193,16 +198,14 @@ def bernoulli(function: Function, x: RowTensor, p: Any = None, *, generator: obj
         if p is None:
             p = 0.5 if function.__name__.endswith("_") else x
         p = aligned(function, (x, p), {})[0][1]
-        uniform = draw(ops.keyed_uniform, x, torch.promote_types(x.dtype, torch.float32))  # bfloat16 has coarse steps
-        drawn = (uniform < p).to(x.dtype)
+        drawn = (draw(ops.keyed_uniform, x) < p).to(x.dtype)
         return x.copy_(drawn) if function.__name__.endswith("_") else as_row_tensor_(drawn, x._sharding)
 
 
 def exponential(x: RowTensor) -> Tensor:
     """Numbers like x's local rows, ``-log(1 - u)``, never zero: their logarithms are noise of Gumbel's."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    uniform = draw(ops.keyed_uniform, x, dtype)
-    return -torch.log1p(-uniform.clamp_(min=torch.finfo(dtype).eps / 4))  # half of the smallest step
+    uniform = draw(ops.keyed_uniform, x)
+    return -torch.log1p(-uniform.clamp_(min=torch.finfo(uniform.dtype).eps / 4))  # half of the smallest step
 
 
 @implements("gumbel_softmax")
@@ -230,10 +233,8 @@ def multinomial(
                 f"Expected weights of each row that are finite, not negative, {least} or more above zero (got others)"
             )
         if replacement:
-            dtype = torch.promote_types(x.dtype, torch.float32)
-            key = on_device(x._sharding.rng_key, x.device)
-            uniform = ops.keyed_uniform(key, num_samples, draw_seed(), 0, dtype)
-            sums = weights.cumsum(1, dtype=dtype)
+            uniform = draw(ops.keyed_uniform, x, per_row=[num_samples])
+            sums = weights.cumsum(1, dtype=uniform.dtype)
             drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
         else:
             races = exponential(x) / weights  # the smallest win (Efraimidis and Spirakis, 2006)
@@ -265,14 +266,6 @@ def initialise(function: Function, *args: object, **kwargs: object) -> Tensor:
 TABLE.update(dict.fromkeys(_INITIALISERS, initialise))
 
 
-def uniform_like(x: RowTensor, per_row: Sequence[int]) -> Tensor:
-    """Uniform numbers in [0, 1), of ``per_row`` for each local row of x, to be called under :data:`local_tensors`."""
-    first = x._sharding.first_column if tuple(per_row) == tuple(x.shape[1:]) else 0
-    key = on_device(x._sharding.rng_key, x.device)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    return ops.keyed_uniform(key, math.prod(per_row), draw_seed(), first, dtype).view(len(key), *per_row)
-
-
 @implements("alpha_dropout", "feature_alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d")
 def dropout_of_kinds(
     function: Function, x: RowTensor, p: float = 0.5, training: bool = True, inplace: bool = False, *,
@@ -287,7 +280,7 @@ def dropout_of_kinds(
         return x
     shape = x.shape[1:2] + (1,) * (x.dim() - 2) if of_channels else x.shape[1:]
     with local_tensors():
-        keep = uniform_like(x, shape) >= p
+        keep = draw(ops.keyed_uniform, x, per_row=shape) >= p
         if is_alpha:
             # What is dropped becomes SELU's limit, -scale * alpha; then mean 0 and variance 1 are restored.
             low = -1.7580993408473766
@@ -308,7 +301,7 @@ def rrelu(
     with local_tensors():
         slope: float | Tensor = (lower + upper) / 2
         if training:
-            slope = lower + (upper - lower) * uniform_like(x, x.shape[1:])
+            slope = lower + (upper - lower) * draw(ops.keyed_uniform, x)
         local = x.as_subclass(Tensor)
         out = torch.where(local <= 0, local * slope, local)
         return x.copy_(out) if inplace or function.__name__.endswith("_") else as_row_tensor_(out, x._sharding)
