@@ -375,22 +375,26 @@ def like_rows(function: Function, *operands: object) -> tuple[tuple[Any, ...], R
             if rows is None:
                 rows = operand._sharding
             elif operand._sharding is not rows:
-                like[k] = _moved(function, operand, rows)
+                like[k] = moved_to(rows, operand, f"{public_name(function)} expected operands")
         elif rows is not None and isinstance(operand, (tuple, list)):  # the states of a recurrent cell
-            like[k] = type(operand)(_moved(function, item, rows) for item in operand)
+            what = f"{public_name(function)} expected operands"
+            like[k] = type(operand)(moved_to(rows, item, what) for item in operand)
     assert rows is not None, "a handler is called only for row tensors"
     return tuple(like), rows
 
 
-def _moved(function: Function, operand: object, rows: RowSharding) -> object:
-    """An operand of :func:`like_rows` where ``rows`` are."""
+def moved_to(rows: RowSharding, operand: object, what: str) -> Any:
+    """``operand`` where ``rows`` are, by position; errors begin with ``what``. Under :data:`local_tensors`.
+
+    Itself where it has no rows, or is there.
+    """
     if not isinstance(operand, RowTensor) or rows.is_equivalent(operand._sharding):
         return operand
     local = rows.align_by_position(operand.as_subclass(Tensor), operand._sharding)
     if local is None:
         raise LayoutMismatchError(
-            f"{public_name(function)} expected operands with the same rows (got {rows} and {operand._sharding}, "
-            f"of another graph or selection): select both alike, or use .full_tensor()"
+            f"{what} with the same rows (got {rows} and {operand._sharding}, of another graph or selection): select "
+            f"both alike, or use .full_tensor()"
         )
     return as_row_tensor_(local, rows)
 
@@ -405,14 +409,7 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
         version, known = version_of(mask), mask._selection
         if known is not None and known[0] == version and known[1] is rows:
             return known[2]
-        local: Tensor | None = mask.as_subclass(Tensor)
-        if not rows.is_equivalent(mask._sharding):
-            local = rows.align_by_position(mask.as_subclass(Tensor), mask._sharding)
-        if local is None:
-            raise LayoutMismatchError(
-                f"Expected a mask over the same {rows} (got one over {mask._sharding} of another graph or selection): "
-                f"select it alike"
-            )
+        local = moved_to(rows, mask, "Expected a mask").as_subclass(Tensor)
         # Counting is collective; a mask is used for outputs and labels alike, every epoch.
         whole = rows if mask.dim() == 1 else elements_of(rows, mask[:0].flatten(1).shape[1])
         places = mask._places

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import of_each_row
 from pyg_dist.tensor.functions.pointwise import as_operand
@@ -23,13 +23,14 @@ from pyg_dist.tensor.row_tensor import (
     as_row_tensor_,
     by_row_mask,
     copied_slice,
-    like_rows,
     local_tensors,
+    moved_to,
 )
 from pyg_dist.tensor.selection import Selection, rows_by_index, rows_by_whole_mask
 from pyg_dist.tensor.sharding import RowSharding
 
 _ALL = slice(None)
+_VALUES = "Expected values to assign"
 
 
 def select_rows(rows: RowSharding, index: object) -> Selection:
@@ -222,7 +223,7 @@ def _assign_elements(x: RowTensor, mask: Tensor, value: object) -> None:
         mask = _mask_of(x, mask)
         rows, _ = by_row_mask(x._sharding, mask)
         num_dims = x.dim() - mask.dim() + 1
-        x[mask.as_subclass(Tensor)] = as_operand(Tensor.__setitem__, _beside(rows, value), rows, num_dims)
+        x[mask.as_subclass(Tensor)] = as_operand(Tensor.__setitem__, moved_to(rows, value, _VALUES), rows, num_dims)
 
 
 def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
@@ -234,22 +235,7 @@ def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
         )
     if not isinstance(mask, RowTensor):
         return as_row_tensor_(x._sharding.slice_alike(mask), x._sharding)
-    if x._sharding.is_equivalent(mask._sharding):
-        return mask
-    placed: RowTensor = like_rows(Tensor.__getitem__, x, mask)[0][1]
-    return placed
-
-
-def _beside(rows: RowSharding, value: object) -> object:
-    """What is assigned to ``rows``, with its own moved there by position; to be called under :data:`local_tensors`."""
-    if not isinstance(value, RowTensor) or rows.is_equivalent(value._sharding):
-        return value
-    paired = rows.align_by_position(value.as_subclass(Tensor), value._sharding)
-    if paired is None:
-        raise LayoutMismatchError(
-            f"Expected {rows} that are selected alike (got {value._sharding} by another mask, or of another graph)"
-        )
-    return as_row_tensor_(paired, rows)
+    return moved_to(x._sharding, mask, "Expected a mask")  # type: ignore[no-any-return]
 
 
 def _one_row(x: RowTensor, position: int) -> Tensor:
@@ -284,7 +270,7 @@ def setitem(function: Function, x: Tensor, index: object, value: object) -> None
             rows, local_index = select_rows(rows, first)
             places = on_device(local_index, x.device)
         no_row, index = (slice(0, 0), *rest), (places, *rest)
-        x[index] = as_operand(function, _beside(rows, value), rows, num_dims=x[no_row].dim())
+        x[index] = as_operand(function, moved_to(rows, value, _VALUES), rows, num_dims=x[no_row].dim())
 
 
 @implements("index_select", "select")

@@ -67,7 +67,7 @@ REFUSED: list[Refusal] = [
     (
         lambda t: t.y.detach().__setitem__(t.mask, t.x[t.other_mask]),
         LayoutMismatchError,
-        "Expected 5 nodes that are selected alike",
+        "Expected values to assign with the same rows (got 5 nodes and ",
     ),
     (lambda t: t.y.detach().__setitem__(t.mask, t.full), LayoutMismatchError, "a plain operand with 1 or 5 rows"),
     (lambda t: t.y.detach().__setitem__((0, [0, 1]), 1.0), MixedRowsError, "of one row and a list of columns"),

@@ -382,7 +382,7 @@ REFUSED: list[Refusal] = [
     (
         lambda t: t.x[t.mask][t.mask],
         LayoutMismatchError,
-        "Expected a mask over the same 5 nodes (got one over 7 nodes of another graph or selection)",
+        "Expected a mask with the same rows (got 5 nodes and 7 nodes, of another graph or selection)",
     ),
     (lambda t: t.x[[0, 7]], IndexError, "index 7 is out of bounds for 7 nodes: expected -7 <= index < 7"),
     (lambda t: t.x[[-8]], IndexError, "index -8 is out of bounds"),
