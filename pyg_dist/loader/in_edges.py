@@ -33,8 +33,7 @@ class InEdges:
         graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
         values = None
         if weight is not None:
-            moved = view.edge_sharding.from_sharding(weight.to_local(), weight._sharding)
-            assert moved is not None
+            moved = weight.redistribute(view.edge_sharding).to_local()
             values = csr.values(moved.detach().cpu().double())
         place = csr.place if csr.first == 0 else csr.edge
         return InEdges(csr.rowptr, csr.col, place, view.edge_sharding.position, graph.edge_sharding.size, values)

@@ -11,7 +11,6 @@ from pyg_dist.backend.autograd.replicated import copy_to_ranks
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -62,15 +61,7 @@ class PickedRows(RowTensor):
 
         Other N rows, as batches' outputs that are put together, move to the ranks of the graph's before (collective).
         """
-        if x._sharding is not self.source:
-            with local_tensors():
-                moved = self.source.from_sharding(x.as_subclass(Tensor), x._sharding)
-            if moved is None:
-                raise LayoutMismatchError(
-                    f"Expected rows of the graph that the batch was taken from, {self.source} (got {x._sharding} of "
-                    f"another graph or selection): index a tensor of that data"
-                )
-            x = RowTensor.from_local(moved, self.source)
+        x = x.redistribute(self.source)
         with local_tensors():
             local = indexed_rows.select(self.entered(x), on_device(self.place, x.device))
             return self.noted(RowTensor.from_local(local, self._sharding), x)

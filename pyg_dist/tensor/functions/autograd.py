@@ -28,12 +28,7 @@ def as_stored(value: object, rows: RowSharding) -> Any:
     if not isinstance(value, Tensor):
         return value
     if isinstance(value, RowTensor):
-        local = rows.from_sharding(value.to_local(), value._sharding)
-        if local is None:
-            raise LayoutMismatchError(
-                f"Expected a gradient or value for {rows} (got one for {value._sharding} of another graph or selection)"
-            )
-        return local
+        return value.redistribute(rows).to_local()
     if value.shape[:1] != (rows.size,):
         raise LayoutMismatchError(f"Expected a gradient or value for {rows} (got shape {list(value.shape)})")
     return rows.slice(value)
