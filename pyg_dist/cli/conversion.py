@@ -126,7 +126,7 @@ def write_grid_store(
         edge_digest = edges.digest()
         model = Model.of_layers(edges.num_nodes, edges.num_edges, *model_columns(source))
         machine = Machine.load()
-        best = next(c for c in grid_plans(model, options.parts, machine) if wanted in (None, c.shape))
+        best = grid_plans(model, options.parts, machine, wanted)[0]
         plan, orders = GridPlan.of(
             lambda: ((torch.from_numpy(ends[0]), torch.from_numpy(ends[1])) for ends in edges.ends(CHUNK)), model,
             best.shape, best.sums, best.price, machine, options.seed, digest(repr((edge_digest, options.seed))),

@@ -61,8 +61,7 @@ def candidates(model: Model, num_ranks: int, options: Options, machine: Machine)
     """The meshes and forms that the options allow, the cheapest first; of one data group (not collective)."""
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     wanted = None if given is None else MeshShape(given.x, given.y, given.z)
-    priced = grid_plans(model, num_ranks if wanted is None else wanted.size, machine)
-    return [c for c in priced if wanted in (None, c.shape)]
+    return grid_plans(model, num_ranks if wanted is None else wanted.size, machine, wanted)
 
 
 class StoredOrder(NodeOrder):

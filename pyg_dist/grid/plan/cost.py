@@ -187,8 +187,8 @@ class Candidate:
 FORMS: tuple[Sums, ...] = ("reduce_scatter", "all_reduce")
 
 
-def grid_plans(model: Model, num_ranks: int, machine: Machine) -> list[Candidate]:
-    """Every mesh of ``num_ranks`` ranks, the cheapest first (not collective).
+def grid_plans(model: Model, num_ranks: int, machine: Machine, wanted: MeshShape | None = None) -> list[Candidate]:
+    """Every mesh of ``num_ranks`` ranks, or the wanted one alone, the cheapest first (not collective).
 
     In both forms of the sums, or in that of ``PYG_DIST_GRID_SUMS``.
     """
@@ -196,7 +196,7 @@ def grid_plans(model: Model, num_ranks: int, machine: Machine) -> list[Candidate
         raise OptionError(f"Expected at least one rank (got {num_ranks}): give --ranks a positive integer")
     forced: Sums | None = GRID_SUMS.value()
     candidates = []
-    for shape in meshes(num_ranks):
+    for shape in meshes(num_ranks) if wanted is None else [wanted]:
         ranks = sorted({0, num_ranks // 2, num_ranks - 1})
         for sums in FORMS if forced is None else (forced,):
             works = [work_of(model, shape, sums, rank) for rank in ranks]
