@@ -105,7 +105,7 @@ def operators(graph: Data, data: Any, how: Layout) -> None:
     laid, weight = data.graph, data.edge_weight
     x = laid.place(data.x)
     expected = dense(graph, Norm.SUM, graph.edge_weight) @ graph.x
-    for factor in (1.0, 1.0, 3.0):
+    for factor in (1.0, 1.0, 2.0, 0.5):  # at last as they were, for the next check
         weight.mul_(factor)
         expected = expected * factor
         out = laid.aggregate(x, laid.operator(Norm.SUM, weight, torch.float64))
@@ -170,6 +170,8 @@ def cached(graph: Data, data: Any, how: Layout) -> None:
     with torch.no_grad():
         x.mul_(2.0)
     assert_same({"out": laid.aggregate(x, operator)}, {"out": 2 * dense(graph) @ graph.x}, "changed in place")
+    with torch.no_grad():
+        x.mul_(0.5)  # for the next check
     assert not laid.is_cached(leaf(x), operator)
     assert not laid.is_cached(x, laid.operator(Norm.SUM, leaf(data.edge_weight), torch.float64))
 
