@@ -152,31 +152,30 @@ def stock_results(name: str) -> Results:
     return results(data_of_batch(), name, "stock")
 
 
-def on_ranks(layout: str, name: str, expected: Results) -> None:
+def on_ranks(layout: str, expected: dict[str, Results]) -> None:
     from pyg_dist import DistributedData, world_size
 
     data = data_of_batch()
     options: Any = {"layout": "grid"} if layout == "grid" else {"partition": parts(data, world_size())}
     distributed = DistributedData(data, **options)
-    # What x is and where it lies are two things: both forms on ranks of the halo layout, one elsewhere.
-    one, other = ["stacked", "plain"][:: 1 if list(CONVS).index(name) % 2 else -1]
-    forms = {(1, "halo"): [one], (1, "grid"): [other], (3, "grid"): [one]}
-    for form in forms.get((world_size(), layout), ["plain", "stacked"]):
-        assert_same(results(distributed, name, form), expected, form)
-    if name in BY_BLOCKS:
-        view: Any = type(distributed.graph.edge_view)
-        with (
-            patch.dict("os.environ", PYG_DIST_MESSAGE_MIB="0.001"),
-            patch.object(view, "reduce_by_blocks", autospec=True, side_effect=view.reduce_by_blocks) as by_blocks,
-        ):
-            assert_same(results(distributed, name, "plain"), expected, "by blocks")
-        assert by_blocks.call_count == NUM_STEPS * BY_BLOCKS[name]
+    view: Any = type(distributed.graph.edge_view)
+    for number, (name, want) in enumerate(expected.items()):
+        # What x is and where it lies are two things: each conv with both, each layout with both, by turns.
+        form = ["stacked", "plain"][(number + (layout == "grid") + world_size()) % 2]
+        assert_same(results(distributed, name, form), want, f"{name}, {form}")
+        if name in BY_BLOCKS:
+            with (
+                patch.dict("os.environ", PYG_DIST_MESSAGE_MIB="0.001"),
+                patch.object(view, "reduce_by_blocks", autospec=True, side_effect=view.reduce_by_blocks) as by_blocks,
+            ):
+                assert_same(results(distributed, name, "plain"), want, f"{name}, by blocks")
+            assert by_blocks.call_count == NUM_STEPS * BY_BLOCKS[name]
 
 
-@pytest.mark.parametrize("name", CONVS)
 @pytest.mark.parametrize(("world_size", "layout"), LAYOUTS)
-def test_batches(workers: Pools, world_size: int, layout: str, name: str) -> None:
-    workers(world_size).run(on_ranks, layout, name, stock_results(name))
+def test_batches(workers: Pools, world_size: int, layout: str) -> None:
+    """In all, each conv takes each form."""
+    workers(world_size).run(on_ranks, layout, {name: stock_results(name) for name in CONVS})
 
 
 def one_exchange() -> None:
