@@ -324,13 +324,18 @@ def test_every_conv_in_float64(workers: Pools) -> None:
     workers(3).run(compare, {name: stock(name) for name in CASES})
 
 
-AXES = [pytest.param(mesh, marks=pytest.mark.slow) for mesh in ({"z": 2}, {"x": 2, "y": 2})]
+AXES = [{"y": 2}, *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ({"z": 2}, {"x": 2, "y": 2}))]
 
 
-@pytest.mark.parametrize("mesh", [*AXES, {"y": 2}], ids=str)
+@pytest.mark.parametrize("mesh", AXES, ids=str)
 def test_every_conv_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
-    """Also those that look at single edges, which whole rows serve: no two meshes have the same rows together."""
-    workers(math.prod(mesh.values())).run(on_mesh, mesh, {name: stock(name) for name in CASES})
+    """Also those that look at single edges, which whole rows serve: no two meshes have the same rows together.
+
+    Every second conv on one axis, the others on two. Sums and attention on every mesh: ``test_weighted_sum.py``,
+    ``test_attention.py``.
+    """
+    names = list(CASES)[len(mesh) - 1 :: 2]
+    workers(math.prod(mesh.values())).run(on_mesh, mesh, {name: stock(name) for name in names})
 
 
 @pytest.mark.slow
@@ -338,7 +343,7 @@ def test_every_conv_in_float32(workers: Pools) -> None:
     workers(2).run(compare, {name: stock(name, torch.float32) for name in CASES}, torch.float32)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_world_sizes(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, {name: stock(name) for name in EVERYWHERE})
 

@@ -110,9 +110,14 @@ def script(edges: Edges, make: Callable[[], nn.Module]) -> Callable[[Side], Resu
 
 
 def kinds_of(name: str, world_size: int) -> list[str]:
-    """The edges that a conv is given: of SAGE and GCN all, of the others and of one rank every second kind."""
-    number, kinds = list(CONVS).index(name), [kind for kind in EDGES if name in WEIGHTED or "weights" not in kind]
-    return kinds if number < 2 and world_size > 1 else kinds[number % 2 :: 2]
+    """The edges that a conv is given: on several ranks SAGE takes all without weights and GCN all with them; else every
+    fourth kind, and every second one with weights. How edges are laid out is no conv's.
+    """
+    number, plain = list(CONVS).index(name), [kind for kind in EDGES if "weights" not in kind]
+    weighted = [kind for kind in EDGES if name in WEIGHTED and "weights" in kind]
+    if name in ("sage", "gcn") and world_size > 1:
+        return plain if name == "sage" else plain[1::4] + weighted
+    return plain[number % 4 :: 4] + weighted[number % 2 :: 2]
 
 
 def results(side: Side, name: str, kinds: Sequence[str]) -> dict[str, Results]:
@@ -200,8 +205,8 @@ def on_the_grid(mesh: dict[str, int]) -> None:
         for number, (kind, edges) in enumerate(EDGES.items()):
             if "weights of all" in kind or kind == "learning weights of some" or (name == "sage" and "weights" in kind):
                 continue  # a row for each edge is the halo layout's
-            if name == "sage" and number % 2:
-                continue  # the edges are the same ones
+            if number % 2 == (name == "gcn") and "weights" not in kind:
+                continue  # the edges are laid out alike for both
 
             def run(given: Any, is_ours: bool, name: str = name, edges: Edges = edges) -> Results:
                 torch.manual_seed(1)

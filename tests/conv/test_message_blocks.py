@@ -96,14 +96,17 @@ def compare(expected: dict[str, Results], num_edges: int, mib: float, mesh: dict
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_gradient(workers: Pools, world_size: int) -> None:
-    """One rank of three has no rows."""
-    workers(world_size).run(compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.006)
+    """One rank of three has no rows. One alone, on which no rows arrive, runs every second conv."""
+    names = list(BY_BLOCKS)[:: 2 if world_size == 1 else 1]
+    workers(world_size).run(compare, {name: stock(name) for name in names}, 310, 0.006)
 
 
 @pytest.mark.parametrize("mesh", [{"x": 2}, pytest.param({"x": 2, "y": 2}, marks=pytest.mark.slow)], ids=str)
 def test_every_gradient_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
+    """Whole rows serve them; half of the convs on each mesh."""
+    names = list(BY_BLOCKS)[len(mesh) % 2 :: 2]
     workers(math.prod(mesh.values())).run(
-        compare, {name: stock(name) for name in BY_BLOCKS}, 310, 0.006 if len(mesh) == 1 else 0.003, mesh
+        compare, {name: stock(name) for name in names}, 310, 0.006 if len(mesh) == 1 else 0.003, mesh
     )
 
 

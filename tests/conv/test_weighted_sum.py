@@ -68,9 +68,9 @@ ALWAYS_WEIGHTED = ("FAConv, weighted",)
 
 
 def kinds(name: str) -> tuple[str, ...]:
-    """Of edge weights, that a conv takes."""
-    given = ("none",) if name in UNWEIGHTED else ("none", "constant", "learn")
-    return given[1:] if name in ALWAYS_WEIGHTED else given
+    """Of edge weights, that a conv takes: none, and by turns constant ones, of a kept operator, or learning ones."""
+    given = ("none", ("constant", "learn")[list(ON_THE_GRID).index(name) % 2])
+    return given[:1] if name in UNWEIGHTED else ("constant", "learn") if name in ALWAYS_WEIGHTED else given
 
 
 def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> Results:
@@ -158,9 +158,9 @@ def rows_sent() -> dict[str, float]:
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     sent = {}
-    for name in COLUMNS:
+    for number, name in enumerate(COLUMNS):
         make = ON_THE_GRID[name]
-        for kind in ("none", "constant")[: 1 if name in UNWEIGHTED else 2]:
+        for kind in ("none",) if name in UNWEIGHTED else ("none", "constant")[number % 2 :: 2]:
             for _ in range(2):  # the first one builds the operators
                 before = data.traffic.num_bytes
                 step(data, make, kind, True)
