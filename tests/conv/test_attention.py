@@ -136,7 +136,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(
     ("layout", "world_size", "num_examples"),
     [
-        *[("halo", 1, 25), ("halo", 3, 15), ("halo", 4, 12)],
+        *[("halo", 1, 10), ("halo", 3, 15), ("halo", 4, 12)],
         *[("grid", 3, 12), ("grid", 4, 12)],
     ],
 )

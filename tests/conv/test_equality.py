@@ -131,18 +131,22 @@ def expected() -> dict[torch.dtype, list[Results]]:
 )
 def test_every_option_in_float64(workers: Pools, expected: Any, world_size: int, exchange: str) -> None:
     graph, parts = GRAPHS[torch.float64], uneven_parts(47, world_size)
-    results = workers(world_size).run(compare, graph, parts, all_cases(), exchange, expected[torch.float64])
+    # What is not the hybrid sends and adds the same sums at another place: every second option by each.
+    some = {"hybrid": slice(None), "post": slice(0, None, 2), "pre": slice(1, None, 2)}[exchange]
+    want = expected[torch.float64][some]
+    results = workers(world_size).run(compare, graph, parts, all_cases()[some], exchange, want)
     assert sum(rows for _, rows in results) == 47
     assert (sum(num_bytes for num_bytes, _ in results) > 0) == (world_size > 1)
 
 
 @pytest.mark.parametrize(
     ("world_size", "partition", "exchange"),
-    [(1, "metis", "hybrid"), (2, "hypergraph", "pre"), (3, "metis", "hybrid"), (4, "random", "hybrid")],
+    [(2, "hypergraph", "pre"), (3, "metis", "hybrid"), (4, "random", "hybrid")],
 )
 def test_every_option_in_float32(workers: Pools, expected: Any, world_size: int, partition: str, exchange: str) -> None:
-    graph, want = GRAPHS[torch.float32], expected[torch.float32]
-    workers(world_size).run(compare, graph, partition, all_cases(), exchange, want)
+    some = slice(world_size % 2, None, 2)
+    graph, want = GRAPHS[torch.float32], expected[torch.float32][some]
+    workers(world_size).run(compare, graph, partition, all_cases()[some], exchange, want)
 
 
 def mean_bits() -> None:

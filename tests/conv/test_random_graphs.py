@@ -199,7 +199,7 @@ EMPTY = Case(3, [], [0, 0, 0], 2, "edge_index", False, "sage", {"aggr": "max"}, 
 
 
 @pytest.mark.parametrize(
-    ("world_size", "num_examples"), [(1, 40), (3, 50), pytest.param(4, 30, marks=pytest.mark.slow)]
+    ("world_size", "num_examples"), [(1, 12), (3, 30), pytest.param(4, 30, marks=pytest.mark.slow)]
 )
 def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> None:
     @settings(
