@@ -350,8 +350,8 @@ def agree(
     layouts: Sequence[str] = (),
     other_dtypes: Sequence[torch.dtype] = OTHER_DTYPES,
 ) -> None:
-    """Check all forms of all functions of one name, the first of them in float64 in every layout, with most ranks in
-    other dtypes too; its namesakes, which the same handler answers for, in one layout.
+    """Check all forms of all functions of one name, the first of them in float64 in every layout, on several ranks each
+    form in one of the other dtypes too; its namesakes, which the same handler answers for, in one layout.
 
     Args:
         name: as :func:`pyg_dist.tensor.registry.functions` takes it.
@@ -369,7 +369,10 @@ def agree(
         has_worked = False
         with dispatches() as dispatched:
             for layout, dtype in everywhere[-1:] if number else everywhere + more:
+                dtypes = (dtype,) if dtype not in other_dtypes or len(forms) < len(other_dtypes) else other_dtypes
                 for k, form in enumerate(forms):
+                    if dtypes[k % len(dtypes)] != dtype:
+                        continue
                     expression = partial(form, called)
                     if check(expression, layout, f"{name}, form {k}", dtype, must_distribute, must_work=False):
                         has_worked = True
