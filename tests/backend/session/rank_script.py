@@ -22,7 +22,7 @@ sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 from pyg_dist.backend.comm.group import Group  # noqa: E402
 from pyg_dist.backend.comm.transport import Transport  # noqa: E402
 from pyg_dist.backend.comm.wires import wires_of  # noqa: E402
-from pyg_dist.backend.session import agreement, leaving, session  # noqa: E402
+from pyg_dist.backend.session import agreement, failure, leaving, session  # noqa: E402
 from pyg_dist.halo.exchange import exchange_of  # noqa: E402
 
 
@@ -51,6 +51,8 @@ case, concerned = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
 before = session.rank(), session.world_size()
 if case == "ends with a group of its own":
     dist.init_process_group("gloo", timeout=FOREVER)
+if case == "exits":  # whose other ranks wait for it in vain, twice
+    failure._END_SECONDS = 2.0
 session.init(timeout=session.DEFAULT_TIMEOUT if dist.is_initialized() else FOREVER)
 assert (session.rank(), session.world_size()) == before
 is_concerned = session.rank() == concerned
