@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +18,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 from torch_geometric.typing import SparseTensor
 
-from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.errors import DataError, PygDistError, UnsupportedError
 
 GRAPH_KEYS = ("edge_index", "adj_t")
 _OWN = ("graph", "plan", "traffic")  # of every DistributedData
@@ -30,6 +31,15 @@ class Attributes:
     nodes: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[N, ...]`` by name
     edges: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[E, ...]`` by name
     others: dict[str, object] = field(default_factory=dict)  # everything else
+
+
+@contextmanager
+def errors_of(what: object) -> Iterator[None]:
+    """Context whose errors say first of what they are: a file, a type of nodes."""
+    try:
+        yield
+    except PygDistError as error:
+        raise type(error)(f"{what}: {error.message}") from None
 
 
 def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True) -> int:

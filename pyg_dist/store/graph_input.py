@@ -16,7 +16,15 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.partition.inputs import as_edges, check_ends
-from pyg_dist.store.attributes import GRAPH_KEYS, Attributes, NanCount, by_kind, num_nodes_of, sort_attributes
+from pyg_dist.store.attributes import (
+    GRAPH_KEYS,
+    Attributes,
+    NanCount,
+    by_kind,
+    errors_of,
+    num_nodes_of,
+    sort_attributes,
+)
 from pyg_dist.store.manifest import ADJ_VALUES, GraphForm
 
 
@@ -209,10 +217,10 @@ def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
     if not data.node_types:
         raise DataError("Expected a HeteroData with nodes (got none): set data['paper'].x, or a num_nodes")
     num_nodes = {kind: _num_nodes(kind, store) for kind, store in data.node_items()}
-    nodes = {
-        kind: _named(f"data[{kind!r}]", sort_attributes, store.to_dict(), num_nodes[kind], None)
-        for kind, store in data.node_items()
-    }
+    nodes = {}
+    for kind, store in data.node_items():
+        with errors_of(f"data[{kind!r}]"):
+            nodes[kind] = sort_attributes(store.to_dict(), num_nodes[kind], None)
     given = [store.get("x") for store in data.node_stores] + [store.get("edge_index") for store in data.edge_stores]
     device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
     relations = {}
@@ -222,24 +230,17 @@ def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
         if any(kind not in num_nodes for kind in ends):
             missing = next(kind for kind in ends if kind not in num_nodes)
             raise DataError(f"Expected nodes of type {missing!r} (got edges {relation} without them): set num_nodes")
-        edge_index, form, values = _named(name, read_edges, store)
+        with errors_of(name):
+            edge_index, form, values = read_edges(store)
+            found = sort_attributes(store.to_dict(), None, edge_index.shape[1])
         for end, kind in enumerate(ends):
             check_ends(edge_index[end], num_nodes[kind], f"{name}.{form.key} of {kind!r}")
-        found = _named(name, sort_attributes, store.to_dict(), None, edge_index.shape[1])
         size = num_nodes[ends[1]]
         relations[relation] = GraphInput(edge_index, size, form, values, device, {}, found.edges, found.others)
     if not allow_nan and warn:
         for kind, attributes in nodes.items():
             warn_of_nan("node", {f"{kind}.{name}": value for name, value in attributes.nodes.items()})
     return HeteroInput(num_nodes, nodes, relations, data._global_store.to_dict(), device)
-
-
-def _named(what: str, read: Any, *args: object) -> Any:
-    """``read(*args)``, whose errors say of which type it is."""
-    try:
-        return read(*args)
-    except (DataError, UnsupportedError) as error:
-        raise type(error)(f"{what}: {error.message}") from None
 
 
 def _num_nodes(kind: str, store: Any) -> int:

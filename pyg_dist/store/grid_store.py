@@ -186,13 +186,11 @@ class GridStore(ShardReader):
 
     def range_rows(self, kind: str, name: str, size: int, low: int, high: int) -> Tensor:
         """Rows ``low`` to ``high`` of a tensor that is stored in near-equal ranges."""
-        ends, out, done = bounds(size, self.tiles[0]), None, 0
+        ends, spec, done = bounds(size, self.tiles[0]), self.shards[f"{kind}-00000"].tensors[name], 0
+        out = np.empty((max(high - low, 0), *spec.shape[1:]), storage_dtype(spec.dtype))
         for number in range(self.tiles[0]):
             key = f"{kind}-{number:05d}"
             first, last = max(low, int(ends[number])), min(high, int(ends[number + 1]))
-            spec = self.shards[key].tensors[name]
-            if out is None:
-                out = np.empty((max(high - low, 0), *spec.shape[1:]), storage_dtype(spec.dtype))
             if first >= last:
                 continue
             self.check(key, name)
@@ -200,7 +198,6 @@ class GridStore(ShardReader):
             for piece in self.file(key).pieces(name, first - begin, last - begin):
                 out[done : done + len(piece)] = piece
                 done += len(piece)
-        assert out is not None
         return as_torch(out, spec.dtype)
 
     def overlapping(self, order: int, rows: Span, columns: Span) -> list[tuple[str, Span, Span]]:

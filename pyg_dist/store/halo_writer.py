@@ -210,9 +210,7 @@ class _PartWriter:
         for name in ("edge_id", "source", "target"):
             self.digest[name].update(np.ascontiguousarray(records[name]).view(np.uint8).data)
         if self.sender != self.part:
-            ends = np.empty((2, len(records)), np.int32)
-            ends[0], ends[1] = records["source"], records["target"]
-            self.held.append(ends)
+            self.held.append(np.stack([records["source"], records["target"]]))
 
     def _finish(self) -> None:
         sender, nodes, blocks = self.sender, self.nodes, self.blocks

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.attributes import by_kind, num_nodes_of, sort_attributes
+from pyg_dist.store.attributes import by_kind, errors_of, num_nodes_of, sort_attributes
 from pyg_dist.store.format import dtype_name, slices, spec_of, torch_dtype
 from pyg_dist.store.source import EdgeChunk, ReadRows, TensorSource, attributes_of, fixed_rows, storable
 
@@ -50,13 +50,11 @@ class Npz(TensorSource):
         self.stands_once = self.is_compact and bool(self.members["undirected"].array().all())
         self.num_edges = None if self.stands_once else num_edges
         data = Data(**storable(path, self._attributes()))
-        try:
+        with errors_of(path):
             self.num_nodes = num_nodes_of(data, self._largest, is_strict)
             masks = {name: mask for name in self.members if (mask := self._turned_mask(name)) is not None}
             data.update({name: _meta(mask.shape, mask.dtype) for name, mask in masks.items()})
             found = sort_attributes(data.to_dict(), self.num_nodes, num_edges, is_strict)
-        except PygDistError as error:
-            raise type(error)(f"{path}: {error}") from error
 
         def rows(name: str) -> ReadRows:
             if name in masks:

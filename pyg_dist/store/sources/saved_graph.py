@@ -16,9 +16,9 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from torch_geometric.typing import EdgeType
 
 from pyg_dist.backend.plain_json import typed
-from pyg_dist.errors import DataError, PygDistError
+from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.attributes import by_kind
+from pyg_dist.store.attributes import by_kind, errors_of
 from pyg_dist.store.format import as_storage, slices, spec_of
 from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key, read_graph, read_hetero
 from pyg_dist.store.manifest import GraphForm
@@ -117,11 +117,9 @@ def torch_file(path: Path, reading: Reading) -> GraphInMemory:
     content = _content(path)
     if _IS_TYPED in content:
         raise DataError(f"Expected a graph with one type in {path} (got several): use to_homogeneous()")
-    try:
+    with errors_of(path):
         data = Data(**storable(path, {str(name): value for name, value in content.items()}))
         graph = read_graph(data, allow_nan=True, warn=False, is_strict=reading.is_strict)
-    except PygDistError as error:
-        raise type(error)(f"{path}: {error}") from error
     return GraphInMemory(path, graph, reading)
 
 
@@ -151,11 +149,9 @@ def torch_file_types(path: Path) -> TypedSource | None:
     content = _content(path)
     if _IS_TYPED not in content:
         return None
-    try:
+    with errors_of(path):
         stores = {key: storable(path, value) if isinstance(value, Mapping) else value for key, value in content.items()}
         hetero = read_hetero(HeteroData.from_dict(stores), allow_nan=True, warn=False)
-    except PygDistError as error:
-        raise type(error)(f"{path}: {error}") from error
     pieces = hetero.pieces()
     return _of_pieces(path, hetero.num_nodes, hetero.relations, lambda key: GraphInMemory(path, pieces[key]))
 
