@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -20,6 +19,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import End, nodes_at
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
+from pyg_dist.tensor.registry import like, mapped
 
 
 def is_edge_index(name: str) -> bool:
@@ -98,44 +98,24 @@ def edges_within(
         moved = (edge_values_if_any(value, edges.rows) for edges in found)
         return next((edge_values for edge_values in moved if edge_values is not None), value)
 
-    def in_stores(value: Any, change: Callable[[Any], Any]) -> Any:
+    def in_stores(change: Callable[[Any], Any], value: Any) -> Any:
+        if not isinstance(value, (BaseData, BaseStorage)):
+            return change(value)
         for store in value.stores if isinstance(value, BaseData) else [value]:
             for key, item in list(store.items()):
-                changed = _mapped(item, change, in_stores)
+                changed = mapped(item, partial(in_stores, change))
                 if changed is not item:
                     swapped.append((store._mapping, key, item, changed))
                     store._mapping[key] = changed
         return value
 
     try:
-        laid_out = _mapped(given, edges, in_stores)
-        yield _mapped(laid_out, rows, in_stores) if found else None
+        laid_out = mapped(given, partial(in_stores, edges))
+        yield mapped(laid_out, partial(in_stores, rows)) if found else None
     finally:
         for mapping, key, item, changed in reversed(swapped):
             if mapping.get(key) is changed:
                 mapping[key] = item
-
-
-def _mapped(value: Any, change: Callable[[Any], Any], in_stores: Callable[..., Any]) -> Any:
-    """``value`` with the items of containers changed, a copy; itself where none is. ``in_stores`` changes a graph's."""
-    if isinstance(value, (BaseData, BaseStorage)):
-        return in_stores(value, change)
-    if not isinstance(value, (dict, tuple, list)):
-        return change(value)
-    items = list(value.values() if isinstance(value, dict) else value)
-    changed = [_mapped(item, change, in_stores) for item in items]
-    if all(after is before for after, before in zip(changed, items, strict=True)):
-        return value
-    if isinstance(value, dict):
-        out = copy(value)
-        out.update(zip(value, changed, strict=True))
-        return out
-    return _like(value, changed)
-
-
-def _like(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
-    """A tuple, named or not, or a list, of other items."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def features_of(given: dict[str, Any]) -> Any:
@@ -153,7 +133,7 @@ def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: E
     if isinstance(value, (tuple, list)) and name != "size":
         ends: Any = (0, 1) if len(value) == 2 else [None] * len(value)
         items = [row_values(conv, name, item, edges, end) for item, end in zip(value, ends, strict=True)]
-        return _like(value, items)
+        return like(value, items)
     if not isinstance(value, Tensor) or isinstance(value, Edges) or value.dim() == 0:
         return value
     if name in ("x", "h"):

@@ -22,6 +22,7 @@ from pyg_dist.graph.protocol import DistributedGraph, EdgeView, End, NodeShardin
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
+from pyg_dist.tensor.registry import mapped
 from pyg_dist.tensor.row_tensor import described, local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -292,17 +293,13 @@ def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:
     """``value`` with all values of edges in it where ``after`` has the same edges (collective where they differ)."""
-    if before is after:
-        return value
-    if isinstance(value, EdgeTensor) and value._sharding is before.rows:
-        return value.redistribute(after.rows)
-    if type(value) is MovedRows:
-        return MovedRows.make(moved_values(value.of, before, after), value.place)
-    if type(value) in (tuple, list):
-        return type(value)(moved_values(item, before, after) for item in value)
-    if isinstance(value, dict):
-        return {name: moved_values(item, before, after) for name, item in value.items()}
-    return value
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, EdgeTensor) and value._sharding is before.rows:
+            return value.redistribute(after.rows)
+        return MovedRows.make(moved(value.of), value.place) if type(value) is MovedRows else value
+
+    return value if before is after else mapped(value, moved)
 
 
 def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:

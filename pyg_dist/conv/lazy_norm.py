@@ -18,7 +18,7 @@ from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import SINGLE_EDGES, Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView, Norm, Operator
 from pyg_dist.tensor import EdgeTensor
-from pyg_dist.tensor.registry import Args, Function, Kwargs
+from pyg_dist.tensor.registry import Args, Function, Kwargs, mapped
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
 from pyg_dist.tensor.sharding import lasting
 
@@ -160,12 +160,10 @@ class NormWeight(DerivedOperand):
 
 def made(value: Any) -> Any:
     """``value`` with the edges and weights of norms in it made (collective at their first use)."""
+    return mapped(value, _made)
+
+
+def _made(value: Any) -> Any:
     if isinstance(value, NormWeight):
         return value.lazy.made[1]
-    if isinstance(value, NormedEdges):
-        return value.lazy.made[0]
-    if type(value) in (tuple, list):
-        return type(value)(made(item) for item in value)
-    if isinstance(value, dict):
-        return {name: made(item) for name, item in value.items()}
-    return value
+    return value.lazy.made[0] if isinstance(value, NormedEdges) else value

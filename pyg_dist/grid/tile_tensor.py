@@ -37,7 +37,7 @@ from pyg_dist.tensor.functions.autograd import (
 from pyg_dist.tensor.functions.full_tensor import pickle, trace
 from pyg_dist.tensor.functions.random import dropout, fill, initialise, random_like
 from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
-from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, Table, public_name, writes
+from pyg_dist.tensor.registry import TABLE, Args, Function, Kwargs, Table, mapped, public_name, writes
 from pyg_dist.tensor.row_tensor import (
     COLUMNS,
     DerivedOperand,
@@ -189,13 +189,7 @@ def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
 
 def _in_rows(value: Any) -> Any:
     """``value`` with every tile in it as whole rows."""
-    if isinstance(value, TileTensor):
-        return value.to_rows()
-    if type(value) in (tuple, list):
-        return type(value)(_in_rows(item) for item in value)
-    if type(value) is dict:
-        return {name: _in_rows(item) for name, item in value.items()}
-    return value
+    return mapped(value, lambda item: item.to_rows() if isinstance(item, TileTensor) else item)
 
 
 def _write_rows(function: Function, args: Args, kwargs: Kwargs) -> object:

@@ -7,7 +7,9 @@ function that torch exposes under it: ``relu`` is ``torch.relu``, ``Tensor.relu`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cache
+from operator import is_
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -83,6 +85,26 @@ def bind(function: Function, parameters: str, args: Args, kwargs: Kwargs) -> Kwa
     if len(args) > len(names):
         raise TypeError(f"{public_name(function)} of rows expects arguments behind {names} by name (got {len(args)})")
     return dict(zip(names, args, strict=False)) | kwargs
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``value`` with what is in it changed: within tuples, lists and dictionaries, copies of those in which any is."""
+    if not isinstance(value, (dict, tuple, list)):
+        return change(value)
+    items = value.values() if isinstance(value, dict) else value
+    changed = [mapped(item, change) for item in items]
+    if all(map(is_, changed, items)):
+        return value
+    if isinstance(value, dict):
+        out = copy(value)
+        out.update(zip(value, changed, strict=True))
+        return out
+    return like(value, changed)
+
+
+def like(value: tuple[Any, ...] | list[Any], items: list[Any]) -> Any:
+    """A tuple, named or not, or a list, of other items."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def dims_of(dim: object, num_dims: int) -> tuple[int, ...]:
