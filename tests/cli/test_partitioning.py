@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.spawn
+import os
 from pathlib import Path
 from typing import Any
 
+import forked_python
 import numpy as np
 import pytest
 import torch
@@ -80,7 +83,10 @@ def test_reverses_are_added(graph_file: Path, capsys: pytest.CaptureFixture[str]
     assert line["volume"] == Plan.of(both, partition(both, 60, 4, "random"), 4).rows["post"]
 
 
-def test_a_budget_keeps_the_best(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_keeps_the_best(
+    graph_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(forked_python.executable()))
     command = ["partition", str(graph_file), "--parts", "4", "--model", "random", "--json"]
     assert main(command) == 0
     assert main([*command, "--time-budget", "1"]) == 0
