@@ -371,7 +371,7 @@ def agree(
             for layout, dtype in everywhere[-1:] if number else everywhere + more:
                 dtypes = (dtype,) if dtype not in other_dtypes or len(forms) < len(other_dtypes) else other_dtypes
                 for k, form in enumerate(forms):
-                    if dtypes[k % len(dtypes)] != dtype:
+                    if dtypes[(k + k // 3) % len(dtypes)] != dtype:  # forms come in threes: each of them in turn
                         continue
                     expression = partial(form, called)
                     if check(expression, layout, f"{name}, form {k}", dtype, must_distribute, must_work=False):
