@@ -93,8 +93,8 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   // Where each value that is not known comes first, by ascending value, and the place of each value among the known
   // ones and, behind them, these: cpu/distinct.h
   m.def("distinct(Tensor known, Tensor value) -> (Tensor, Tensor)");
-  // The distinct values without a place, ascending, which get the next ones: cpu/add_places.h
-  m.def("add_places(Tensor(a!) place_of, Tensor value, int next) -> Tensor");
+  // The distinct values without a place, and some with one, ascending, which get the next ones: cpu/add_places.h
+  m.def("add_places(Tensor(a!) place_of, Tensor value, int next, Tensor? again) -> Tensor");
   // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h
   m.def("encode_ids(Tensor rows, Tensor count, bool is_ascending) -> (Tensor, Tensor)");
   m.def("decode_ids(Tensor content, Tensor num_bytes, int num_columns, bool is_ascending) -> (Tensor, Tensor)");

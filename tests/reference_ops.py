@@ -278,9 +278,9 @@ def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(first, dtype=torch.int64), torch.tensor([place[v] for v in values], dtype=torch.int64)
 
 
-def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
+def add_places(place_of: Tensor, value: Tensor, next: int, again: Tensor) -> Tensor:
     """One value after the other."""
-    new = sorted({v for v in value.tolist() if int(place_of[v]) < 0})
+    new = sorted({v for v in value.tolist() if int(place_of[v]) < 0} | {*again.tolist()})
     for k, v in enumerate(new):
         place_of[v] = next + k
     return torch.tensor(new, dtype=torch.int64)

@@ -2,78 +2,92 @@
 
 #include <algorithm>
 #include <bit>
-#include <memory>
+#include <limits>
 
 #include "cpu/radix_sort.h"
 
 namespace pyg_dist {
 namespace {
 
-template <class T>
+constexpr int64_t kAhead = 16;
+
 struct Bounds {
-  T least, most;
+  int64_t least, most;
 };
 
-// Of at least one value.
 template <class T>
-Bounds<T> bounds_of(const T* value, int64_t num_values) {
-  Bounds<T> found{value[0], value[0]};
-  for (int64_t k = 1; k < num_values; ++k) {
-    found.least = std::min(found.least, value[k]);
-    found.most = std::max(found.most, value[k]);
+void widen(Bounds& bounds, const T* value, int64_t num_values) {
+  for (int64_t k = 0; k < num_values; ++k) {
+    bounds.least = std::min<int64_t>(bounds.least, value[k]);
+    bounds.most = std::max<int64_t>(bounds.most, value[k]);
   }
-  return found;
 }
 
-// Sorts distinct values: as bits of a map of all numbers between them, where they are not few of these.
-void sort_distinct(std::vector<int32_t>& values) {
-  if (values.empty()) return;
-  const auto [least, most] = bounds_of(values.data(), static_cast<int64_t>(values.size()));
-  const auto span = static_cast<uint64_t>(most - least);
-  if (span / 64 > 2 * values.size()) {
-    radix_sort(values, span, [low = least](int32_t value) { return static_cast<uint64_t>(value - low); });
-    return;
+// As bits of a map of all numbers from the least one on, which sort them.
+template <class T>
+void add_to_map(const AddPlaces& p, const T* value, Bounds bounds, std::vector<int32_t>& added) {
+  const auto low = static_cast<uint64_t>(bounds.least);
+  std::vector<uint64_t> words((static_cast<uint64_t>(bounds.most) - low) / 64 + 1);
+  // Whether a value is new cannot be predicted, so it is no branch.
+  for (int64_t k = 0; k < p.num_values; ++k) {
+    if (k + kAhead < p.num_values) __builtin_prefetch(p.place_of + value[k + kAhead]);
+    const uint64_t bit = static_cast<uint64_t>(value[k]) - low;
+    words[bit / 64] |= static_cast<uint64_t>(p.place_of[value[k]] < 0) << (bit % 64);
   }
-  std::vector<uint64_t> words(span / 64 + 1);
-  for (const int32_t value : values) {
-    const auto bit = static_cast<uint64_t>(value - least);
+  for (int64_t k = 0; k < p.num_again; ++k) {
+    const uint64_t bit = static_cast<uint64_t>(p.again[k]) - low;
     words[bit / 64] |= uint64_t{1} << (bit % 64);
   }
-  int32_t* out = values.data();
-  int64_t first = least;
+  size_t num_added = 0;
+  for (const uint64_t bits : words) num_added += static_cast<size_t>(std::popcount(bits));
+  added.resize(num_added);
+  int32_t* out = added.data();
+  auto next = static_cast<int32_t>(p.next);
+  int64_t first = bounds.least;
   for (uint64_t bits : words) {
-    for (; bits != 0; bits &= bits - 1) *out++ = static_cast<int32_t>(first + std::countr_zero(bits));
+    for (; bits != 0; bits &= bits - 1) {
+      const int64_t number = first + std::countr_zero(bits);
+      *out++ = static_cast<int32_t>(number);
+      p.place_of[number] = next++;
+    }
     first += 64;
   }
 }
 
+// Where there are few among so many numbers.
+template <class T>
+void add_to_list(const AddPlaces& p, const T* value, Bounds bounds, std::vector<int32_t>& added) {
+  added.assign(p.again, p.again + p.num_again);
+  for (int64_t k = 0; k < p.num_values; ++k) {
+    if (k + kAhead < p.num_values) __builtin_prefetch(p.place_of + value[k + kAhead]);
+    int32_t& place = p.place_of[value[k]];
+    if (place < 0) added.push_back(static_cast<int32_t>(value[k]));
+    place = std::max(place, 0);
+  }
+  radix_sort(added, static_cast<uint64_t>(bounds.most - bounds.least),
+             [low = bounds.least](int32_t number) { return static_cast<uint64_t>(number - low); });
+  auto next = static_cast<int32_t>(p.next);
+  for (const int32_t number : added) p.place_of[number] = next++;
+}
+
 template <class T>
 BadIndex add(const AddPlaces& p, const T* value, std::vector<int32_t>& added) {
-  constexpr int64_t kAhead = 16;
-  int32_t* const place_of = p.place_of;
-  const int64_t num_values = p.num_values;
-  if (num_values == 0) return {};
-  const auto is_bad = [span = p.span](T number) { return number < 0 || number >= span; };
-  const Bounds<T> bounds = bounds_of(value, num_values);
-  if (is_bad(bounds.least) || is_bad(bounds.most)) {
-    const T* const bad = std::find_if(value, value + num_values, is_bad);
-    return {bad - value, *bad};
+  added.clear();
+  if (p.num_values + p.num_again == 0) return {};
+  Bounds bounds{std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()};
+  widen(bounds, value, p.num_values);
+  widen(bounds, p.again, p.num_again);
+  if (bounds.least < 0 || bounds.most >= p.span) {
+    for (int64_t k = 0; k < p.num_values; ++k) {
+      if (value[k] < 0 || value[k] >= p.span) return {k, value[k]};
+    }
+    return {p.num_values, bounds.least < 0 ? bounds.least : bounds.most};
   }
-  // Whether a value is new cannot be predicted, so it is no branch: each is written, and counted if it is new.
-  const auto found = std::make_unique_for_overwrite<int32_t[]>(static_cast<size_t>(num_values));
-  int64_t num_found = 0;
-  for (int64_t k = 0; k < num_values; ++k) {
-    if (k + kAhead < num_values) __builtin_prefetch(place_of + value[k + kAhead]);
-    const T number = value[k];
-    const int32_t place = place_of[number];
-    found[static_cast<size_t>(num_found)] = static_cast<int32_t>(number);
-    num_found += place < 0;
-    place_of[number] = std::max(place, 0);
+  if ((bounds.most - bounds.least) / 64 <= p.num_values + p.num_again) {
+    add_to_map(p, value, bounds, added);
+  } else {
+    add_to_list(p, value, bounds, added);
   }
-  added.assign(found.get(), found.get() + num_found);
-  sort_distinct(added);
-  auto next = static_cast<int32_t>(p.next);
-  for (const int32_t number : added) place_of[number] = next++;
   return {};
 }
 

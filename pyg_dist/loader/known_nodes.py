@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -79,50 +79,56 @@ _SPARSE = 64
 
 
 _DENSE = 16
-"""Numbers are found by a table of all up to them, new in each batch, where they are one in so many: 64 bytes each."""
+"""Numbers are found by a table of all codes where they are one in so many: 64 bytes each."""
 
 
-def _finder(codes: Tensor, span: int) -> Callable[[Tensor], Tensor]:
-    """What finds the places of codes below ``span``, int64, among some distinct ones, ascending; -1: it is not there.
-
-    Those are several ascending lists, one after another.
-    """
-    if _DENSE * codes.numel() < span or span > torch.iinfo(torch.int32).max:
-        ascending = torch.from_numpy(np.sort(codes.numpy(), kind="stable"))  # runs, which it merges
-        return partial(ops.find_sorted, ascending)
-    table = torch.full((span,), -1, dtype=torch.int32)
-    ops.add_places(table, codes, 0)
-    return partial(table.index_select, 0)
-
-
-class _Numbers(NamedTuple):
+class _Numbers:
     """Numbers in a batch, by codes among the ranks, of all nodes of a data group's part of it.
 
-    Attributes:
-        seeds: of these, ascending, int64 ``[s]``.
-        of_seeds: their numbers, and -1 behind them, int64 ``[s + 1]``.
-        hops: what finds nodes among those that each hop has reached (:func:`_finder`).
-        over: what a number is over the node's place among those of its hop, by hop and type, int64 ``[hops, types]``.
-        first: of each type, int64 ``[types]``.
+    Args:
+        columns: keep the table of all codes from batch to batch.
+        span: an upper bound of the codes, exclusive.
+        num_codes: how many there will be.
     """
 
-    seeds: Tensor
-    of_seeds: Tensor
-    hops: Sequence[Callable[[Tensor], Tensor]]
-    over: Tensor
-    first: Tensor
+    def __init__(self, columns: Columns, span: int, num_codes: int) -> None:
+        is_dense = span <= min(_DENSE * num_codes, torch.iinfo(torch.int32).max)
+        self._columns, self._table = columns, columns.take_table(span) if is_dense else None
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # codes and their numbers
 
-    def of(self, code: Tensor, hop: int) -> Tensor:
-        """Those of some nodes; -1 where no hop up to a given one has reached them. Shapes: int64 ``[k] -> [k]``."""
-        if hop == 0:
-            return self.of_seeds[ops.find_sorted(self.seeds, code)]
-        place, over = self.hops[hop - 1](code), self.over[hop - 1]
-        if over.numel() > 1:
-            over = over.index_select(0, torch.bucketize(code, self.first[1:], right=True))
-        number, missing = place + over, (place < 0).nonzero().view(-1)
-        if missing.numel():  # a hop before has reached them
-            number.index_copy_(0, missing, self.of(code.index_select(0, missing), hop - 1))
-        return number
+    def add(self, code: Tensor, first: int) -> None:
+        """Some distinct ones get numbers from ``first`` on, ascending. They are several ascending lists."""
+        if self._table is None:
+            ascending = torch.from_numpy(np.sort(code.numpy(), kind="stable"))  # runs, which it merges
+            self.put(ascending, torch.arange(first, first + code.numel()))
+        else:
+            ops.add_places(self._table, code, first)
+
+    def put(self, code: Tensor, number: Tensor) -> None:
+        """Some distinct ones get numbers."""
+        if self._table is None:
+            self._pairs.append((code, number))
+        else:
+            self._table.index_copy_(0, code, number.int())
+
+    @cached_property
+    def _ascending(self) -> tuple[Tensor, Tensor]:
+        """The codes, and their numbers, and -1 behind them."""
+        code, number = (torch.cat(lists) for lists in zip(*self._pairs, strict=True))
+        order = torch.from_numpy(np.argsort(code.numpy(), kind="stable"))
+        return code.index_select(0, order), torch.cat([number.index_select(0, order), torch.tensor([-1])])
+
+    def of(self, code: Tensor) -> Tensor:
+        """Those of some nodes; -1: the batch does not have it. Shapes: int64 ``[k]`` -> int64 or int32."""
+        if self._table is not None:
+            return self._table.index_select(0, code)
+        ascending, number = self._ascending
+        return number[ops.find_sorted(ascending, code)]
+
+    def end(self) -> None:
+        """Nothing is found afterwards."""
+        if self._table is not None:
+            self._columns.give_table(self._table.fill_(-1))
 
 
 class KnownNodes:
@@ -142,6 +148,7 @@ class KnownNodes:
     Attributes:
         hops: codes of this rank's nodes of the batch by the hop that reached them and by type, ascending; but its
             seeds, which come first, as they are given.
+        keys: theirs among the ranks.
         numbers: theirs in the batch, once they have some.
     """
 
@@ -157,12 +164,15 @@ class KnownNodes:
     ) -> None:
         self._ranks, self._lists, self._rank = ranks, ranks.part, ranks.part.group.rank
         self.columns, self.trees, self._seeds = columns, trees, seeds
+        self._numbers: _Numbers | None = None
         self.hops, self.numbers = [code.split(list(sizes))], [number.split(list(sizes))]
-        self._known, self._size = [code], code.numel()  # codes that it knows, by hop
+        self.keys = [columns.common(code, trees).split(list(sizes))]
+        self._size = code.numel()  # of the nodes that it knows
         self._number = number  # of each place, or -1
         self._is_table = trees == 1
+        self._known = [code[:0] if self._is_table else code]  # their codes, but in a table those of this rank's nodes
         if self._is_table:
-            self._number = columns.take_table()
+            self._number = columns.take_table(columns.size)
             self._number[code] = number.int()
 
     def reach(self, code: Tensor) -> Tensor:
@@ -181,11 +191,16 @@ class KnownNodes:
             asked = self.columns.abroad(new[num_own:], self.trees).view(-1, 1)
             counts = [*of_others[: self._rank], 0, *of_others[self._rank :]]
             ((arrived, _),) = self._lists.exchange(IdList(asked, counts), kind=f"hop {len(self.hops)}")
-            both = torch.cat([new[:num_own], self._add(arrived.view(-1))[0]])
-            new = torch.from_numpy(np.sort(both.numpy(), kind="stable"))  # two runs, which it merges
-            self._known[-2:] = [torch.cat(self._known[-2:])]
-        is_typed = types.numel() > 1
-        self.hops.append(new.tensor_split(torch.searchsorted(new, types[1:] * self.trees)) if is_typed else (new,))
+            own, others, found = new[:num_own], new[num_own:], arrived.view(-1)
+            if self._is_table:
+                new = ops.add_places(self._number, found, self._size, own)
+                self._known.append(others)
+            else:
+                both = torch.cat([own, self._add(found)[0]])
+                new = torch.from_numpy(np.sort(both.numpy(), kind="stable"))  # two runs, which it merges
+        bounds = torch.searchsorted(new, types[1:] * self.trees)
+        self.hops.append(new.tensor_split(bounds))
+        self.keys.append(self.columns.common(new, self.trees).tensor_split(bounds))
         return place
 
     def _add(self, code: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +210,7 @@ class KnownNodes:
         else:
             first, place = ops.distinct(torch.cat(self._known), code)
             new = code.index_select(0, first)
-        self._known.append(new)
+            self._known.append(new)
         self._size += new.numel()
         return new, place
 
@@ -203,18 +218,18 @@ class KnownNodes:
         """End: nothing is found afterwards."""
         if self._is_table:
             table, is_sparse = self._number, _SPARSE * self._size < self._number.numel()
-            self.columns.give_table(table.index_fill_(0, torch.cat(self._known), -1) if is_sparse else table.fill_(-1))
+            known = torch.cat([*self._own, *self._known]) if is_sparse else None
+            self.columns.give_table(table.fill_(-1) if known is None else table.index_fill_(0, known, -1))
+        if self._numbers is not None:
+            self._numbers.end()
 
-    def assign_numbers(
-        self, num_seeds: list[int], first: Sequence[int], num_edges: list[int]
-    ) -> tuple[list[list[int]], list[int]]:
+    def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[list[int]], list[int]]:
         """Number the nodes that this rank knows, of each type: by hop, data group and code (collective).
 
         Every rank of a data group learns the codes of its nodes for that: O(B) time.
 
         Args:
             num_seeds: of all data groups, by type.
-            first: the first id of each type.
             num_edges: of this rank, by hop or whatever else.
 
         Returns:
@@ -226,35 +241,37 @@ class KnownNodes:
             self.numbers = [(of_hop,) for of_hop in number.split(counts)]
             self._number = self._number if self._is_table else number
             return [counts], num_edges
-        num_hops, num_types = len(self.hops) - 1, len(first)
-        sizes = [[of_type.numel() for of_type in hop] for hop in self.hops]
-        codes = torch.cat([of_type for hop in self.hops for of_type in hop])
-        own = self.columns.common(codes[sum(sizes[0]) :], self.trees).view(-1, 1)
-        told = torch.tensor([[0, *num_edges, *(size for hop in sizes[1:] for size in hop)]])
-        (told, _), (reached, _) = self._lists.exchange(IdList(told), IdList(own), kind="codes")
+        num_hops, num_types = len(self.hops) - 1, self.columns.types.numel()
+        sizes = [of_type.numel() for hop in self.hops for of_type in hop]
+        keys = [of_type for hop in self.keys for of_type in hop]
+        own, told = torch.cat(keys), torch.tensor([[0, *num_edges, *sizes[num_types:]]])
+        reached = own[sum(sizes[:num_types]) :].view(-1, 1)
+        (told, _), (reached, _) = self._lists.exchange(IdList(told), IdList(reached), kind="codes")
         _, edges, nodes = told.split([1, len(num_edges), num_hops * num_types], dim=1)
-        of_ranks = reached.view(-1).split(nodes.reshape(len(nodes) * num_hops, num_types).sum(1).tolist())
-        span = self.columns.num_ids * self.trees
-        hops = [_finder(torch.cat(of_ranks[n::num_hops]), span) for n in range(num_hops)]
+        of_ranks = reached.view(-1).split(nodes.flatten().tolist())
         edges_of_groups, nodes_of_groups = self._of_groups(edges.sum(0), nodes.sum(0))
         of_hops = nodes_of_groups.view(self._ranks.count, num_hops, num_types)
         totals = torch.cat([torch.tensor([num_seeds]), of_hops.sum(0)])
-        index = self._ranks.index
-        before = of_hops[:index].sum(0) - of_hops[index].cumsum(1) + of_hops[index]
-        over = totals.cumsum(0)[:-1] + before
-        self._numbers = _Numbers(*self._seeds, hops, over, torch.tensor(first) * self.trees)
-        found = [
-            self._numbers.of(self.columns.common(code, self.trees), hop) for hop, code in enumerate(self._known[1:], 1)
-        ]
-        number = torch.cat([*self.numbers[0], *found])
+        first = totals.cumsum(0)[:-1] + of_hops[: self._ranks.index].sum(0)
+        numbers = _Numbers(self.columns, self.columns.num_ids * self.trees, len(self._seeds[0]) + len(reached))
+        numbers.put(*self._seeds)
+        for k, number in enumerate(first.view(-1).tolist()):
+            numbers.add(torch.cat(of_ranks[k :: num_hops * num_types]), number)
+        known = torch.cat(self._known)
+        number, of_own = numbers.of(self.columns.common(known, self.trees)), numbers.of(own)
         if self._is_table:
-            self._number.index_copy_(0, torch.cat(self._known), number.int())
-            place = codes
+            self._number.index_copy_(0, known, number.int()).index_copy_(0, torch.cat(self._own), of_own.int())
         else:
-            self._number, place = number, ops.distinct(torch.cat(self._known), codes)[1]
-        of_types = self.numbers_at(place).split([size for hop in sizes for size in hop])
+            self._number = number
+        of_types = of_own.long().split(sizes)
         self.numbers = [of_types[n : n + num_types] for n in range(0, len(of_types), num_types)]
+        self._numbers = numbers
         return totals.t().tolist(), edges_of_groups.sum(0).tolist()
+
+    @property
+    def _own(self) -> list[Tensor]:
+        """Codes of this rank's nodes."""
+        return [of_type for hop in self.hops for of_type in hop]
 
     @property
     def _is_alone(self) -> bool:
@@ -265,10 +282,11 @@ class KnownNodes:
         """The places of some nodes, once the batch is numbered; those that it does not have get the number -1."""
         new, place = self._add(code)
         number = torch.full_like(new, -1)
-        if not self._is_alone:
-            number = self._numbers.of(self.columns.common(new, self.trees), len(self.hops) - 1)
+        if self._numbers is not None:
+            number = self._numbers.of(self.columns.common(new, self.trees))
         if self._is_table:
             self._number.index_copy_(0, new, number.int())
+            self._known.append(new)
         else:
             self._number = torch.cat([self._number, number])
         return place

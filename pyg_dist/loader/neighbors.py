@@ -139,24 +139,21 @@ class _Batch:
         here = at(order, (at(column, order) >= 0).nonzero().view(-1))
         code = at(column, here) * self.trees + at(tree, here)
         sizes = torch.bincount(at(kind, here), minlength=len(self.kinds)).tolist()
-        whole, order = (seeds * self.trees + tree).sort()
-        known = whole, torch.cat([at(number, order), torch.tensor([-1])])
+        known = seeds * self.trees + tree, number
         self.nodes = KnownNodes(sampling.ranks, sampling.columns, self.trees, known, code, at(number, here), sizes)
 
     def subset(self) -> Subset | TypedSubset:
         """The batch, as far as this rank has to know it."""
         sampling, nodes, relations = self.sampling, self.nodes, list(self.sampling.in_edges)
-        hops = [self._in_edges(nodes.hops[-1], hop) for hop in range(sampling.num_hops)]
+        hops = [self._in_edges(nodes.hops[-1], nodes.keys[-1], hop) for hop in range(sampling.num_hops)]
         sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
-        own = [torch.cat(of_hops) for of_hops in zip(*nodes.hops, strict=True)]
+        own, keys = ([torch.cat(of_hops) for of_hops in zip(*x, strict=True)] for x in (nodes.hops, nodes.keys))
         is_directional = sampling.subgraph_type == "directional"
-        counts, totals = nodes.assign_numbers(
-            self.num_seeds, [ids.start for ids in sampling.types.values()], [size for hop in sizes for size in hop]
-        )
+        counts, totals = nodes.assign_numbers(self.num_seeds, [size for hop in sizes for size in hop])
         self.own_number = [torch.cat(of_hops) for of_hops in zip(*nodes.numbers, strict=True)]
         every = edges = self._edges(hops, nodes.numbers)
         if not is_directional:  # all sources of those that were drawn are nodes of the batch
-            every = self._edges([self._in_edges(own, None)], [self.own_number])
+            every = self._edges([self._in_edges(own, keys, None)], [self.own_number])
             every = [found.some((nodes.numbers_at(found.source) >= 0).nonzero().view(-1)) for found in every]
             if sampling.subgraph_type == "bidirectional":
                 every = [self._both_ways(edges[0], every[0], sum(counts[0]))]
@@ -171,7 +168,7 @@ class _Batch:
             kept[relation] = self._kept(relation, every[k], of_hops, crossing[k])
         nodes.give_table_back()
         found = dict(
-            zip(self.kinds, map(self._nodes, sampling.types.values(), own, self.own_number, counts), strict=True)
+            zip(self.kinds, map(self._nodes, sampling.types.values(), keys, self.own_number, counts), strict=True)
         )
         if sampling.is_typed:
             for name, value in self.start.attributes.items():
@@ -180,20 +177,21 @@ class _Batch:
         (whole,) = found.values()
         return self._whole(whole, kept[ONE_TYPE], {**self.start.attributes, **known[ONE_TYPE]})
 
-    def _in_edges(self, code: Sequence[Tensor], hop: int | None) -> list[Drawn]:
+    def _in_edges(self, code: Sequence[Tensor], key: Sequence[Tensor], hop: int | None) -> list[Drawn]:
         """In-edges of this rank's nodes, of each relation: those that a hop draws (collective), or all of them.
 
-        ``code``: the nodes' by type; ``hop``: their sources belong to the batch thereby; ``None``: they do not.
+        ``code``, ``key``: the nodes' by type, on this rank and among the ranks; ``hop``: their sources belong to the
+        batch thereby; ``None``: they do not.
         """
         sampling, columns = self.sampling, self.sampling.columns
-        by_type, found = dict(zip(self.kinds, code, strict=True)), list[Drawn]()
+        by_type, found = dict(zip(self.kinds, zip(code, key, strict=True), strict=True)), list[Drawn]()
         for number, (relation, in_edges) in enumerate(sampling.in_edges.items()):
-            target = by_type[relation[-1]]
+            target, of_draw = by_type[relation[-1]]
             tree, column = split(target, self.trees) if sampling.disjoint else (None, target)
             count = -1 if hop is None else sampling.num_neighbors[relation][hop]
             seed = ops.mixed_seed(sampling.seed, self.step, hop or 0, 5, sampling.ranks.index, number)
-            key = columns.common(target, self.trees)
-            degree, source, stored = in_edges.draw(columns.row_of(column), tree, key, count, seed, sampling.replace)
+            row = columns.row_of(column)
+            degree, source, stored = in_edges.draw(row, tree, of_draw, count, seed, sampling.replace)
             if tree is not None:
                 source = source.long() * self.trees + tree.repeat_interleave(degree)
             found.append(Drawn(degree, source, stored))
@@ -215,10 +213,9 @@ class _Batch:
             found.append(Edges(source, _joined(target), stored))
         return found
 
-    def _nodes(self, ids: range, own: Tensor, number: Tensor, counts: list[int]) -> Subset:
-        """Those of a type, without edges, given the codes and numbers of this rank's."""
+    def _nodes(self, ids: range, code: Tensor, number: Tensor, counts: list[int]) -> Subset:
+        """Those of a type, without edges, given the codes among the ranks and numbers of this rank's."""
         sampling, of_nodes = self.sampling, {}
-        code = sampling.columns.common(own, self.trees)
         if sampling.disjoint:
             tree, code = split(code, self.trees)
             of_nodes["batch"] = self.start.tree[tree]

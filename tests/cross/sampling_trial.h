@@ -94,10 +94,11 @@ inline int64_t try_distinct() {
   return wrong;
 }
 
-// Against sets of the standard library; few values among many numbers, and many.
+// Against sets of the standard library; few values among many numbers, and many. What was added last gets new places.
 inline int64_t try_add_places() {
   int64_t wrong = 0;
   std::vector<int32_t> place_of(100000, -1);
+  std::vector<int32_t> added;
   int64_t next = 0;
   for (const int size : {0, 1, 30, 3000, 40}) {
     std::vector<int64_t> value;
@@ -106,14 +107,16 @@ inline int64_t try_add_places() {
       value.push_back(draw(size == 3000 ? 5000 : 100000));
       if (place_of[static_cast<size_t>(value.back())] < 0) expected.insert(static_cast<int32_t>(value.back()));
     }
-    std::vector<int32_t> added;
-    wrong += add_places({place_of.data(), {value.data(), true}, 100000, size, next}, added).position >= 0;
+    const std::vector<int64_t> again(added.begin(), added.end());
+    expected.insert(added.begin(), added.end());
+    const auto num_again = static_cast<int64_t>(again.size());
+    const AddPlaces p = {place_of.data(), {value.data(), true}, 100000, size, next, again.data(), num_again};
+    wrong += add_places(p, added).position >= 0;
     wrong += added != std::vector<int32_t>(expected.begin(), expected.end());
     for (const int32_t number : added) wrong += place_of[static_cast<size_t>(number)] != next++;
   }
   const std::vector<int32_t> bad = {7, 100000};
-  std::vector<int32_t> added;
-  wrong += add_places({place_of.data(), {bad.data(), false}, 100000, 2, next}, added).position != 1;
+  wrong += add_places({place_of.data(), {bad.data(), false}, 100000, 2, next, nullptr, 0}, added).position != 1;
   return wrong;
 }
 

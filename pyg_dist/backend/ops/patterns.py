@@ -108,14 +108,14 @@ def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return call(native.distinct.default, known.contiguous(), value.contiguous())
 
 
-def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
+def add_places(place_of: Tensor, value: Tensor, next: int, again: Tensor | None = None) -> Tensor:
     """The distinct values without a place, ascending; they get the places ``next``, ``next + 1`` and so on.
 
-    O(k) time, by one thread (``csrc/cpu/add_places.h``).
+    So do those of ``again``, which have places, and are distinct. O(k) time, by one thread (``csrc/cpu/add_places.h``).
 
     Shapes:
         - place_of: int32 ``[span]``, the place of each value or -1; it is written to
-        - value: int64 or int32 ``[k]`` in ``[0, span)``
+        - value: int64 or int32 ``[k]`` in ``[0, span)``; again: int64
         - output: int64 ``[m]``
 
     Raises:
@@ -126,7 +126,7 @@ def add_places(place_of: Tensor, value: Tensor, next: int) -> Tensor:
         >>> add_places(place_of, torch.tensor([3, 1, 0, 3]), 1).tolist(), place_of.tolist()
         ([0, 3], [1, 0, -1, 2])
     """
-    return call(native.add_places.default, place_of, value.contiguous(), next)
+    return call(native.add_places.default, place_of, value.contiguous(), next, again)
 
 
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> tuple[Tensor, Tensor]:

@@ -37,13 +37,16 @@ def test_places_of_values_equal_the_reference() -> None:
     for size, span in ((0, 500), (1, 500), (40, 500), (3000, 500), (10, 200_000), (700, 200_000), (9000, 200_000)):
         for dtype in (torch.int64, torch.int32):
             value = torch.randint(0, span, (size,), generator=generator, dtype=dtype)
-            added = ops.add_places(place_of, value, known)
-            assert torch.equal(added, reference.add_places(expected, value, known))
+            again = (place_of >= known - known // 9).nonzero().view(-1)
+            added = ops.add_places(place_of, value, known, again)
+            assert torch.equal(added, reference.add_places(expected, value, known, again))
             assert torch.equal(place_of, expected)
             known += added.numel()
     for bad in (-1, 200_000):
         with pytest.raises(DataError, match=f"expected values in 'place_of', got {bad} at position 1"):
             ops.add_places(place_of, torch.tensor([1, bad]), known)
+        with pytest.raises(DataError, match=f"expected values in 'place_of', got {bad} at position 1"):
+            ops.add_places(place_of, torch.tensor([1]), known, torch.tensor([bad]))
     with pytest.raises(DataError, match="expected places from 0 to 2\\^31, got 2147483647 and 1 values"):
         ops.add_places(place_of, torch.tensor([1]), 2**31 - 1)
     assert torch.equal(place_of, expected)
@@ -119,7 +122,7 @@ def test_opcheck() -> None:
     one = torch.tensor([1])
     native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
     opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20])), test_utils=tests)
-    opcheck(native.add_places.default, (torch.tensor([-1, 0], dtype=torch.int32), one, 1), test_utils=tests)
+    opcheck(native.add_places.default, (torch.tensor([-1, 0], dtype=torch.int32), one, 1, one), test_utils=tests)
     opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
     content, num_bytes = ops.encode_ids(one.view(1, 1), one, True)
     opcheck(native.decode_ids.default, (content, num_bytes, 1, True), test_utils=tests)
