@@ -105,8 +105,6 @@ class Columns:
 
     def by_rank(self, code: Tensor, trees: int) -> list[int]:
         """How many of some ascending codes are of this rank's nodes, and of those of each other rank."""
-        if self.elsewhere is None:
-            return [code.numel()]
         ends: list[int] = torch.searchsorted(code, self.ends * trees).tolist()
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 

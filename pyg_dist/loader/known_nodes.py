@@ -77,7 +77,6 @@ class Edges(NamedTuple):
 _SPARSE = 64
 """A table with fewer entries than one in so many is cleared entry by entry: one takes as long as that many in a row."""
 
-
 _DENSE = 16
 """Numbers are found by a table of all codes where they are one in so many: 64 bytes each."""
 
