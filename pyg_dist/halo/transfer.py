@@ -174,8 +174,7 @@ class HaloTransfer:
             in_flight = self.send(x)
             return Pending(lambda: self.add(in_flight, x.new_zeros(self.num_rows, x.shape[1])))
         if outgoing is not None:
-            with phase("pack"):
-                x = outgoing.multiply(_last(x, outgoing.num_cols))
+            x = self._slots(outgoing, x)
         pending = self.exchange.start(x) if self.relay is None else self._pass(self.relay, x)
         if incoming is None:
             return pending
@@ -186,6 +185,21 @@ class HaloTransfer:
                 return incoming.multiply(received)
 
         return Pending(finish)
+
+    def _slots(self, outgoing: Matrix, x: Tensor) -> Tensor:
+        """What leaves, of rows of any shape."""
+        num_columns = x.shape[1:].numel()
+        if not num_columns:
+            return x.new_empty(outgoing.num_rows, *x.shape[1:])
+        sent = self._empty(outgoing.num_rows, num_columns * x.itemsize, x)
+        with phase("pack"):
+            EXACT.pack(sent, outgoing, _last(x.reshape(-1, num_columns), outgoing.num_cols))
+        return sent.view(x.dtype).view(-1, *x.shape[1:])
+
+    def _empty(self, num_rows: int, row_bytes: int, like: Tensor) -> Tensor:
+        """Memory for rows that leave, uint8 ``[num_rows, row_bytes]``, which this machine's ranks share if they do."""
+        shared = self.transport.shared(num_rows * row_bytes) if like.is_cpu else None
+        return _bytes(num_rows, row_bytes, like) if shared is None else shared.view(num_rows, row_bytes)
 
     def _pass(self, relay: Relay, sent: Tensor) -> Pending[Tensor]:
         """Move slots as they are in two levels. Shapes: ``[s, ...] -> [h, ...]``."""
@@ -229,7 +243,7 @@ class HaloTransfer:
             crossing = sums = self._packed(EXACT, 2, x, factor)
             relay.add(sums.view(x.dtype), gathered)
             if codec is not EXACT:
-                crossing = _bytes(len(sums), codec.row_bytes(x.shape[1], x.dtype), x)
+                crossing = self._empty(len(sums), codec.row_bytes(x.shape[1], x.dtype), x)
                 with phase("pack"):
                     codec.pack(crossing, _identity(len(sums), x.device), sums.view(x.dtype))
         return rows, self._launch(relay.sums, crossing)
@@ -237,7 +251,7 @@ class HaloTransfer:
     def _packed(self, codec: Codec, piece: int, x: Tensor, factor: Tensor | None) -> Tensor:
         """The buffer of a piece of what leaves: uint8 ``[s', B]``."""
         low, high = self._sent[piece : piece + 2]
-        sent = _bytes(high - low, codec.row_bytes(x.shape[1], x.dtype), x)
+        sent = self._empty(high - low, codec.row_bytes(x.shape[1], x.dtype), x)
         if high > low:
             with phase("pack"):
                 if self.before is None:

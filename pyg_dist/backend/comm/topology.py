@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyg_dist.backend.comm.group import Group, group_within, world_group
-from pyg_dist.backend.comm.wires import Machines
+from pyg_dist.backend.comm.wires import Machines, carrier
+from pyg_dist.backend.comm.wires.shared_memory import SharedMemory
 from pyg_dist.backend.session.settings import MACHINES
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OptionError
@@ -19,6 +20,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def machines() -> tuple[int, ...]:
     """The machine of each rank, numbered in the order of their first ranks (collective at the first use).
 
+    From then on gloo's large messages within a machine go through its memory, as MPI's do anyway.
+
     Raises:
         OptionError: ``PYG_DIST_MACHINES`` has not a number for each rank.
     """
@@ -27,6 +30,8 @@ def machines() -> tuple[int, ...]:
         names = _names()
         number = {name: k for k, name in enumerate(dict.fromkeys(names))}
         found.of_rank = tuple(number[name] for name in names)
+        if carrier() == "gloo":
+            current().of(SharedMemory).open(found.of_rank, world_group().rank, world_group().gather_bytes)
     return found.of_rank
 
 

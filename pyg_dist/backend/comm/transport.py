@@ -18,6 +18,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.wires import Flight, Machines, Piece, Wire
+from pyg_dist.backend.comm.wires.shared_memory import SharedMemory
 from pyg_dist.backend.on_device import use_here
 from pyg_dist.backend.session.state import current
 from pyg_dist.backend.timing import count_sent, phase
@@ -158,6 +159,12 @@ class Transport:
         wire, tag, call = self.group.begin("exchange", rows, rows.shape[1:].numel(), peers)
         with phase("exchange"), call:
             return Messages(out, rows, wire.exchange(out, rows, receivers, senders, tag), call)
+
+    def shared(self, num_bytes: int) -> Tensor | None:
+        """Bytes to write a message to, uint8, which other ranks of the machine then read where it is; None: there are
+        no such ranks, or no room, or it is a small one (not collective).
+        """
+        return None if self.group.size == 1 else current().of(SharedMemory).empty(num_bytes)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -107,10 +107,11 @@ MPI_PROGRESS = Setting(
     "PYG_DIST_MPI_PROGRESS", "auto", "auto, none, thread or library", _choice(_PROGRESS), must_agree=False
 )
 MACHINES = Setting("PYG_DIST_MACHINES", "", "the number of each rank's machine, such as 0,0,1,1", _numbers)
+SHARED_MIB = Setting("PYG_DIST_SHARED_MIB", "4096", "a number of MiB, 0 or more", _limit, must_agree=False)
 LOCAL_BITS = Setting("PYG_DIST_LOCAL_BITS", "32", "32, 16, 8, 4 or 2", _bits)
 STAGE = Setting("PYG_DIST_STAGE", "0", "0 or 1", _switch)
 
 SETTINGS: tuple[Setting[Any], ...] = (
     ISA, PROJECT_FIRST, REMEMBER_MIB, MESSAGE_MIB, GRID_SUMS, GRID_BLOCKS, SPMM_FORM, STOCK_ELEMENTS, MACHINE,
-    LOG, STAGE, WIRE, MPI_PROGRESS, WATCH_SECONDS, MACHINES, LOCAL_BITS,
+    LOG, STAGE, WIRE, MPI_PROGRESS, WATCH_SECONDS, MACHINES, SHARED_MIB, LOCAL_BITS,
 )  # fmt: skip

@@ -22,8 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.wires import Flight, Machines, Message, Piece, Wire
+from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, SharedMemory
 from pyg_dist.backend.session.state import current
 
 _REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -216,18 +218,53 @@ class PointToPoint(ABC):
     ) -> Flight:
         if not rows.shape[1:].numel():
             return Flight()
-        arriving = {peer: self.receive_rows(out, low, high, peer, tag) for peer, low, high in senders}
-        return Flight(arriving, [self.send_rows(rows, low, high, peer, tag) for peer, low, high in receivers])
+        arriving = {piece[0]: self._receive(out, *piece, tag) for piece in senders}
+        return Flight(arriving, self._send_all(rows, receivers, tag))
 
     def _start_all(
         self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
     ) -> list[Message]:
-        """All messages of a call, in the order that suits their size."""
+        """All messages of a call, started in the order that suits their size; to be waited for in this one."""
         if not rows.shape[1:].numel():
             return []
-        arriving = (self.receive_rows(out, low, high, peer, tag) for peer, low, high in senders)
-        leaving = (self.send_rows(rows, low, high, peer, tag) for peer, low, high in receivers)
-        return [*arriving, *leaving] if rows.nbytes > _LARGE else [*leaving, *arriving]
+        begun = [] if rows.nbytes > _LARGE else self._send_all(rows, receivers, tag)
+        arriving = [self._receive(out, *piece, tag) for piece in senders]
+        return [*arriving, *(begun or self._send_all(rows, receivers, tag))]
+
+    def _send_all(self, rows: Tensor, receivers: Sequence[Piece], tag: int) -> list[Message]:
+        """Start to send some rows to each receiver, through this machine's memory where that pays."""
+        memory, messages = current().of(SharedMemory), list[Message]()
+        if rows.nbytes < memory.least_bytes:
+            return [self.send_rows(rows, low, high, peer, tag) for peer, low, high in receivers]
+        row_bytes = rows.nbytes // rows.shape[0]
+        for peer, low, high in receivers:
+            num_bytes, place = (high - low) * row_bytes, NO_PLACE
+            way = memory.to(self.ranks[peer], num_bytes)
+            if way is not None:
+                place = way.place(rows.data_ptr() + low * row_bytes, num_bytes)
+                messages.append(self.send(torch.tensor([place], device="cpu"), peer, message_tag(tag, num_bytes)))
+            if place == NO_PLACE:
+                messages.append(self.send_rows(rows, low, high, peer, tag))
+        return messages
+
+    def _receive(self, out: Tensor, peer: int, low: int, high: int, tag: int) -> Message:
+        """Start to receive some rows, sent by :meth:`_send_all`."""
+        row_bytes = out.nbytes // out.shape[0]
+        num_bytes, start = (high - low) * row_bytes, low * row_bytes
+        way = current().of(SharedMemory).to(self.ranks[peer], num_bytes)
+        if way is None:
+            return self.receive_rows(out, low, high, peer, tag)
+        told = torch.empty(1, dtype=torch.int64, device="cpu")
+
+        def read() -> None:
+            place = int(told)
+            if place == NO_PLACE:
+                wait(self.receive_rows(out, low, high, peer, tag))
+            else:
+                way.read(place, out.data_ptr() + start, num_bytes)
+
+        word = self.receive(told, peer, message_tag(tag, num_bytes))
+        return Message(_Then([word], read), word.peer)
 
     def _pieces(self, starts: Sequence[int], counts: Sequence[int]) -> list[Piece]:
         """Where the rows of each other rank are, without those that have none."""
@@ -243,18 +280,22 @@ def summed(wire: Wire, out: Tensor, rows: Tensor, counts: Sequence[int], tag: in
     own = counts[wire.rank]
     addends = rows.new_empty(wire.size * own, *rows.shape[1:])
     flight = wire.all_to_all(addends, rows, counts, [own] * wire.size, tag)
-    return Flight(others=[Message(_Sum(flight.others, addends.view(wire.size, *out.shape), out), None)])
+
+    def add() -> None:
+        torch.sum(addends.view(wire.size, *out.shape), 0, dtype=out.dtype, out=out)
+
+    return Flight(others=[Message(_Then(flight.others, add), None)])
 
 
-class _Sum:
-    """Messages with addends, which are added up when all have arrived."""
+class _Then:
+    """Messages, and what is done when all have arrived."""
 
-    def __init__(self, messages: Sequence[Message], addends: Tensor, out: Tensor) -> None:
-        self._messages, self._addends, self._out = messages, addends, out
+    def __init__(self, messages: Sequence[Message], finish: Callable[[], None]) -> None:
+        self._messages, self._finish = messages, finish
 
     def wait(self) -> None:
         _wait(self._messages)
-        torch.sum(self._addends, 0, dtype=self._out.dtype, out=self._out)
+        self._finish()
 
 
 def _copy_rows(out: Tensor, place: int, rows: Tensor, start: int, count: int) -> None:

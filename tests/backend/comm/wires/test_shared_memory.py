@@ -1,0 +1,162 @@
+"""Where large messages within a machine lie: places, who reads them, and what happens where there is no room."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+from workers import Workers
+
+import pyg_dist
+from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.backend.comm.topology import machines
+from pyg_dist.backend.comm.transport import Transport
+from pyg_dist.backend.comm.wires import Machines
+from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, Own, SharedMemory
+from pyg_dist.backend.session.state import current
+
+Pools = Callable[[int], Workers]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux alone has it")
+
+MIB = 1 << 20
+PAGE = 1 << 12
+
+
+@pytest.fixture
+def own() -> Own:
+    return Own(4 * MIB)
+
+
+def numbers(count: int, start: int = 0) -> Tensor:
+    return torch.arange(start, start + count)
+
+
+def read(by: OfOther, place: int, like: Tensor) -> Tensor:
+    out = torch.empty_like(like)
+    by.read(place, out.data_ptr(), out.nbytes)
+    return out
+
+
+def test_messages_are_copied_or_read_where_they_are(own: Own) -> None:
+    other = OfOther(own.address, own)
+    x, y = numbers(1000), numbers(1000, 7)
+    places = [other.place(t.data_ptr(), t.nbytes) for t in (x, y)]
+    shared = own.empty(x.nbytes)
+    assert shared is not None
+    shared.view(torch.int64).copy_(y)
+    in_place = other.place(shared.data_ptr() + 80, 160)
+    assert in_place % PAGE == 80
+    for place, sent in zip([*places, in_place], (x, y, y[10:30]), strict=True):
+        assert torch.equal(read(other, place, sent), sent)
+
+
+def test_places_are_used_again_when_they_are_read_and_their_tensors_gone(own: Own) -> None:
+    other, whole = OfOther(own.address, own), 4 * MIB - PAGE
+    for _ in range(3):
+        held = [own.empty(MIB) for _ in range(3)]
+        assert all(t is not None for t in held)
+        assert own.empty(MIB) is None
+        starts = [t.data_ptr() for t in held if t is not None]
+        sent = [other.place(start, MIB) for start in (*starts, starts[0])]  # the first to two ranks
+        held.clear()
+        gc.collect()
+        assert own.empty(MIB) is None  # nobody has read them
+        for place in (sent[1], sent[0], sent[2]):
+            read(other, place, torch.empty(MIB, dtype=torch.uint8))
+        assert own.empty(3 * MIB) is None  # one of two has read the first
+        read(other, sent[3], torch.empty(MIB, dtype=torch.uint8))
+        gc.collect()
+        assert own.empty(whole) is not None
+        gc.collect()
+
+
+def test_a_message_without_room_has_no_place(own: Own) -> None:
+    other, x = OfOther(own.address, own), torch.zeros(5 * MIB, dtype=torch.uint8)
+    assert other.place(x.data_ptr(), x.nbytes) == NO_PLACE
+    assert own.empty(4 * MIB) is None
+    assert other.place(x.data_ptr(), 1) != NO_PLACE
+
+
+def test_another_process_of_that_number_is_not_taken_for_the_rank(own: Own) -> None:
+    with pytest.raises(ValueError, match="another process"):
+        OfOther(own.address[:-1] + bytes([own.address[-1] ^ 1]), own)
+
+
+@contextmanager
+def memory_of(limit: str, machine_of: str = "0,0,0") -> Iterator[Group]:
+    """All ranks, on some machines, with so many MiB of memory for messages."""
+    pyg_dist.init()
+    memory, known = current().of(SharedMemory), current().of(Machines)
+
+    def forget() -> None:
+        memory.close()
+        known.of_rank = ()
+
+    forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYG_DIST_SHARED_MIB", limit)
+        patch.setenv("PYG_DIST_MACHINES", machine_of)
+        machines()
+    try:
+        yield world_group()
+    finally:
+        forget()
+
+
+def exchanged(limit: str, machine_of: str, num_rows: int) -> tuple[int, bool]:
+    """How many ranks this one shares memory with, and whether rows to send lie there; checks what arrives."""
+    with memory_of(limit, machine_of) as group:
+        is_shared = exchange(group, num_rows)
+        return len(current().of(SharedMemory).of_rank), is_shared
+
+
+def exchange(group: Group, num_rows: int) -> bool:
+    transport, row_bytes = Transport(group), 4096
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    pieces = [(rank, k * num_rows, (k + 1) * num_rows) for k, rank in enumerate(others)]
+    shared = transport.shared(len(others) * num_rows * row_bytes)
+    for turn in range(3):
+        sent = torch.empty(len(others) * num_rows, row_bytes, dtype=torch.uint8)
+        rows = sent if shared is None or turn == 1 else shared.view_as(sent)
+        for rank, low, high in pieces:
+            rows[low:high] = 10 * turn + 3 * group.rank + rank
+        received = transport.to_neighbours(rows, pieces, pieces, torch.empty_like(sent)).wait()
+        for rank, low, high in pieces:
+            assert (received[low:high] == 10 * turn + 3 * rank + group.rank).all()
+        group.barrier()  # before it is written to again
+    return shared is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "machine_of", "num_rows", "found"),
+    [
+        ("64", "0,0,0", 50, [(2, True)] * 3),
+        ("64", "0,0,0", 3, [(2, False)] * 3),  # small ones
+        ("1", "0,0,0", 200, [(2, False)] * 3),  # no room
+        ("0", "0,0,0", 50, [(0, False)] * 3),  # switched off
+        ("64", "0,0,1", 50, [(1, True), (1, True), (0, False)]),
+        ("64", "0,1,2", 50, [(0, False)] * 3),
+    ],
+)
+def test_ranks_of_a_machine_share_it(
+    workers: Pools, limit: str, machine_of: str, num_rows: int, found: list[tuple[int, bool]]
+) -> None:
+    assert workers(3).run(exchanged, limit, machine_of, num_rows) == found
+
+
+def test_one_rank_without_the_memory(workers: Pools) -> None:
+    """All messages go by the wire then, to and from that rank."""
+    assert workers(3).run(switched_off_on_one) == [1, 0, 1]
+
+
+def switched_off_on_one() -> int:
+    with memory_of("0" if pyg_dist.rank() == 1 else "64") as group:
+        gathered = group.gather_rows(torch.full((1, 100_000), float(group.rank)), [1] * group.size)
+        assert gathered[:, -1].tolist() == [0, 1, 2]
+        return len(current().of(SharedMemory).of_rank)
