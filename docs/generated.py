@@ -46,6 +46,8 @@ PURPOSES = {
     "PYG_DIST_SPMM_FORM": "form of large sparse products, `plain` or `blocks`; unset: the faster one, by a trial",
     "PYG_DIST_MACHINE": "constants from `python -m pyg_dist bench`; unset: `machine.json` in the user's cache",
     "PYG_DIST_MACHINES": "the machine of each rank, for tests; unset: ranks with one host name and boot id share one",
+    "PYG_DIST_SHARED_MIB": "a rank's memory for messages by gloo to ranks of its machine, taken as they need it; "
+    "beyond it, or with `0`, they go by TCP",
     "PYG_DIST_LOCAL_BITS": "bits of a value in messages inside a machine, where messages between machines have `bits`",
     "PYG_DIST_STAGE": "`1`: copy all messages through host memory; `0`: only those that the process group cannot carry",
     "PYG_DIST_WIRE": "what carries messages of CPU tensors: `gloo` or `mpi`; `auto`: MPI under mpirun, else gloo",

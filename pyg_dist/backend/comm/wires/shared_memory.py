@@ -30,6 +30,7 @@ NO_PLACE = -1
 # Beside a message of a word, which goes by TCP in 0.1 ms, as one of so many bytes does.
 _LEAST_BYTES = 1 << 16
 _PAGE = 1 << 12
+_TAKEN_OF_LATE = 1 << 8  # places
 _SIGN = 16  # bytes at the start of a rank's memory, by which others know that they have opened the right one
 
 
@@ -100,6 +101,7 @@ class Own:
         self._used: list[int] = []  # starts of places in use, ascending
         self._ends, self._uses = dict[int, int](), dict[int, int]()  # by start
         self._left: deque[int] = deque()  # of tensors that are gone
+        self._num_taken, self._recent_end, self._end = 0, 0, 0  # the highest end of late, and that of pages in memory
         self._lock = threading.Lock()
 
     @staticmethod
@@ -144,8 +146,20 @@ class Own:
                     self._free[k : k + 1] = [(low + size, high)] if high - low > size else []
                     insort(self._used, low)
                     self._ends[low], self._uses[low] = low + size, 1
+                    self._note(low + size)
                     return low
         return NO_PLACE
+
+    def _note(self, end: int) -> None:
+        """Give back memory that messages have not used of late, as after a set-up: low places are taken first."""
+        self._recent_end, self._end = max(self._recent_end, end), max(self._end, end)
+        self._num_taken += 1
+        if self._num_taken % _TAKEN_OF_LATE == 0:
+            kept = max(self._recent_end, *self._ends.values())
+            if kept < self._end and hasattr(mmap, "MADV_REMOVE"):
+                self._content.madvise(mmap.MADV_REMOVE, kept, self._end - kept)
+                self._end = kept
+            self._recent_end = 0
 
     def _take_back(self) -> None:
         """The places that others have read, and those of tensors that are gone."""

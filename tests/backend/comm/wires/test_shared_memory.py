@@ -76,6 +76,27 @@ def test_places_are_used_again_when_they_are_read_and_their_tensors_gone(own: Ow
         gc.collect()
 
 
+def test_memory_that_is_not_used_any_more_is_given_back(own: Own) -> None:
+    def blocks() -> int:
+        return os.stat(f"/proc/self/fd/{own._file}").st_blocks
+
+    held, large = own.empty(1000), own.empty(3 * MIB)
+    assert held is not None
+    assert large is not None
+    held.fill_(2)
+    large.fill_(1)
+    del large
+    gc.collect()
+    before = blocks()
+    for _ in range(600):
+        small = own.empty(10 * PAGE)
+        assert small is not None
+        small.fill_(3)
+        del small
+    assert blocks() < before // 4
+    assert (held == 2).all()
+
+
 def test_a_message_without_room_has_no_place(own: Own) -> None:
     other, x = OfOther(own.address, own), torch.zeros(5 * MIB, dtype=torch.uint8)
     assert other.place(x.data_ptr(), x.nbytes) == NO_PLACE
