@@ -27,8 +27,8 @@ from pyg_dist.backend.session.settings import SHARED_MIB
 NO_PLACE = -1
 """Where a message lies that comes by the wire."""
 
-# Beside a message of a word, which goes by TCP in 0.1 ms, as one of so many bytes does.
-_LEAST_BYTES = 1 << 16
+# By TCP a smaller one takes as long as a word that says where it lies (benchmarks/shared_memory.py).
+_LEAST_BYTES = 1 << 19
 _PAGE = 1 << 12
 _TAKEN_OF_LATE = 1 << 8  # places
 _SIGN = 16  # bytes at the start of a rank's memory, by which others know that they have opened the right one

@@ -157,12 +157,12 @@ def exchange(group: Group, num_rows: int) -> bool:
 @pytest.mark.parametrize(
     ("limit", "machine_of", "num_rows", "found"),
     [
-        ("64", "0,0,0", 50, [(2, True)] * 3),
-        ("64", "0,0,0", 3, [(2, False)] * 3),  # small ones
-        ("1", "0,0,0", 200, [(2, False)] * 3),  # no room
-        ("0", "0,0,0", 50, [(0, False)] * 3),  # switched off
-        ("64", "0,0,1", 50, [(1, True), (1, True), (0, False)]),
-        ("64", "0,1,2", 50, [(0, False)] * 3),
+        ("64", "0,0,0", 150, [(2, True)] * 3),
+        ("64", "0,0,0", 30, [(2, False)] * 3),  # small ones
+        ("1", "0,0,0", 300, [(2, False)] * 3),  # no room
+        ("0", "0,0,0", 150, [(0, False)] * 3),  # switched off
+        ("64", "0,0,1", 150, [(1, True), (1, True), (0, False)]),
+        ("64", "0,1,2", 150, [(0, False)] * 3),
     ],
 )
 def test_ranks_of_a_machine_share_it(
@@ -178,6 +178,6 @@ def test_one_rank_without_the_memory(workers: Pools) -> None:
 
 def switched_off_on_one() -> int:
     with memory_of("0" if pyg_dist.rank() == 1 else "64") as group:
-        gathered = group.gather_rows(torch.full((1, 100_000), float(group.rank)), [1] * group.size)
+        gathered = group.gather_rows(torch.full((1, 200_000), float(group.rank)), [1] * group.size)
         assert gathered[:, -1].tolist() == [0, 1, 2]
         return len(current().of(SharedMemory).of_rank)
