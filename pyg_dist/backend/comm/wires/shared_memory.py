@@ -90,12 +90,16 @@ class Own:
 
     def __init__(self, num_bytes: int) -> None:
         self._file = os.memfd_create("pyg_dist")
+        try:
+            os.truncate(self._file, num_bytes)
+            self._content = mmap.mmap(self._file, num_bytes)
+        except (OSError, ValueError):  # as where the address space is limited
+            os.close(self._file)
+            raise
         self._read, self._readers_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        os.truncate(self._file, num_bytes)
         sign = secrets.token_bytes(_SIGN)
         os.pwrite(self._file, sign, 0)
         self.address = array("q", (os.getpid(), self._file, self._readers_end, num_bytes)).tobytes() + sign
-        self._content = mmap.mmap(self._file, num_bytes)
         self._first, self._size = torch.frombuffer(self._content, dtype=torch.uint8).data_ptr(), num_bytes
         self._free = [(_PAGE, num_bytes)]  # by their starts, none beside another
         self._used: list[int] = []  # starts of places in use, ascending
@@ -127,6 +131,7 @@ class Own:
         place = address - self._first
         if 0 <= place < self._size:
             with self._lock:
+                self._take_back()
                 self._uses[self._start(place)] += 1
             return place
         place = self._take(num_bytes)
