@@ -61,7 +61,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
     node_shardings: NodesByType
     plan: HeteroPlan
 
-    def __init__(self, data: HeteroData, allow_nan: bool = False, **given: Any) -> None:
+    def __init__(self, data: HeteroData, *, allow_nan: bool = False, **given: Any) -> None:
         session.init()
         module_hooks.install()
         with set_up("DistributedData", num_steps=4):

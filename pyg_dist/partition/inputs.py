@@ -103,5 +103,5 @@ def node_work(in_degree: Array, train_mask: Tensor | None = None) -> Array:
         raise DataError(
             f"Expected a boolean 'train_mask' with {num_nodes} rows (got {train_mask.dtype}, {list(train_mask.shape)})"
         )
-    weight += mean * mask.reshape(num_nodes, -1).any(axis=1)
+    weight += mean * (mask if mask.ndim == 1 else mask.any(axis=1))
     return weight

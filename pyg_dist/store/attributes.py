@@ -39,7 +39,7 @@ def errors_of(what: object) -> Iterator[None]:
     try:
         yield
     except PygDistError as error:
-        raise type(error)(f"{what}: {error.message}") from None
+        raise type(error)(f"{what}: {error.message}") from error.__cause__
 
 
 def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True) -> int:

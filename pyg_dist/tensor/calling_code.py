@@ -87,11 +87,13 @@ def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
 
 def running_layer() -> str:
     """Where the caller is, for the end of an error: ``" (in 'attn' (MultiheadAttention(...)) of GPSConv)"``, or ""."""
-    frames = list(_frames())
-    layers = [frame.f_locals["self"] for frame in frames if frame.f_code is nn.Module._call_impl.__code__]
+    layers, is_in_metric = list[nn.Module](), False
+    for frame in _frames():  # a list of them would keep all that they hold alive
+        if frame.f_code is nn.Module._call_impl.__code__:
+            layers.append(frame.f_locals["self"])
+        is_in_metric |= frame.f_globals.get("__name__") == "torchmetrics.metric"
     of = f" of {type(layers[-1]).__name__}" if layers and layers[-1] is not layers[0] else ""
     text = f" (in {name_of(layers[0])}{of})" if layers else ""
-    is_in_metric = any(frame.f_globals.get("__name__") == "torchmetrics.metric" for frame in frames)
     return f"{text}; {_TO_METRICS}" if is_in_metric else text
 
 

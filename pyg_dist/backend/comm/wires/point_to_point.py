@@ -25,7 +25,7 @@ from torch import Tensor
 from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.wires import Flight, Machines, Message, Piece, Wire
-from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, SharedMemory
+from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, SharedMemory
 from pyg_dist.backend.session.state import current
 
 _REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -61,12 +61,14 @@ class PointToPoint(ABC):
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self.rank, self.size, self.ranks = rank, len(ranks), tuple(ranks)
         self._packets: dict[tuple[torch.Size, torch.dtype], _Packets] = {}
+        self._of_rank: dict[int, OfOther] | None = None  # who shares memory; None: who does at the time of a message
         self._by_machine: dict[tuple[int, ...], tuple[PointToPoint, PointToPoint] | None] = {}
 
     def among(self: W, ranks: Sequence[int]) -> W:
         other = copy.copy(self)
         other.rank, other.size, other.ranks = list(ranks).index(self.ranks[self.rank]), len(ranks), tuple(ranks)
         other._packets, other._by_machine = {}, {}
+        other._of_rank = dict(current().of(SharedMemory).of_rank)  # another thread sees no change under way
         return other
 
     def _levels(self) -> tuple[PointToPoint, PointToPoint] | None:
@@ -233,25 +235,47 @@ class PointToPoint(ABC):
 
     def _send_all(self, rows: Tensor, receivers: Sequence[Piece], tag: int) -> list[Message]:
         """Start to send some rows to each receiver, through this machine's memory where that pays."""
-        memory, messages = current().of(SharedMemory), list[Message]()
-        if rows.nbytes < memory.least_bytes:
+        if rows.nbytes < current().of(SharedMemory).least_bytes:
             return [self.send_rows(rows, low, high, peer, tag) for peer, low, high in receivers]
-        row_bytes = rows.nbytes // rows.shape[0]
-        for peer, low, high in receivers:
-            num_bytes, place = (high - low) * row_bytes, NO_PLACE
-            way = memory.to(self.ranks[peer], num_bytes)
-            if way is not None:
-                place = way.place(rows.data_ptr() + low * row_bytes, num_bytes)
-                messages.append(self.send(torch.tensor([place], device="cpu"), peer, message_tag(tag, num_bytes)))
-            if place == NO_PLACE:
+        messages, row_bytes = list[Message](), rows.nbytes // rows.shape[0]
+        for (peer, low, high), place in zip(receivers, self._places(rows, row_bytes, receivers), strict=True):
+            if place is not None:
+                word = torch.tensor([place], device="cpu")
+                messages.append(self.send(word, peer, message_tag(tag, (high - low) * row_bytes)))
+            if place in (None, NO_PLACE):
                 messages.append(self.send_rows(rows, low, high, peer, tag))
         return messages
+
+    def _places(self, rows: Tensor, row_bytes: int, receivers: Sequence[Piece]) -> list[int | None]:
+        """Where each receiver reads its rows; None: it shares no memory with this rank.
+
+        What several get is copied once. No receiver is told before all places are known: it may have read at once.
+        """
+        places, copies = list[int | None](), dict[tuple[int, int], int]()
+        for peer, low, high in receivers:
+            way = self._way(peer, (high - low) * row_bytes)
+            if way is None:
+                places.append(None)
+                continue
+            address = copies.get((low, high), rows.data_ptr() + low * row_bytes)
+            place = way.own.place(address, (high - low) * row_bytes)
+            if place != NO_PLACE:
+                copies[low, high] = way.own.address_of(place)
+            places.append(place)
+        return places
+
+    def _way(self, peer: int, num_bytes: int) -> OfOther | None:
+        """By which a message of so many bytes goes to a rank, or comes from it; None: by this wire."""
+        memory = current().of(SharedMemory)
+        if num_bytes < memory.least_bytes:
+            return None
+        return (memory.of_rank if self._of_rank is None else self._of_rank).get(self.ranks[peer])
 
     def _receive(self, out: Tensor, peer: int, low: int, high: int, tag: int) -> Message:
         """Start to receive some rows, sent by :meth:`_send_all`."""
         row_bytes = out.nbytes // out.shape[0]
         num_bytes, start = (high - low) * row_bytes, low * row_bytes
-        way = current().of(SharedMemory).to(self.ranks[peer], num_bytes)
+        way = self._way(peer, num_bytes)
         if way is None:
             return self.receive_rows(out, low, high, peer, tag)
         told = torch.empty(1, dtype=torch.int64, device="cpu")
@@ -292,10 +316,13 @@ class _Then:
 
     def __init__(self, messages: Sequence[Message], finish: Callable[[], None]) -> None:
         self._messages, self._finish = messages, finish
+        self._is_done = False
 
     def wait(self) -> None:
-        _wait(self._messages)
-        self._finish()
+        if not self._is_done:  # of several messages a later one may have failed, and all be waited for again
+            _wait(self._messages)
+            self._finish()
+            self._is_done = True
 
 
 def _copy_rows(out: Tensor, place: int, rows: Tensor, start: int, count: int) -> None:

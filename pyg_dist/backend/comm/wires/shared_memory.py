@@ -29,8 +29,8 @@ NO_PLACE = -1
 
 # By TCP a smaller one takes as long as a word that says where it lies (benchmarks/shared_memory.py).
 _LEAST_BYTES = 1 << 19
-_PAGE = 1 << 12
-_TAKEN_OF_LATE = 1 << 8  # places
+_MESSAGES_OF_LATE = 1 << 8
+_WORDS = 1 << 9  # that a pipe takes whole: at most a page
 _SIGN = 16  # bytes at the start of a rank's memory, by which others know that they have opened the right one
 
 
@@ -60,17 +60,20 @@ class SharedMemory:
                 with suppress(OSError, ValueError):
                     opened[other] = OfOther(address, self._own)
         opens = gather(bytes(other in opened for other in range(len(machine_of))))
-        self.of_rank = {other: theirs for other, theirs in opened.items() if opens[other][rank]}
+        for other, theirs in opened.items():
+            if opens[other][rank]:
+                self.of_rank[other] = theirs
+            else:
+                theirs.close()
 
     def empty(self, num_bytes: int) -> Tensor | None:
         """Bytes to write a message to, which others then read where it is; None: there are none, or it is small."""
-        if self._own is None or not self.of_rank or num_bytes < self.least_bytes:
+        if self._own is None or not self.of_rank:
+            return None
+        if num_bytes < self.least_bytes:
+            self._own.note()
             return None
         return self._own.empty(num_bytes)
-
-    def to(self, rank: int, num_bytes: int) -> OfOther | None:
-        """By which a message of so many bytes goes to a rank, or comes from it; None: by the wire."""
-        return self.of_rank.get(rank) if num_bytes >= self.least_bytes else None
 
     def close(self) -> None:
         """Let go of all memory."""
@@ -78,7 +81,7 @@ class SharedMemory:
             other.close()
         if self._own is not None:
             self._own.close()
-        self.of_rank, self._own = {}, None
+        self.of_rank, self._own, self.least_bytes = {}, None, _LEAST_BYTES
 
 
 class Own:
@@ -93,19 +96,20 @@ class Own:
         try:
             os.truncate(self._file, num_bytes)
             self._content = mmap.mmap(self._file, num_bytes)
+            self._read, self._readers_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):  # as where the address space is limited
             os.close(self._file)
             raise
-        self._read, self._readers_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         sign = secrets.token_bytes(_SIGN)
         os.pwrite(self._file, sign, 0)
         self.address = array("q", (os.getpid(), self._file, self._readers_end, num_bytes)).tobytes() + sign
         self._first, self._size = torch.frombuffer(self._content, dtype=torch.uint8).data_ptr(), num_bytes
-        self._free = [(_PAGE, num_bytes)]  # by their starts, none beside another
+        self._free = [(mmap.PAGESIZE, num_bytes)]  # by their starts, none beside another
         self._used: list[int] = []  # starts of places in use, ascending
         self._ends, self._uses = dict[int, int](), dict[int, int]()  # by start
         self._left: deque[int] = deque()  # of tensors that are gone
-        self._num_taken, self._recent_end, self._end = 0, 0, 0  # the highest end of late, and that of pages in memory
+        self._num_messages, self._recent_end = 0, 0  # of late: how many, and the highest end
+        self._end = 0  # of pages in memory
         self._lock = threading.Lock()
 
     @staticmethod
@@ -139,11 +143,15 @@ class Own:
             memmove(self._first + place, address, num_bytes)
         return place
 
+    def address_of(self, place: int) -> int:
+        """Where a place is in this process."""
+        return self._first + place
+
     def _start(self, place: int) -> int:
         return self._used[bisect_right(self._used, place) - 1]
 
     def _take(self, num_bytes: int) -> int:
-        size = -(-num_bytes // _PAGE) * _PAGE
+        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         with self._lock:
             self._take_back()
             for k, (low, high) in enumerate(self._free):
@@ -151,20 +159,29 @@ class Own:
                     self._free[k : k + 1] = [(low + size, high)] if high - low > size else []
                     insort(self._used, low)
                     self._ends[low], self._uses[low] = low + size, 1
-                    self._note(low + size)
+                    self._recent_end, self._end = max(self._recent_end, low + size), max(self._end, low + size)
+                    self._num_messages += 1
+                    if self._num_messages >= _MESSAGES_OF_LATE:
+                        self._give_back()
                     return low
         return NO_PLACE
 
-    def _note(self, end: int) -> None:
+    def note(self) -> None:
+        """A message goes another way, as it is small: give memory back that is not used any more."""
+        self._num_messages += 1
+        if self._num_messages >= _MESSAGES_OF_LATE:
+            with self._lock:
+                self._take_back()
+                self._give_back()
+
+    def _give_back(self) -> None:
         """Give back memory that messages have not used of late, as after a set-up: low places are taken first."""
-        self._recent_end, self._end = max(self._recent_end, end), max(self._end, end)
-        self._num_taken += 1
-        if self._num_taken % _TAKEN_OF_LATE == 0:
-            kept = max(self._recent_end, *self._ends.values())
-            if kept < self._end and hasattr(mmap, "MADV_REMOVE"):
+        kept = max([self._recent_end, mmap.PAGESIZE, *self._ends.values()])
+        if kept < self._end and hasattr(mmap, "MADV_REMOVE"):
+            with suppress(OSError):  # the system does not know it
                 self._content.madvise(mmap.MADV_REMOVE, kept, self._end - kept)
-                self._end = kept
-            self._recent_end = 0
+            self._end = kept
+        self._num_messages, self._recent_end = 0, 0
 
     def _take_back(self) -> None:
         """The places that others have read, and those of tensors that are gone."""
@@ -209,13 +226,17 @@ class OfOther:
         finally:
             os.close(opened)
         self._pipe = os.open(f"/proc/{process}/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
-        self.place = own.place
+        self._words, self._lock = array("q"), threading.Lock()  # places that have been read, not yet said
+        self.own = own
 
     def read(self, place: int, address: int, num_bytes: int) -> None:
         """Copy its message from a place to an address, and say so."""
         memmove(address, self._content.data_ptr() + place, num_bytes)
-        with suppress(BrokenPipeError):  # it has ended
-            os.write(self._pipe, array("q", (place,)).tobytes())
+        with self._lock, suppress(BrokenPipeError, BlockingIOError):  # it has ended; the pipe is full, and said later
+            self._words.append(place)
+            while self._words:
+                sent = os.write(self._pipe, self._words[:_WORDS].tobytes())
+                del self._words[: sent // self._words.itemsize]
 
     def close(self) -> None:
         """Let go of it."""

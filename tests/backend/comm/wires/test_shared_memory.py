@@ -13,6 +13,7 @@ from torch import Tensor
 from workers import Workers
 
 import pyg_dist
+from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Transport
@@ -46,11 +47,11 @@ def read(by: OfOther, place: int, like: Tensor) -> Tensor:
 def test_messages_are_copied_or_read_where_they_are(own: Own) -> None:
     other = OfOther(own.address, own)
     x, y = numbers(1000), numbers(1000, 7)
-    places = [other.place(t.data_ptr(), t.nbytes) for t in (x, y)]
+    places = [own.place(t.data_ptr(), t.nbytes) for t in (x, y)]
     shared = own.empty(x.nbytes)
     assert shared is not None
     shared.view(torch.int64).copy_(y)
-    in_place = other.place(shared.data_ptr() + 80, 160)
+    in_place = own.place(shared.data_ptr() + 80, 160)
     assert in_place % PAGE == 80
     for place, sent in zip([*places, in_place], (x, y, y[10:30]), strict=True):
         assert torch.equal(read(other, place, sent), sent)
@@ -63,7 +64,7 @@ def test_places_are_used_again_when_they_are_read_and_their_tensors_gone(own: Ow
         assert all(t is not None for t in held)
         assert own.empty(MIB) is None
         starts = [t.data_ptr() for t in held if t is not None]
-        sent = [other.place(start, MIB) for start in (*starts, starts[0])]  # the first to two ranks
+        sent = [own.place(start, MIB) for start in (*starts, starts[0])]  # the first to two ranks
         held.clear()
         gc.collect()
         assert own.empty(MIB) is None  # nobody has read them
@@ -98,10 +99,10 @@ def test_memory_that_is_not_used_any_more_is_given_back(own: Own) -> None:
 
 
 def test_a_message_without_room_has_no_place(own: Own) -> None:
-    other, x = OfOther(own.address, own), torch.zeros(5 * MIB, dtype=torch.uint8)
-    assert other.place(x.data_ptr(), x.nbytes) == NO_PLACE
+    x = torch.zeros(5 * MIB, dtype=torch.uint8)
+    assert own.place(x.data_ptr(), x.nbytes) == NO_PLACE
     assert own.empty(4 * MIB) is None
-    assert other.place(x.data_ptr(), 1) != NO_PLACE
+    assert own.place(x.data_ptr(), 1) != NO_PLACE
 
 
 def test_another_process_of_that_number_is_not_taken_for_the_rank(own: Own) -> None:
@@ -181,3 +182,35 @@ def switched_off_on_one() -> int:
         gathered = group.gather_rows(torch.full((1, 200_000), float(group.rank)), [1] * group.size)
         assert gathered[:, -1].tolist() == [0, 1, 2]
         return len(current().of(SharedMemory).of_rank)
+
+
+def test_what_all_ranks_get_is_copied_once(workers: Pools) -> None:
+    assert workers(3).run(bytes_of_a_gather) == [2 * MIB] * 3
+
+
+def bytes_of_a_gather() -> int:
+    with memory_of("64") as group:
+        for _ in range(20):
+            gathered = group.gather_rows(torch.full((1, 2 * MIB), group.rank, dtype=torch.uint8), [1] * group.size)
+            assert gathered[:, -1].tolist() == [0, 1, 2]
+            group.barrier()  # all have read theirs
+        own = current().of(SharedMemory)._own
+        assert own is not None
+        return own._end - PAGE
+
+
+def test_a_message_is_read_once_however_often_it_is_waited_for(workers: Pools) -> None:
+    assert workers(2).run(waited_for_twice) == [1, 1]
+
+
+def waited_for_twice() -> int:
+    with memory_of("64", "0,0") as group:
+        peer, rows = 1 - group.rank, torch.full((1, MIB), group.rank, dtype=torch.uint8)
+        wire = group.wire(rows)
+        flight = wire.exchange(torch.empty_like(rows), rows, [(peer, 0, 1)], [(peer, 0, 1)], 1)
+        for message in (*[*flight.arriving.values()] * 3, *flight.others):
+            wait(message)
+        group.barrier()
+        own = current().of(SharedMemory)._own
+        assert own is not None
+        return len(os.read(own._read, PAGE)) // 8
