@@ -31,6 +31,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             "auto",
             float("inf"),
             None,
+            4096.0,
             (32, 32),
         ),
     ]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from bits import assert_same_bits
 from launching import run_script
 from workers import Workers
 
@@ -23,7 +22,7 @@ from test_wire_contract import BODIES, reduces
 SCRIPT = Path(__file__).with_name("mpi_script.py")
 
 
-def sums() -> list[torch.Tensor]:
+def sums() -> list[str]:
     import pyg_dist
 
     pyg_dist.init()
@@ -39,8 +38,7 @@ def test_contract(workers: Callable[[int], Workers], tmp_path: Path, world_size:
         for body in BODIES:
             assert f"rank {rank}: {body.__name__}" in ended.stdout
     by_mpi = torch.load(tmp_path / "sums.pt")
-    for got, want in zip(by_mpi, workers(world_size).run(sums)[0], strict=True):
-        assert_same_bits(got, want)
+    assert by_mpi == workers(world_size).run(sums)[0]
 
 
 @pytest.mark.parametrize(
