@@ -62,8 +62,7 @@ class Record:
 
     def write(self, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors, and say that it is whole."""
-        with torch.no_grad():
-            torch._foreach_copy_(self._places, [*tensors])
+        fill(self._places, [*tensors])
         if self._has_digest:
             digest = xxhash.xxh3_128_digest(self.content[:-_DIGEST_BYTES].data)
             self.content[-_DIGEST_BYTES:] = np.frombuffer(digest, np.uint8)
@@ -71,6 +70,12 @@ class Record:
 
 def _kinds(tensors: Mapping[str, Tensor]) -> list[tuple[str, torch.dtype, torch.Size]]:
     return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+
+
+@torch.no_grad()
+def fill(places: list[Tensor], tensors: list[Tensor]) -> None:
+    """Copy each tensor to its place, from whatever device; simulated ranks end here (``tests/faults``)."""
+    torch._foreach_copy_(places, tensors)
 
 
 def described(head: Mapping[str, object], states: Iterable[str]) -> Tensor:
