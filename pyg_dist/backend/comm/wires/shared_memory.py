@@ -31,6 +31,7 @@ NO_PLACE = -1
 _LEAST_BYTES = 1 << 19
 _MESSAGES_OF_LATE = 1 << 8
 _WORDS = 1 << 9  # that a pipe takes whole: at most a page
+_CLOSED = -1  # no file: who still waits for a message gets an error, and no other file of that number is written to
 _SIGN = 16  # bytes at the start of a rank's memory, by which others know that they have opened the right one
 
 
@@ -211,6 +212,7 @@ class Own:
         """Let go of it; others keep what they have opened."""
         for file in (self._file, self._read, self._readers_end):
             os.close(file)
+        self._read = _CLOSED
 
 
 class OfOther:
@@ -241,3 +243,4 @@ class OfOther:
     def close(self) -> None:
         """Let go of it."""
         os.close(self._pipe)
+        self._pipe = _CLOSED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -214,3 +214,33 @@ def waited_for_twice() -> int:
         own = current().of(SharedMemory)._own
         assert own is not None
         return len(os.read(own._read, PAGE)) // 8
+
+
+def test_wires_of_other_threads_keep_the_way_they_began_with(workers: Pools) -> None:
+    """Their messages may be under way while the main thread opens the memory."""
+    assert workers(3).run(sent_early_and_late) == [(0, 2)] * 3
+
+
+def sent_early_and_late() -> tuple[int, int]:
+    """How many messages that two wires send with everyone there go by the memory: made before it is open, and after."""
+    with memory_of("0") as group:
+        rows = torch.full((1, 2 * MIB), group.rank, dtype=torch.uint8)
+        ranks = group.calls.ranks
+        early = group.wire(rows).among(ranks)
+        memory = current().of(SharedMemory)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYG_DIST_SHARED_MIB", "64")
+            memory.open([0] * group.size, group.rank, group.gather_bytes)
+        own = memory._own
+        assert own is not None
+        read = []
+        for tag, wire in enumerate((early, group.wire(rows).among(ranks))):
+            gathered = torch.empty(group.size, 2 * MIB, dtype=torch.uint8)
+            for message in wire.all_gather(gathered, rows, [1] * group.size, tag).others:
+                wait(message)
+            assert gathered[:, -1].tolist() == [0, 1, 2]
+            group.barrier()
+            with suppress(BlockingIOError):
+                read.append(0)
+                read[-1] = len(os.read(own._read, PAGE)) // 8
+        return read[0], read[1]
