@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pyg_dist.backend.on_device import on_device
+from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
@@ -43,7 +43,7 @@ def induced(data: Data, sample: Subset) -> Data:
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
         of: Any = type(data)
         batch = of.__new__(of)
-        known = {"n_id": nodes, "e_id": edges, **sample.attributes, **drawn_rows(sample, nodes)}
+        known = {"n_id": nodes, "e_id": edges, **moved(sample.attributes, graph.device), **drawn_rows(sample, nodes)}
         attributes = cut(data._store, graph, nodes, edges, learns=False) | known
         if graph.device.type != "cpu":
             _make_ahead(graph, attributes.values())
@@ -70,6 +70,13 @@ def _make_ahead(graph: SampledGraph, attributes: Iterable[object]) -> None:
 def add_learning(data: Data, batch: Data) -> None:
     """Add the attributes that learn, at their present values; the gradient reaches those of ``data``."""
     batch._store._mapping.update(cut(data._store, batch.graph, batch.n_id, batch.e_id, learns=True))
+
+
+def moved(attributes: Mapping[str, object], device: torch.device) -> dict[str, object]:
+    """What a sample has beside rows, such as labels of edges, on the batch's device."""
+    return {
+        name: copied_to(value, device) if isinstance(value, Tensor) else value for name, value in attributes.items()
+    }
 
 
 def drawn_rows(sample: Subset, nodes: PickedNodes) -> dict[str, NodeTensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch_geometric.data import HeteroData
 
-from pyg_dist.data.batch import cut, drawn_rows, plain_rows
+from pyg_dist.data.batch import cut, drawn_rows, moved, plain_rows
 from pyg_dist.data.hetero import DistributedHeteroData
 from pyg_dist.graph.sample import TypedSubset
 
@@ -34,16 +34,17 @@ def induced(data: DistributedHeteroData, sample: TypedSubset) -> DistributedHete
         batch._global_store._mapping.update(data._global_store._mapping)
         for kind, store in data.node_items():
             picked, drawn = nodes[kind].picked(data._device), sample.nodes[kind]
-            known = {"n_id": picked, **drawn.attributes, **drawn_rows(drawn, picked)}
+            known = {"n_id": picked, **moved(drawn.attributes, data._device), **drawn_rows(drawn, picked)}
             batch.get_node_store(kind)._mapping.update(cut(store, None, picked, None, learns=False) | known)
         for relation, store in data.edge_items():
             ends = nodes[relation[0]], nodes[relation[-1]]
             graph = store.handle.graph.between(*ends, sample.edges[relation])
             edges = graph.pick_edges()
-            known = {"e_id": edges, **sample.edge_attributes[relation]}
+            known = {"e_id": edges, **moved(sample.edge_attributes[relation], data._device)}
             batch.get_edge_store(*relation)._mapping.update(cut(store, graph, None, edges, learns=False) | known)
         for relation in sample.edge_attributes.keys() - sample.edges.keys():
-            batch.get_edge_store(*relation)._mapping.update(sample.edge_attributes[relation])
+            its = batch.get_edge_store(*relation)
+            its._mapping.update(moved(sample.edge_attributes[relation], data._device))
     return batch
 
 

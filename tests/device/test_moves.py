@@ -150,6 +150,39 @@ def test_batches_of_data_there_and_batches_that_are_moved(
     pools(2).run(train_on_batches, library, layout, moves_data)
 
 
+def label_edges(library: Path, moves_data: bool) -> None:
+    """On batches around edges, of one type and of several, that lie on the device or are moved there."""
+    from torch_geometric.data import HeteroData
+
+    from pyg_dist import DistributedData
+    from pyg_dist.loader import LinkNeighborLoader
+
+    device = fake_device.load(library)
+    plain, typed = graph(), HeteroData()
+    typed["node"].x, relation = plain.x, ("node", "to", "node")
+    typed[relation].edge_index = plain.edge_index
+    pairs = plain.edge_index[:, :12]
+    for given, edges in ((plain, pairs), (typed, (relation, pairs))):
+        found = []
+        for place in (torch.device("cpu"), device):
+            data: Any = DistributedData(given, partition="random").to(place if moves_data else "cpu")
+            loader = LinkNeighborLoader(data, [3], batch_size=8, edge_label_index=edges, neg_sampling="binary")
+            batch: Any = next(iter(loader)).to(place)
+            store = batch if given is plain else batch[relation]
+            x = batch.x if given is plain else batch["node"].x
+            assert {store.edge_label.device, store.edge_label_index.device, store.input_id.device} == {place}
+            source, target = store.edge_label_index
+            logits = (x[source] * x[target]).sum(-1)
+            loss = F.binary_cross_entropy_with_logits(logits, store.edge_label.to(logits.dtype))
+            found.append({"loss": loss.cpu()})
+        assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("moves_data", [True, False], ids=["data", "batches"])
+def test_labels_of_edges_lie_where_their_batch_does(pools: Pools, library: Path, moves_data: bool) -> None:
+    pools(2).run(label_edges, library, moves_data)
+
+
 def draw_there(library: Path) -> list[Tensor]:
     """What this rank draws after code that draws for its own rows: on the CPU, there, and of rows."""
     import pyg_dist
