@@ -2,6 +2,7 @@
 
     python benchmarks/hetero.py                        # ten million edges, as many rows as ogbn-mag has in its types
     python benchmarks/hetero.py --edges 500000 --models sage --rounds 3
+    python benchmarks/hetero.py --device cuda          # one rank on a GPU
 
 R-SAGE and R-GAT are two layers of ``HeteroConv``. Edges are R-MAT's (``pyg_dist/store/sources/rmat.py``), ends taken
 modulo the number of nodes. Stock PyG runs in one process with two threads, pyg_dist on one rank with two threads and
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import epoch as one_type
+import gpu_measure
 import machine
 import torch
 import torch.nn.functional as F
@@ -89,13 +91,14 @@ class Net(nn.Module):
         return self.out(x["paper"])  # type: ignore[no-any-return]
 
 
-def training_epoch(num_edges: int, kind: str, is_stock: bool) -> Epoch:
+def training_epoch(num_edges: int, kind: str, is_stock: bool, device: str = "cpu") -> Epoch:
     """Return a function that trains for one epoch."""
     torch.manual_seed(0)
     data = graph_of(num_edges)
     model = Net(kind)
     if not is_stock:
         data, model = DistributedData(data), distribute(model)
+    data, model = data.to(device), model.to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 
     def epoch() -> float:
@@ -106,6 +109,22 @@ def training_epoch(num_edges: int, kind: str, is_stock: bool) -> Epoch:
         return loss.item()
 
     return epoch
+
+
+def measure_on_gpu(num_edges: int, kinds: list[str], log: gpu_measure.Log) -> None:
+    """Median seconds of an epoch, the host's gaps included, and torch's peak memory, graph and model included."""
+    place = gpu_measure.Place.of("cuda")
+
+    def measured(kind: str, is_stock: bool) -> dict[str, float]:
+        place.clear()
+        epoch = training_epoch(num_edges, kind, is_stock, "cuda")
+        seconds = place.seconds(epoch, target=1.0, most=20, is_queued=False)
+        return {"seconds": seconds, "peak_mib": place.peak_mib(epoch)}
+
+    log.add("machine", machine.describe())
+    for kind in kinds:
+        for name, is_stock in (("stock PyG", True), ("pyg_dist", False)):
+            log.attempt(f"{kind}, {name}", lambda kind=kind, is_stock=is_stock: measured(kind, is_stock))
 
 
 def rows_sent(num_edges: int) -> Iterator[dict[str, float]]:
@@ -131,9 +150,14 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="epochs in a turn")
     parser.add_argument("--retakes", type=int, default=10, help="repeat a disturbed turn at most so often")
     parser.add_argument("--no-count", dest="count", action="store_false", help="do not count rows for 2 to 8 ranks")
-    parser.add_argument("--output", type=Path, default=one_type.RESULTS / "hetero.json", help="the JSON file")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: one rank, no counting")
+    parser.add_argument("--output", type=Path, help="the JSON file (default: results/hetero.json or hetero-gpu.json)")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    if args.device == "cuda":
+        output = args.output or one_type.RESULTS / "hetero-gpu.json"
+        measure_on_gpu(args.edges, args.models, gpu_measure.Log(output, "hetero"))
+        return
     if hasattr(os, "sched_setaffinity"):  # all variants on the same cores; processes inherit this
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: one_type.NUM_CORES])
     description, sent = machine.describe(), []
@@ -150,7 +174,7 @@ def main() -> None:
         ]
         results[kind] = interleaved(variants, schedule, lambda turns, name=kind: tqdm(turns, desc=name, disable=None))
     print(one_type.table(results))
-    one_type.write(args.output, description, schedule, results, rows_sent=sent)
+    one_type.write(args.output or one_type.RESULTS / "hetero.json", description, schedule, results, rows_sent=sent)
 
 
 if __name__ == "__main__":
