@@ -15,7 +15,7 @@ from pyg_dist.conv.inputs import edge_handle, edge_rows, features, has_batch, re
 from pyg_dist.conv.lazy_norm import norm_of
 from pyg_dist.conv.one_rank import stock_result, stock_twin
 from pyg_dist.conv.weighted_sum import add_into_, can_project_last, commutes, project_first
-from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.errors import DataError
 from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator, have_same_edges
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
@@ -77,12 +77,8 @@ class DistributedGCNConv(GCNConv):
         handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]
-        if changed_step(self) is not None:
+        if not is_sum or changed_step(self) is not None:
             return run_on_edges(self, x, edge_index, edge_weight)  # type: ignore[no-any-return]
-        if not is_sum:
-            raise UnsupportedError(
-                f"DistributedGCNConv expected aggr='add' (got {self.aggr!r}): the norm is defined for sums"
-            )
         graph = handle.graph
         if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
             edge_weight = None

@@ -126,10 +126,21 @@ def add_self_loops(
     _require_no_values("add_self_loops", edge_index)
     require_all_nodes("add_self_loops", edge_index.graph, num_nodes)
     edges = edge_index.with_loops
-    if edge_attr is None:
-        return edges, None
-    values = _local(edge_attr, edge_index.rows)
-    return edges, edges.tensor(append([values, _filled(values, fill_value, edge_index)]))
+    weight = None
+    if edge_attr is not None:
+        values = _local(edge_attr, edge_index.rows)
+        weight = edges.tensor(append([values, _filled(values, fill_value, edge_index)]))
+    return _loops_at(edges, weight, edge_index, num_nodes)
+
+
+def _loops_at(
+    edges: Edges, weight: EdgeTensor | None, edge_index: Edges, num_nodes: object
+) -> tuple[Edges, EdgeTensor | None]:
+    """Without ``num_nodes`` PyG takes the last node of ``edge_index`` for the last of all: no loops behind it."""
+    if num_nodes is not None or (end := edge_index.end_of_ids) == edge_index.graph.targets.size:
+        return edges, weight
+    kept = edges.tensor(edges.end(1).to_local() < end)
+    return edges.selected(kept), None if weight is None else weight[kept]  # type: ignore[return-value]
 
 
 def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
@@ -159,13 +170,12 @@ def _one_loop_each(
     require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     others, places = edge_index.without_loops
     edges = others.with_loops
-    if edge_attr is None:
-        return edges, None
-    values = _local(edge_attr, edge_index.rows)
-    kept = values.index_select(0, places)
-    filled = _filled(values, fill_value, edge_index)
-    filled = edge_index.with_loop_values(filled, values, rule)
-    return edges, edges.tensor(append([kept, filled]))
+    weight = None
+    if edge_attr is not None:
+        values = _local(edge_attr, edge_index.rows)
+        filled = edge_index.with_loop_values(_filled(values, fill_value, edge_index), values, rule)
+        weight = edges.tensor(append([values.index_select(0, places), filled]))
+    return _loops_at(edges, weight, edge_index, num_nodes)
 
 
 @_stands_for(gcn_conv.gcn_norm)
@@ -184,18 +194,19 @@ def gcn_norm(
     require_floats("gcn_norm", edge_weight)
     graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
     the_one(graph.sources, graph.targets)
+    is_all = not add_self_loops or num_nodes is not None or edge_index.end_of_ids == graph.targets.size
     if add_self_loops:
         require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     is_vector = edge_weight is None or (
         isinstance(edge_weight, EdgeTensor) and edge_weight._sharding is edge_index.rows and edge_weight.dim() == 1
     )
     by_source = flow == "target_to_source" and graph.loop_rule == "remaining"  # PyG does not look at it for an adj_t
-    if edge_index.rows is not graph.edge_sharding or not is_vector or by_source:
-        return _gcn_norm(edge_index, edge_weight, improved, add_self_loops, dtype, by_source)
+    if edge_index.rows is not graph.edge_sharding or not is_vector or not is_all or by_source:
+        return _gcn_norm(edge_index, edge_weight, improved, add_self_loops, dtype, by_source, num_nodes)
     norm = norm_of(graph, add_self_loops, improved, edge_weight is not None)
     lazy = LazyNorm(
         edge_index, edge_weight, norm, dtype if edge_weight is None else edge_weight.dtype,  # type: ignore[arg-type]
-        lambda edges, weight: _gcn_norm(edges, weight, improved, add_self_loops, dtype),
+        lambda edges, weight: _gcn_norm(edges, weight, improved, add_self_loops, dtype, num_nodes=graph.targets.size),
     )  # fmt: skip
     return NormedEdges.of_lazy(lazy), NormWeight.of_lazy(lazy)
 
@@ -207,6 +218,7 @@ def _gcn_norm(
     add_self_loops: bool,
     dtype: torch.dtype,
     by_source: bool = False,
+    num_nodes: int | None = None,
 ) -> tuple[Edges, EdgeTensor]:
     """The norm of any edges, with degrees by target or by source (collective)."""
     if add_self_loops:
@@ -214,7 +226,7 @@ def _gcn_norm(
         rule = edge_index.graph.loop_rule
         if edge_weight is None and rule == "add":  # one and one are two
             edge_weight = _ones(edge_index, dtype)
-        edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, None, rule)
+        edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, num_nodes, rule)
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype) if edge_weight is None else edge_weight
     end = source if by_source else target
@@ -247,8 +259,9 @@ def get_laplacian(
     elif normalization is not None:
         raise UnsupportedError(f"get_laplacian expected the normalization 'sym', 'rw' or None (got {normalization!r})")
     loops = degree.to_local() if normalization is None else torch.ones_like(degree.to_local())
-    edges = edges.with_loops
-    return edges, edges.tensor(append([-values.to_local(), loops]))
+    looped = edges.with_loops
+    of_all = looped.tensor(append([-values.to_local(), loops]))
+    return _loops_at(looped, of_all, edges, num_nodes)  # type: ignore[return-value]
 
 
 def _refuse_samples(name: str) -> Function:

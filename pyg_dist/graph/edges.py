@@ -176,6 +176,14 @@ class Edges(Tensor):
         return max(self.rows.group.gather_counts(int(degree.max()) if degree.numel() else 0))
 
     @cached_property
+    @lasting
+    def end_of_ids(self) -> int:
+        """One more than the largest id of a node that has an edge (collective at the first use)."""
+        with local_tensors():
+            largest = max([int(ids.max()) for ids in self._global_ids if ids.numel()], default=-1)
+        return max(self.rows.group.gather_counts(largest + 1))
+
+    @cached_property
     @_asked
     def loops(self) -> Tensor:
         """Places of the self loops, in PyG's order."""
@@ -311,7 +319,7 @@ def require_sum(reduce: str) -> None:
 
 SINGLE_EDGES = frozenset(
     "source target end full_tensor by_target csr parts remote max_in_degree loops without_loops selected".split()
-    + "with_loops has_all_remote kept fetch reduce with_loop_values softmax_by_target by_target_rank".split()
+    + "end_of_ids with_loops has_all_remote kept fetch reduce with_loop_values softmax_by_target by_target_rank".split()
 )
 """What looks at single edges."""
 

@@ -177,6 +177,7 @@ CASES: dict[str, Case] = {
     "SAGE lstm": Case(lambda: gnn.SAGEConv(F, G, aggr="lstm")),
     "SAGE softmax": Case(lambda: gnn.SAGEConv(F, G, aggr="softmax", aggr_kwargs={"learn": True})),
     "GCN": Case(lambda: gnn.GCNConv(F, G), "XEW"),
+    "GCN max": Case(lambda: gnn.GCNConv(F, G, aggr="max"), "XEW"),
     "gated": Case(lambda: gnn.ResGatedGraphConv(F, G, edge_dim=3), "XEA"),
     "TAG": Case(lambda: gnn.TAGConv(F, G), "XEW"),
     "TAG constant": Case(lambda: gnn.TAGConv(F, G), "XEC"),
