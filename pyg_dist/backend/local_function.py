@@ -54,7 +54,14 @@ def _of_local_rows(backward: Callable[..., object]) -> Callable[..., object]:
 
 
 def _local(gradient: Tensor | None) -> Tensor | None:
-    if gradient is None or type(gradient) is Tensor:
-        return gradient
-    with torch._C.DisableTorchFunctionSubclass():
-        return gradient.as_subclass(Tensor)
+    if gradient is None:
+        return None
+    if type(gradient) is not Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = gradient.as_subclass(Tensor)
+    return with_memory(gradient)
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """The tensor, or the zeros that it stands for: some derivatives of torch, as sgn's, are zeros without memory."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor

@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Net, Results, Side, compare, gradients
 from torch import Tensor, nn
+from torch_geometric.nn import GATConv
 from workers import Workers
+
+import pyg_dist
 
 Pools = Callable[[int], Workers]
 
@@ -79,6 +82,15 @@ def reparametrised_layer(side: Side) -> Results:
     x = side.features()
     side.loss(net(x, side.data.edge_index)).backward()
     return gradients(net, x=x)
+
+
+def zeros_without_memory(side: Side) -> Results:
+    """The derivative of sgn is a tensor of zeros that has no memory: it is gathered, and reaches a conv's kernels."""
+    x, attention = side.features(), GATConv(NUM_FEATURES, NUM_CLASSES).double()
+    attention = attention if side.is_stock else pyg_dist.distribute(attention)
+    (of_sign,) = torch.autograd.grad(x.sgn().sum(), x)
+    attention(x, side.data.edge_index).sgn().sum().backward()
+    return {**gradients(attention, x=x), "of_sign": of_sign.clone() if side.is_stock else of_sign.full_tensor()}
 
 
 # ---- One parameter, several uses -------------------------------------------------------------------------------------
@@ -332,10 +344,10 @@ def selections(side: Side) -> Results:
 
 SCRIPTS = [
     centred_features, gated_features, batch_statistics, readout_that_returns, plain_rows_that_learn,
-    reparametrised_layer, shared_weights, several_losses, accumulation, retain_graph, penalty_on_parameters,
-    frozen_parameters, unused_parameters, autograd_grad, backward_of_rows, create_graph, gradient_penalty,
-    backward_create_graph, third_order, second_order_of_appended_rows, clipping, gradients_changed_in_place,
-    features_of_the_graph, edge_weights, selections,
+    reparametrised_layer, zeros_without_memory, shared_weights, several_losses, accumulation, retain_graph,
+    penalty_on_parameters, frozen_parameters, unused_parameters, autograd_grad, backward_of_rows, create_graph,
+    gradient_penalty, backward_create_graph, third_order, second_order_of_appended_rows, clipping,
+    gradients_changed_in_place, features_of_the_graph, edge_weights, selections,
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from pyg_dist.backend.comm.checks import replicas
 from pyg_dist.backend.comm.checks.calls import Calls, Standing
 from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.wires import Wire
+from pyg_dist.backend.local_function import with_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session.state import current, is_group_open
 from pyg_dist.backend.timing import phase
@@ -38,7 +39,7 @@ def to_wire(tensor: Tensor) -> Tensor:
     """The tensor as a wire carries it (back: :func:`from_wire`); a complex one has a dimension more."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor.to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
+    return with_memory(tensor).to(_WIRE_DTYPE.get(tensor.dtype, tensor.dtype)).contiguous()
 
 
 def from_wire(carried: Tensor, dtype: torch.dtype) -> Tensor:
