@@ -13,7 +13,7 @@ import numpy as np
 import scipy.optimize
 import torch
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.comm.group import Group, group_within
 from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.sparse.csr import CSR
@@ -233,7 +233,7 @@ def num_cores(world: Group, machine_of: Sequence[int]) -> int:
     """Cores of the first machine that its ranks may use, all together (collective): each may be bound to some."""
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     counts = world.gather_counts(len(mine))
-    ids = torch.split(world.gather_rows(torch.tensor(mine), counts), counts)
+    ids = torch.split(world.gather_rows(host.tensor(mine), counts), counts)
     return len({int(i) for rank, found in enumerate(ids) if machine_of[rank] == machine_of[0] for i in found})
 
 
@@ -277,7 +277,7 @@ def _all_to_all_seconds(
         for _ in range(in_a_row if group.size > 1 else 0):
             transport.all_to_all(content, sizes, sizes, arrived).wait()
         finish(device)
-        taken = torch.tensor([time.perf_counter() - start, time.process_time() - of_process], dtype=torch.float64)
+        taken = host.tensor([time.perf_counter() - start, time.process_time() - of_process], dtype=torch.float64)
         elapsed.append(float(world.all_reduce_(taken[:1].clone(), "max")) / in_a_row)
         processor.append(float(world.all_reduce_(taken[1:].clone())) / in_a_row / world.size)
     return statistics.median(elapsed), statistics.median(processor)

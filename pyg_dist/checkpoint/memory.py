@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Transport
@@ -191,7 +192,7 @@ class MachineMemory:
             if self._next_to(rank) == self._rank:
                 senders.append((rank, place, place + sizes[rank]))
                 place += sizes[rank]
-        out = torch.empty(place, dtype=torch.uint8)
+        out = host.empty(place, dtype=torch.uint8)
         receivers = [] if mine is None else [(self._next_to(self._rank), 0, len(sent))]
         Transport(self._world).to_neighbours(sent, receivers, senders, out).wait()
         for rank, low, high in senders if not self._is_off else ():
@@ -225,7 +226,7 @@ class MachineMemory:
             is_source = self._rank == source
             content = np.fromfile(self._path_of(_same(found[source], part)), np.uint8) if is_source else np.empty(0)
             size = max(self._world.gather_counts(len(content)))
-            whole = torch.from_numpy(content) if is_source else torch.empty(size, dtype=torch.uint8)
+            whole = torch.from_numpy(content) if is_source else host.empty(size, dtype=torch.uint8)
             self._world.broadcast_(whole, source)
             if self._rank in firsts - set(have):
                 self._path_of(part).write_bytes(whole.numpy().data)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pyg_dist.backend import plain_json
+from pyg_dist.backend import host, plain_json
 from pyg_dist.backend.session import generators
 from pyg_dist.checkpoint.manifest import STATE, Manifest, Rows
 from pyg_dist.checkpoint.snapshot import encode
@@ -184,7 +184,7 @@ class Checkpoint:
         """This rank's rows of a tensor, of the shards that have some."""
         like, first = target.to_local(), target._sharding.first_column
         local = as_torch(np.zeros(tuple(like.shape), storage_dtype(rows.dtype)), rows.dtype)
-        is_there = torch.zeros(like.shape[:2], dtype=torch.bool)
+        is_there = host.zeros(like.shape[:2], dtype=torch.bool)
         for piece in pieces:
             self._reader.check(piece.key, name)
             file = self._reader.file(piece.key)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pyg_dist.backend import plain_json
+from pyg_dist.backend import host, plain_json
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import generators
 from pyg_dist.backend.session.agreement import digest, raise_together, require_equal
@@ -203,7 +203,7 @@ def take(
         if current().rank in holders:
             snapshot.pieces[name] = local
             snapshot.pieces[of.positions] = rows.position
-            snapshot.pieces[of.first_column] = torch.tensor(rows.first_column)
+            snapshot.pieces[of.first_column] = host.tensor(rows.first_column)
     return snapshot
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pyg_dist.backend import calibration
+from pyg_dist.backend import calibration, host
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.wires import carrier
@@ -97,7 +97,7 @@ def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
         remarks.append(
             f"sparse products: held-out R2 {fit.r2:.2f} over 70/30 splits (Plexus' terms {fit.r2_of_paper:.2f})"
         )
-    numbers = torch.tensor([*(fit.coefficients if fit else (0.0,) * 3), *rates, float(measures)]).double()
+    numbers = host.tensor([*(fit.coefficients if fit else (0.0,) * 3), *rates, float(measures)]).double()
     *sums, count = world.all_reduce_(numbers).tolist()
     a, b, c, dense, stream, quantize = (value / count for value in sums)
     measured = {"gemm_rate": dense, "stream_rate": stream, "quantize_rate": quantize, "cores": cores}

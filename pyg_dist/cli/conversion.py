@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.cli.inputs import model_columns, read_parts, require, require_parts, say_what_was_read, train_mask_of
 from pyg_dist.errors import DataError, PygDistError, StoreError
@@ -337,7 +338,7 @@ def _found_parts(edges: Spool, source: Source, options: StoreOptions) -> Tensor:
         options.method, options.epsilon, options.seed, options.solver, options.preset, options.memory, options.batches
     )  # checked here
     if options.method == "random" or options.parts == 1:
-        none = torch.empty(2, 0, dtype=torch.int64)
+        none = host.empty(2, 0, dtype=torch.int64)
         return partition(none, edges.num_nodes, options.parts, "random", seed=options.seed)
     mask = train_mask_of(source)
     mask = None if mask is None or mask.dim() > 1 else mask
@@ -354,7 +355,7 @@ def _cover(load: Array) -> Choose:
     """The hybrid exchange, as :meth:`~pyg_dist.halo.plan.cover.RemoteEdges.cover` has it, block by block."""
 
     def choose(block: Block) -> Array:
-        prefer = torch.full((block.num_rows,), bool(load[block.receiver] <= load[block.sender]))
+        prefer = host.full((block.num_rows,), bool(load[block.receiver] <= load[block.sender]))
         cover = minimum_vertex_cover(
             torch.from_numpy(block.row), torch.from_numpy(block.sum), block.num_rows, block.num_sums, prefer
         )

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyg_dist.backend import timing
+from pyg_dist.backend import host, timing
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import session
 from pyg_dist.backend.sparse.csr import timed_forms
@@ -188,7 +188,7 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
         raise OptionError("Expected one pyg_dist.profile() at a time (got one inside of another): end the first one")
     session.init()
     world, result = world_group(), Profile()
-    world.all_reduce_(torch.zeros(1))
+    world.all_reduce_(host.zeros(1))
     recorder = Recorder(overlap)
     timing.record(recorder)
     try:
@@ -197,10 +197,10 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     finally:
         timing.record(None)
     seconds, spans = recorder.end()
-    mine = torch.tensor(spans, dtype=torch.float64).view(-1, len(Span._fields))
+    mine = host.tensor(spans, dtype=torch.float64).view(-1, len(Span._fields))
     counts = world.gather_counts(mine.shape[0])
     gathered = torch.split(world.gather_rows(mine, counts), counts)
-    numbers = torch.tensor(
+    numbers = host.tensor(
         [[seconds, recorder.sent_bytes, peak_bytes(), recorder.hidden_seconds, recorder.id_bytes]], dtype=torch.float64
     )
     of_ranks = world.gather_rows(numbers, [1] * world.size)

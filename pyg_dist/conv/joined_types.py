@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch_geometric.nn import to_hetero_with_bases_transformer as pyg
 from torch_geometric.typing import EdgeType, NodeType
 
+from pyg_dist.backend import host
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
@@ -32,9 +33,7 @@ def joined_edges(
 
     ``offsets`` are added to the numbers of each relation's sources and targets.
     """
-    whole = [
-        one.full_tensor().cpu() + torch.tensor(add).view(2, 1) for one, add in zip(relations, offsets, strict=True)
-    ]
+    whole = [one.full_tensor().cpu() + host.tensor(add).view(2, 1) for one, add in zip(relations, offsets, strict=True)]
     graph, pieces = relations[0].graph, [one.rows for one in relations]
     joined = DistributedEdgeIndex.over(
         torch.cat(whole, 1), targets, graph.device, graph.loop_rule, is_kept=False, sources=sources
@@ -97,7 +96,7 @@ def _edge_type(input_dict: Mapping[EdgeType, Any], type2id: Mapping[EdgeType, in
     if joined is None:
         return pyg.get_edge_type(input_dict, type2id)  # type: ignore[no-any-return]
     rows = _rows_of(joined)
-    local = torch.arange(len(values)).repeat_interleave(torch.tensor([p.num_local for p in rows.pieces or [rows]]))
+    local = host.arange(len(values)).repeat_interleave(host.tensor([p.num_local for p in rows.pieces or [rows]]))
     if rows.order_in_pieces is not None:
         local = local[rows.order_in_pieces]
     return RowTensor.from_local(local.to(values[0].device), rows)

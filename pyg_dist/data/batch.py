@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_dist.backend import host
 from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
@@ -174,7 +175,7 @@ def listed_nodes(subset: object, num_nodes: int, what: str) -> Tensor:
     """
     if isinstance(subset, str) or subset is None:
         raise DataError(f"Expected '{what}' to be a mask of {num_nodes} nodes, or a list of ids (got {subset!r})")
-    subset = torch.as_tensor(subset).cpu()
+    subset = host.as_tensor(subset)
     is_mask = subset.dtype == torch.bool
     is_fraction = subset.numel() > 0 and (subset.is_floating_point() or subset.is_complex())  # [] is float32
     if subset.dim() != 1 or (is_mask and subset.numel() != num_nodes) or is_fraction:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks
@@ -139,7 +140,7 @@ def _graph(store: GridStore, grid: Grid) -> GridGraph:
     manifest, group = store.manifest, grid.mesh.group(*GRID_AXES)
     low, high = split(manifest.num_edges, group.size)[group.rank : group.rank + 2]
     ends = [store.range_rows("edges", name, manifest.num_edges, low, high) for name in ("source", "target")]
-    edge_rows = RowSharding(group, "edge", manifest.num_edges, torch.arange(low, high))
+    edge_rows = RowSharding(group, "edge", manifest.num_edges, host.arange(low, high))
     for row_axis, column_axis in tilings(grid.sums):
         for order in range(len(grid.orders)):
             layouts = Tiling(row_axis, column_axis, order).layouts(len(grid.orders))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.topology import DataGroups, machines, ranks_per_machine
@@ -90,7 +91,7 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
         levels, bits = options.hierarchy, options.bits_by_direction
         found = halo_candidates(graph_input.edge_index, parts, num_ranks, model, machine, levels, bits)
         rows = [[EXCHANGES.index(c.exchange), c.two_levels, *astuple(c.price)] for c in found]
-        return torch.tensor(rows, dtype=torch.float64)
+        return host.tensor(rows, dtype=torch.float64)
 
     halo = [
         HaloCandidate(EXCHANGES[int(kind)], Price(*price), bool(levels))
@@ -217,7 +218,7 @@ def levels_of(
         counts, machine = LevelCounts.of(edge_index, parts, group.size, on_each), Machine.load()
         priced, bits = (model(), machine.with_ranks_per_node(on_each)), options.bits_by_direction
         found = counts.chosen(options.exchange, options.hierarchy, *priced, bits)
-        return torch.tensor([found.two_levels, *(counts.across or ())])
+        return host.tensor([found.two_levels, *(counts.across or ())])
 
     two_levels, *across = on_main(chosen).tolist()
     return Levels(on_each if two_levels else None, (across[0], across[1]))
@@ -248,9 +249,9 @@ def gathered_plan(
     across: tuple[int, int] | None = None,
 ) -> Plan:
     """The plan, from every rank's numbers (collective)."""
-    sent = torch.tensor(share.sum_transfer.sent).sum(0).tolist()
+    sent = host.tensor(share.sum_transfer.sent).sum(0).tolist()
     mine = [*vars(ShareSizes.of(share)).values(), *sent]
-    table = group.gather_rows(torch.tensor([mine]), [1] * group.size)
+    table = group.gather_rows(host.tensor([mine]), [1] * group.size)
     sizes, rows = table[:, : -group.size].tolist(), table[:, -group.size :]
     shares = tuple(ShareSizes(*size) for size in sizes)
     return Plan(

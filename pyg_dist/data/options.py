@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.topology import ranks_per_machine
 from pyg_dist.backend.session.agreement import digest, on_main, require_equal
 from pyg_dist.backend.session.settings import SETTINGS, Bits
@@ -155,7 +156,7 @@ def common_machine(device: str = "cpu") -> Machine:
 
     def constants() -> Tensor:
         found = Machine.load(device=device)
-        return torch.tensor(list(json.dumps(asdict(found)).encode()), dtype=torch.uint8)
+        return host.tensor(list(json.dumps(asdict(found)).encode()), dtype=torch.uint8)
 
     machine = Machine.of_dict(json.loads(bytes(on_main(constants).tolist())))
     on_each = ranks_per_machine()

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.topology import DataGroups
@@ -111,8 +112,8 @@ def block_numbers(store: HaloStore, nodes_of: Sequence[int] | None = None) -> Bl
     names = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
     return BlockNumbers(
         **{name: store.between(name) for name in names},
-        nodes=torch.tensor(store.nodes_of if nodes_of is None else nodes_of),
-        boundary=torch.tensor(store.boundary()),
+        nodes=host.tensor(store.nodes_of if nodes_of is None else nodes_of),
+        boundary=host.tensor(store.boundary()),
     )
 
 
@@ -136,7 +137,7 @@ def rank_of_part(path: Path, stores: Sequence[HaloStore], num_ranks: int) -> Ten
             f"partition GRAPH {path} --parts {num_ranks} --force"
         )
     if num_ranks == num_parts:
-        return torch.arange(num_ranks)
+        return host.arange(num_ranks)
     numbers = [block_numbers(store) for store in stores]
     return merged_parts(torch.stack([one.post_rows + one.pre_sums for one in numbers]).sum(0), num_ranks)
 
@@ -180,7 +181,7 @@ class StoreOnRanks:
         """
         store, ranks, first_target = self.store, self.ranks, self.first_target
         parts, num_ranks = store.parts_of(rank, ranks), self.num_ranks
-        load = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
+        load = host.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, store.edges_between.sum(0))
         every_id = store.node_id(parts)
         num_sources = int(torch.searchsorted(every_id, first_target))
         node_id = every_id[num_sources:] - first_target
@@ -217,13 +218,13 @@ class StoreOnRanks:
         """The ways of a task, for rows alone and for sums. Reads the edges between its machines."""
         store, machine, of_part = self.store, task.machine, self.ranks // task.ranks_per_machine
         num_machines = int(of_part.max()) + 1
-        load = torch.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
+        load = host.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
         ways_in_and_out = (False, task.sources), (True, task.targets)
         both = [store.cross(machine, of_part, *way) for way in ways_in_and_out]
         found: dict[str, tuple[Candidates, Tensor]] = {}
         for kind in ("rows", "sums"):
             ends = [getattr(edges, kind) for edges in both]
-            peers = [torch.repeat_interleave(torch.arange(num_machines), torch.tensor(end.counts)) for end in ends]
+            peers = [torch.repeat_interleave(host.arange(num_machines), host.tensor(end.counts)) for end in ends]
             own = [torch.full_like(peer, machine) for peer in peers]
             parts = [
                 store.part_of(end.node, machine, of_part, kind, *way)
@@ -249,13 +250,13 @@ class StoreOnRanks:
     def counted(self, like: Plan, two_levels: bool = False) -> Plan:
         """A plan with the numbers of each rank's share, which is read one after another; ``like`` has all but these."""
         sizes, num_ranks, on_each = [], self.num_ranks, like.ranks_per_node if two_levels else None
-        rows = torch.zeros(num_ranks, num_ranks, dtype=torch.int64)
+        rows = host.zeros(num_ranks, num_ranks, dtype=torch.int64)
         placed = replace(self, exchange=like.exchange)
         for rank in range(num_ranks):
             ways = None if on_each is None else placed.ways(Task.alone(rank, num_ranks, on_each))
             share = placed.share(rank, ways)
             sizes.append(ShareSizes.of(share))
-            rows[rank] = torch.tensor(share.sum_transfer.sent).sum(0)
+            rows[rank] = host.tensor(share.sum_transfer.sent).sum(0)
         return replace(like, sizes=tuple(sizes), pairs=pairs_of(rows), two_levels=two_levels)
 
     def in_cheaper_levels(self, plan: Plan, hierarchy: Hierarchy, machine: Machine | None) -> Plan:
@@ -286,7 +287,7 @@ class StoreOnRanks:
             shared = self.share(group.rank, ways)
         both = gathered_plan(shared, group, options, plan.partition, None, plan.hash)
         is_cheaper = options.hierarchy == "on" or bool(
-            on_main(lambda: torch.tensor(both.price().seconds < plan.price().seconds))
+            on_main(lambda: host.tensor(both.price().seconds < plan.price().seconds))
         )
         return (shared, both) if is_cheaper else (share, plan)
 

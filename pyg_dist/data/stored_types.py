@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, raised_on_all_ranks, require_equal
@@ -98,7 +99,7 @@ def stored_types_plan(
     ranks, plans = rank_of_part(path, _with_traffic(stores), num_ranks), {}
     rows = cache(lambda rank: _rows_of_types(manifest, stores, rank, ranks))
     nodes_of = {
-        kind: torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, torch.tensor(store.nodes_of)).tolist()
+        kind: host.zeros(num_ranks, dtype=torch.int64).index_add_(0, ranks, host.tensor(store.nodes_of)).tolist()
         for kind, store in stores.nodes.items()
     }
     for relation, store in stores.edges.items():
@@ -130,7 +131,7 @@ def _rows_of_types(manifest: TypesManifest, stores: TypedStores, rank: int, rank
     """A rank's rows of each type: those without sources on other ranks, of any relation, first."""
     parts = stores.whole.parts_of(rank, ranks)
     ids = {kind: store.node_id(parts) for kind, store in stores.nodes.items()}
-    late = {kind: torch.zeros(own.numel(), dtype=torch.bool) for kind, own in ids.items()}
+    late = {kind: host.zeros(own.numel(), dtype=torch.bool) for kind, own in ids.items()}
     for relation, store in stores.edges.items():
         target = relation[-1]
         every_id = store.node_id(parts)

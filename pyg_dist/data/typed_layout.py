@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.topology import DataGroups
@@ -41,7 +42,7 @@ def owners_of_all(hetero: HeteroInput, partition: Mapping[str, object]) -> Tenso
     for (kind, size), owners in zip(hetero.num_nodes.items(), parts, strict=True):
         if owners.numel() != size:
             raise DataError(f"Expected {size} owners, one of each node of type {kind!r} (got {owners.numel()})")
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    return torch.cat(parts) if parts else host.empty(0, dtype=torch.int64)
 
 
 def parts_by_type(hetero: HeteroInput, options: Options) -> dict[str, Tensor]:
@@ -82,7 +83,7 @@ def _train_mask(hetero: HeteroInput) -> Tensor | None:
     for kind, found in hetero.nodes.items():
         mask = found.nodes.get("train_mask")
         if mask is None or mask.dtype != torch.bool or mask.dim() != 1:
-            mask = torch.zeros(hetero.num_nodes[kind], dtype=torch.bool)
+            mask = host.zeros(hetero.num_nodes[kind], dtype=torch.bool)
         else:
             is_known = True
         masks.append(mask.cpu())

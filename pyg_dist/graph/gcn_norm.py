@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.store.manifest import LoopRule
@@ -116,7 +117,7 @@ class SelfLoops:
     device: torch.device  # where patterns and values are wanted; all else is on the host
 
     def _is_loop(self, row: Tensor, col: Tensor) -> Tensor:
-        own_col = torch.full((self.shape[0],), -1, dtype=torch.int32)
+        own_col = host.full((self.shape[0],), -1, dtype=torch.int32)
         own_col[self.loop_row] = self.loop_col.to(torch.int32)
         return own_col.index_select(0, row) == col
 
@@ -138,15 +139,15 @@ class SelfLoops:
         col = torch.cat([col, self.loop_col.to(col.dtype)])
         last = self.num_edges + self.loop_row.numel()
         dtype = torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
-        return row, col, torch.cat([edge, torch.arange(self.num_edges, last, dtype=dtype)])
+        return row, col, torch.cat([edge, host.arange(self.num_edges, last, dtype=dtype)])
 
     @cached_property
     @lasting
     def _present(self) -> tuple[Tensor, Tensor]:
         """Of every loop that exists: its number among the added ones, and its place in edge storage."""
         row, col, edge = self.entries()
-        number = torch.full((self.shape[0],), -1, dtype=torch.int64)
-        number[self.loop_row] = torch.arange(self.loop_row.numel())
+        number = host.full((self.shape[0],), -1, dtype=torch.int64)
+        number[self.loop_row] = host.arange(self.loop_row.numel())
         entry = self._is_loop(row, col).nonzero().view(-1)
         return number[row[entry].long()].to(self.device), edge[entry].long().to(self.device)
 

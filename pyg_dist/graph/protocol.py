@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
@@ -92,7 +93,7 @@ class NodeSharding(RowSharding):
     @lasting
     def parts(self) -> Tensor:
         """The owner of every node, int64 ``[N]`` (collective)."""
-        owner = torch.repeat_interleave(torch.arange(self.group.size), torch.tensor(self.counts))
+        owner = torch.repeat_interleave(host.arange(self.group.size), host.tensor(self.counts))
         return torch.empty_like(owner).scatter_(0, self.group.gather_rows(self.global_id, self.counts), owner)
 
     def joined(self, others: Sequence[NodeSharding]) -> NodeSharding:

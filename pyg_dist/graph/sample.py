@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.typing import EdgeType
 
+from pyg_dist.backend import host
+
 
 @dataclass(frozen=True, eq=False)
 class PairProbability:
@@ -28,14 +30,14 @@ class PairProbability:
     def uniform(batch_size: int, num_nodes: int) -> PairProbability:
         """One kind."""
         p = _within(batch_size, num_nodes)
-        return PairProbability(torch.full((2, 2), p, dtype=torch.float64))
+        return PairProbability(host.full((2, 2), p, dtype=torch.float64))
 
     @staticmethod
     def of_kinds(batch_sizes: tuple[int, int], sizes: tuple[int, int], kind: Tensor) -> PairProbability:
         """Two kinds: how many are drawn of each, and how many there are."""
         within = [_within(b, n) for b, n in zip(batch_sizes, sizes, strict=True)]
         alone = [b / n if n else 1.0 for b, n in zip(batch_sizes, sizes, strict=True)]
-        table = torch.tensor([[within[0], alone[1]], [alone[0], within[1]]], dtype=torch.float64)
+        table = host.tensor([[within[0], alone[1]], [alone[0], within[1]]], dtype=torch.float64)
         return PairProbability(table, kind)
 
     @property
@@ -52,7 +54,7 @@ class PairProbability:
         Shapes: source, target int64 ``[k]``; output ``[k]``.
         """
         if self.kind is None:
-            return torch.full(source.shape, 1 / float(self.table[0, 0]), dtype=dtype).masked_fill_(source == target, 1)
+            return host.full(source.shape, 1 / float(self.table[0, 0]), dtype=dtype).masked_fill_(source == target, 1)
         if node_id is not None:
             source, target = node_id[source], node_id[target]
         factor = self.table.reciprocal()[self.kind[target].long(), self.kind[source].long()]

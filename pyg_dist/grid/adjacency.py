@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.gcn_norm import SelfLoops
@@ -109,7 +110,7 @@ class AdjacencyTile:
         known = self._loops.get(rule)
         if known is None:
             row, column = self.row, self.column  # not self, which would be a cycle
-            entries = lambda: (row, column, torch.arange(row.numel()))  # noqa: E731
+            entries = lambda: (row, column, host.arange(row.numel()))  # noqa: E731
             known = SelfLoops(entries, self.shape, *self._loop_ends(), rule, self.row.numel(), self.device)
             self._loops[rule] = known
         return known
@@ -118,7 +119,7 @@ class AdjacencyTile:
         """Row and column of each node that has both."""
         rows, columns = (self.grid.orders[k.order] for k in self.layouts)
         (row_low, row_high), (low, high) = map(self.grid.held, self.layouts)
-        as_column = torch.arange(row_low, row_high) if rows is columns else columns.positions(self.ids[0])
+        as_column = host.arange(row_low, row_high) if rows is columns else columns.positions(self.ids[0])
         row = ((as_column >= low) & (as_column < high)).nonzero().view(-1)
         return row, as_column[row] - low
 
@@ -134,5 +135,5 @@ def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, tiling: Tiling) -
     third = tiling.third_axis
     first = at_row * shape.stride(tiling.row_axis) + at_column * shape.stride(tiling.column_axis)
     receiver = torch.cat([first + replica * shape.stride(third) for replica in range(shape[third])])
-    edge = torch.arange(first.numel()).repeat(shape[third])
+    edge = host.arange(first.numel()).repeat(shape[third])
     return Redistribution.of_copies(grid.transport(*GRID_AXES, exact=True), receiver, edge, edge_id)

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
@@ -43,7 +43,7 @@ class GridGraph(GridProducts):
         """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective)."""
         axis, num_edges = grid.mesh.group(*GRID_AXES), edge_index.shape[1]
         low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
-        edge_rows = rows(axis, "edge", num_edges, torch.arange(low, high))
+        edge_rows = rows(axis, "edge", num_edges, host.arange(low, high))
         return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
 
     @property
@@ -111,7 +111,7 @@ class GridGraph(GridProducts):
         return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
 
     def has_isolated_nodes(self) -> bool:
-        linked = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        linked = host.zeros(self.grid.num_nodes, dtype=torch.bool)
         linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
         return not bool(self.group.all_reduce_(linked, "max").all())
 

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import append, apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Pending, Traffic
@@ -238,7 +239,7 @@ class GridProducts(CopiedToDevices):
     @lasting
     def _sources(self) -> Tensor:
         """Which nodes have out-edges, bool ``[N]`` (collective at the first use)."""
-        is_source = torch.zeros(self.grid.num_nodes, dtype=torch.bool)
+        is_source = host.zeros(self.grid.num_nodes, dtype=torch.bool)
         is_source[self.edge_index[0]] = True
         return self.group.all_reduce_(is_source, "max").to(self.device)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import BlocksByRank, Redistribution
@@ -281,9 +282,9 @@ class Grid:
         """Which rank of the grid has each node's whole row, and as which row; nodes count from :attr:`first`."""
         shape, order = self.mesh.grid_shape, self.orders[WHOLE_ROWS.order]
         bounds = order.bounds(nested_split(order.num_split, shape.sizes(*WHOLE_ROWS.rows)))
-        position, low = order.positions(node), torch.tensor(bounds)
+        position, low = order.positions(node), host.tensor(bounds)
         block = torch.bucketize(position, low[1:-1], right=True)
-        rank_of = torch.empty(shape.size, dtype=torch.int64)
+        rank_of = host.empty(shape.size, dtype=torch.int64)
         for rank in range(shape.size):
             rank_of[nested_index(WHOLE_ROWS.rows, shape, shape.coordinates(rank))] = rank
         return rank_of[block], position - low[block]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.redistribution import Redistribution, RowsByRank
 from pyg_dist.graph.edges import Edges, SelectedEdges, require_sum
@@ -203,7 +204,7 @@ class WholeRows(HaloProducts):
 def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloShare, Redistribution]:
     """This rank's share of the edges, and the redistribution that fetches their values (collective)."""
     group, transport = grid.mesh.group(*GRID_AXES), grid.transport(*GRID_AXES, exact=True)
-    rank, number = group.rank, torch.arange(edge_index.shape[1])
+    rank, number = group.rank, host.arange(edge_index.shape[1])
     key = stored.global_id
     sender, receiver = (grid.owners(node)[0] for node in edge_index)
     remote = (sender != receiver).nonzero().view(-1)
@@ -216,10 +217,10 @@ def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloSha
     crossing = (sender != receiver).nonzero().view(-1)
     others = RemoteEdges.of_list(
         crossing, source[crossing], target[crossing], sender[crossing], receiver[crossing], grid.num_nodes,
-        torch.zeros(group.size, dtype=torch.int64), rank,
+        host.zeros(group.size, dtype=torch.int64), rank,
     )  # fmt: skip
     arriving, leaving = OneWay.both(others, rank)
-    on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
+    on_boundary = host.zeros(ascending.numel(), dtype=torch.bool)
     on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 
     def inside() -> LocalEdges:
@@ -236,7 +237,7 @@ def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloSha
     move = Redistribution.of_copies(transport, grid.owners(edge_index[1])[0], number, key)
     arrived = (receiver == rank).nonzero().view(-1)
     place = torch.empty_like(arrived)
-    place[torch.searchsorted(arrived, share.edge_id)] = torch.arange(arrived.numel())
+    place[torch.searchsorted(arrived, share.edge_id)] = host.arange(arrived.numel())
     assert isinstance(move.receive, RowsByRank)
     received = replace(move.receive, index=place[move.receive.index])
     return share, Redistribution(transport, move.send, received)

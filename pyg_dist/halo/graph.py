@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.transport import Traffic, Transport
@@ -70,7 +71,7 @@ class HaloGraph(HaloProducts):
 
     def between(self, sources: SampledNodes, targets: SampledNodes, kept: KeptEdges) -> HaloBatch:
         """A batch of a relation: some of its edges, between sampled nodes of its types. Not collective, if ready."""
-        load = torch.tensor(self.edge_sharding.counts)
+        load = host.tensor(self.edge_sharding.counts)
         cut = restricted_to(self.share, kept, sources.rows, targets.rows, load)
         return HaloBatch(self, cut, targets, sources, replace(targets.sample, kept=kept))
 
@@ -147,8 +148,8 @@ class HaloLinks:
         self._place = place
         self._exchange = exchange_of(Transport(group, Traffic()), *lists, num_messages=group.size**2)
         theirs = self._exchange.start(mine[:, :3]).wait()
-        load = torch.tensor(group.gather_counts(share.edge_id.numel()))
-        receiver = torch.repeat_interleave(torch.arange(share.num_ranks), from_rank)
+        load = host.tensor(group.gather_counts(share.edge_id.numel()))
+        receiver = torch.repeat_interleave(host.arange(share.num_ranks), from_rank)
         self.links = RemoteLinks.of(share, mine, theirs, sender, receiver, load)
         self.of_machine = None
         if share.ranks_per_machine is not None:
@@ -173,7 +174,7 @@ def _links_of_machine(share: HaloShare, group: Group, into: Tensor, out_of: Tens
     on_each, own = share.ranks_per_machine, share.rank
     assert on_each is not None
     edges = torch.cat([into, out_of])
-    ends = torch.full((2, len(edges)), own)
+    ends = host.full((2, len(edges)), own)
     ends[0, : len(into)], ends[1, len(into) :] = into[:, 3], out_of[:, 3]
     crosses = ends[0] // on_each != ends[1] // on_each
     mine = torch.cat([edges[crosses, :3], ends[:, crosses].T], 1)

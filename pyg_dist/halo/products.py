@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.autograd.linear_map import begin
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.dense import large_tensors
@@ -151,7 +151,7 @@ class HaloProducts(HaloView):
             share.sum_transfer.outgoing.num_rows,
             sum(share.sum_transfer.weight_send_counts),
         )
-        gathered = group.gather_rows(torch.tensor([[*counts]]), [1] * group.size)
+        gathered = group.gather_rows(host.tensor([[*counts]]), [1] * group.size)
         return ExchangeCounts(*gathered.sum(0).tolist())
 
     def _sends_weights(self, x: Tensor, norm: Norm, layer: nn.Module | None) -> bool:
@@ -176,7 +176,7 @@ class HaloProducts(HaloView):
             return degree.to(dtype)
 
         def remote_sums() -> RemoteSums:
-            place = torch.zeros(self.edge_sharding.num_local, dtype=torch.int64)
+            place = host.zeros(self.edge_sharding.num_local, dtype=torch.int64)
             place[self._remote.cpu()] = edges.remote.cpu()
             return self._sums_stored(edges.rows.num_local, lambda stored: place[stored.long()])  # of -1: of any
 

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.codec import Codec, quantized
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.transport import Traffic, Transport
@@ -73,7 +74,7 @@ class HaloView(CopiedToDevices):
         share, num_local = self.share, self.num_local
         self.device = device
         self.local = share.local.to(device)
-        node, local = torch.arange(num_local), share.local
+        node, local = host.arange(num_local), share.local
         # local, not self, which would be a cycle: batches are freed with their last reference
         entries = lambda: (local.row(torch.int32), local.col, local.edge)  # noqa: E731
         shape, num_edges = (num_local, self.num_sources), self.edge_sharding.num_local
@@ -185,7 +186,7 @@ class HaloView(CopiedToDevices):
 
     def _ends_on_host(self) -> tuple[Tensor, Tensor]:
         row, col, edge = self._entries()
-        ends = torch.empty(2, self.edge_sharding.num_local, dtype=torch.int64)
+        ends = host.empty(2, self.edge_sharding.num_local, dtype=torch.int64)
         ends[0, edge], ends[1, edge] = col.long(), row
         return ends[0], ends[1]
 
@@ -207,7 +208,7 @@ class HaloView(CopiedToDevices):
 
     @property
     def neighbour_rank(self) -> Tensor:
-        return torch.cat([torch.full((self.num_sources,), self.share.rank), self.share.halo_owner.long()])
+        return torch.cat([host.full((self.num_sources,), self.share.rank), self.share.halo_owner.long()])
 
     @cached_property
     @lasting

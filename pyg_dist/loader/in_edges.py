@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.tensor import EdgeTensor
@@ -49,7 +49,7 @@ class InEdges:
 
     def renumbered(self, column: Tensor) -> InEdges:
         """With other numbers of sources, given by those that they have, int32."""
-        if torch.equal(column, torch.arange(column.numel(), dtype=torch.int32)):
+        if torch.equal(column, host.arange(column.numel(), dtype=torch.int32)):
             return self
         return replace(self, col=column.index_select(0, self.col))
 
@@ -86,15 +86,15 @@ class InEdges:
         replacement, for each draw. Of weight zero none is drawn.
         """
         starts, column, entry = ops.sample_rows(self.rowptr, self.col, None, row, row, -1, seed)
-        of_row = torch.repeat_interleave(torch.arange(row.numel()), starts.diff())
+        of_row = torch.repeat_interleave(host.arange(row.numel()), starts.diff())
         some = (weight[entry] > 0).nonzero().view(-1)
         of_row, column, entry = of_row[some], column[some], entry[some]
         place = entry if self.place is None else self.place[entry].long()
         key = self.id_of(place)
         if tree is not None:
             key = key + tree[of_row] * self.num_edges
-        first = torch.searchsorted(of_row, torch.arange(row.numel()))
-        within = torch.arange(of_row.numel()) - first[of_row]  # what stands there once a row's are sorted
+        first = torch.searchsorted(of_row, host.arange(row.numel()))
+        within = host.arange(of_row.numel()) - first[of_row]  # what stands there once a row's are sorted
         taken = []
         for draw in range(count if replace else min(count, 1)):
             uniform = ops.keyed_uniform(key, 1, seed, draw, dtype=torch.float64).view(-1)

@@ -14,6 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.typing import EdgeType
 
+from pyg_dist.backend import host
 from pyg_dist.data.batch import listed_nodes
 from pyg_dist.errors import DataError, OptionError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
@@ -117,7 +118,7 @@ def link_seeds(
         store = stores_of(data)[relation]
         chosen = _graph_of(store).full_edge_index() if is_distributed(data) else store.edge_index
     chosen, label = labelled_edges(ends, chosen, label, negatives)
-    ids = chosen + torch.tensor([[nodes.first] for nodes in ends])
+    ids = chosen + host.tensor([[nodes.first] for nodes in ends])
     ranges = ends[0].ids, ends[1].ids
     of = "" if relation == ONE_TYPE else relation
     return Inputs(ids.shape[1], lambda steps: LinkSeeds(steps, ranges, ids, label, negatives), of)
@@ -143,7 +144,7 @@ def _relation_of(data: HeteroData, edges: Any) -> tuple[EdgeType, object]:
 def input_nodes_of(nodes: Nodes, input_nodes: object) -> tuple[Tensor, Tensor]:
     """Ids in the order given, and where each was given: in the mask or list (collective for a node tensor)."""
     if input_nodes is None:
-        return torch.arange(nodes.size), torch.arange(nodes.size)
+        return host.arange(nodes.size), host.arange(nodes.size)
     if isinstance(input_nodes, tuple):
         raise DataError("Expected 'input_nodes' without a node type (got a tuple): pass the ids or the mask alone")
     given = nodes.whole(input_nodes, "input_nodes")
@@ -152,7 +153,7 @@ def input_nodes_of(nodes: Nodes, input_nodes: object) -> tuple[Tensor, Tensor]:
         raise DataError("Expected input_nodes to be at least one node (got none): leave it out")
     if torch.unique(ids).numel() < ids.numel():
         raise DataError("Expected distinct 'input_nodes' (got some of them several times): pass each node once")
-    return ids, ids if torch.as_tensor(given).dtype == torch.bool else torch.arange(ids.numel())
+    return ids, ids if torch.as_tensor(given).dtype == torch.bool else host.arange(ids.numel())
 
 
 def negatives_of(ends: Ends, neg_sampling: object, ratio: float | None) -> Negatives:
@@ -212,12 +213,11 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
     if isinstance(label, RowTensor):
         label = label.full_tensor()
     try:
-        label = torch.as_tensor(label)
+        label = host.as_tensor(label)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(f"Expected 'edge_label' to be numbers (got a {type(label).__name__} of others)") from None
     if label.dim() == 0 or label.shape[0] != edges.shape[1]:
         raise DataError(f"Expected 'edge_label' to have {edges.shape[1]} rows (got shape {list(label.shape)})")
-    label = label.cpu()
     if negatives.mode == "binary" and not label.is_complex() and bool(label.min() == 0):
         label = label + 1  # zero is the label of negative edges
     return edges, label
@@ -273,8 +273,8 @@ class Relation(NamedTuple):
     """The in-edges of a rank's nodes, whose sources are numbered as its own rows, then as other ranks' nodes."""
 
     in_edges: InEdges
-    node_id: Tensor = torch.arange(0)  # of the latter, int64 ``[h]``
-    owner: Tensor = torch.arange(0)  # their ranks, int64 ``[h]``
+    node_id: Tensor = host.arange(0)  # of the latter, int64 ``[h]``
+    owner: Tensor = host.arange(0)  # their ranks, int64 ``[h]``
 
     @staticmethod
     def of(graph: DistributedGraph, weight: EdgeTensor | None, first: int = 0) -> Relation:
@@ -304,13 +304,13 @@ def sampling(
             rows, ranks = [data.graph.edge_view.sources], SamplingRanks.of(data.graph)
         own = [here.global_id.cpu() + of_type.first for here, of_type in zip(rows, nodes.values(), strict=True)]
     else:
-        ranks, own = SamplingRanks.alone(), [torch.arange(ids.start, ids.stop) for ids in types.values()]
+        ranks, own = SamplingRanks.alone(), [host.arange(ids.start, ids.stop) for ids in types.values()]
     for key, store in stores_of(data).items():
         ends, weight = (nodes[key[0]], nodes[key[-1]]), None if name is None else store.get(name)
         if is_distributed(data):
             relations[key] = Relation.of(_graph_of(store), weight, ends[0].first)
         else:
-            edge_index = torch.empty(2, 0) if store.edge_index is None else store.edge_index
+            edge_index = host.empty(2, 0) if store.edge_index is None else store.edge_index
             relations[key] = Relation(InEdges.of_edge_index(edge_index, (ends[0].size, ends[1].size), weight))
     others = [(relation.node_id, relation.owner) for relation in relations.values()]
     columns, of_rows, of_others = Columns.of(own, others, sum(map(len, types.values())), ranks.part)

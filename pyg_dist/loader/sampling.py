@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.graph.sample import DataGroup, PairProbability, Subset
 
@@ -96,7 +96,7 @@ class UniformSampling:
         epoch, count = step // self.num_steps, self.num_steps * self.num_groups
         low, high = self._bounds(step, group)
         seed = ops.mixed_seed(self.seed, epoch, self.num_nodes, count, 3)
-        return ascending(ops.keyed_permutation(torch.arange(low, high), self.num_nodes, seed), self.num_nodes)
+        return ascending(ops.keyed_permutation(host.arange(low, high), self.num_nodes, seed), self.num_nodes)
 
     def _pairs(self, batch_size: int) -> PairProbability:
         if self.input_nodes is None or self.other_nodes is None:
@@ -107,7 +107,7 @@ class UniformSampling:
     @cached_property
     def _is_other(self) -> Tensor:
         """Bool ``[N]``, where there are input nodes."""
-        is_other = torch.zeros(self.num_nodes, dtype=torch.bool)
+        is_other = host.zeros(self.num_nodes, dtype=torch.bool)
         is_other[self.other_nodes] = True
         return is_other
 
@@ -124,8 +124,8 @@ class UniformSampling:
 def _drawn(size: int, count: int, seed: int) -> Tensor:
     """``count`` numbers of ``[0, size)``, ascending."""
     if count == 0:
-        return torch.arange(0)
-    return ascending(ops.keyed_permutation(torch.arange(count), size, seed), size)
+        return host.arange(0)
+    return ascending(ops.keyed_permutation(host.arange(count), size, seed), size)
 
 
 def ascending(numbers: Tensor, size: int) -> Tensor:

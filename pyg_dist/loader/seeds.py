@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import OptionError
 
@@ -48,7 +48,7 @@ class Steps:
     def at(self, step: int) -> Tensor:
         """Numbers of inputs, int64."""
         epoch, k = divmod(step, self.num_steps)
-        place = torch.arange(k * self.size_of_step, min((k + 1) * self.size_of_step, self.size))
+        place = host.arange(k * self.size_of_step, min((k + 1) * self.size_of_step, self.size))
         if not self.shuffle:
             return place
         return ops.keyed_permutation(place, self.size, ops.mixed_seed(self.seed, epoch, self.size, 4))
@@ -70,7 +70,7 @@ class Steps:
 class Listed(Steps):
     """One step, with some inputs."""
 
-    input_id: Tensor = field(default_factory=lambda: torch.arange(0))
+    input_id: Tensor = field(default_factory=lambda: host.arange(0))
 
     @staticmethod
     def of(steps: Steps, index: object) -> Listed:
@@ -132,7 +132,7 @@ class NodeSeeds(Seeds):
         place = self.steps.at(step)
         count = place.numel()
         attributes = {"batch_size": count, "input_id": self.input_id[place]}
-        return Start(self.steps.by_group(self.node[place]), torch.arange(count), attributes)
+        return Start(self.steps.by_group(self.node[place]), host.arange(count), attributes)
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class LinkSeeds(Seeds):
         found["edge_label_index"] = torch.stack([torch.cat(numbers[0::2]), torch.cat(numbers[1::2])])
         label = None if self.label is None else self.label[input_id]
         if mode == "binary":
-            label = torch.ones(num_edges) if label is None else label
+            label = host.ones(num_edges) if label is None else label
             label = torch.cat([label, label.new_zeros(num_negative, *label.shape[1:])])
         return Start(seeds, tree, found if label is None else {**found, "edge_label": label})
 
@@ -205,7 +205,7 @@ class LinkSeeds(Seeds):
         In a disjoint batch each end is a seed of its own, and a tree has those of an edge: of a negative one, too, if
         it is binary.
         """
-        tree_of = [torch.arange(end.shape[0]) for end in ends]
+        tree_of = [host.arange(end.shape[0]) for end in ends]
         if self.negatives.mode == "binary":
             tree_of[2:] = [tree + ends[0].shape[0] for tree in tree_of[2:]]
         seeds, trees, numbers = [], [], []
@@ -218,7 +218,7 @@ class LinkSeeds(Seeds):
             ]  # of each edge the first negative end, then the second ...
             flat = torch.cat([end.reshape(-1) for end in by_negative])
             if is_disjoint:
-                node, number = flat, torch.arange(flat.numel())
+                node, number = flat, host.arange(flat.numel())
                 repeated = [t.repeat(end[:1].numel()) for t, end in zip(tree, piece, strict=True) if t.numel()]
                 trees.append(torch.cat([flat[:0], *repeated]))
             else:
@@ -228,13 +228,13 @@ class LinkSeeds(Seeds):
             seeds.append(node)
             first += node.numel()
         of_ends = [torch.cat(of_end) for of_end in zip(*numbers, strict=True)]
-        return seeds, of_ends, torch.cat(trees or [torch.arange(0)])
+        return seeds, of_ends, torch.cat(trees or [host.arange(0)])
 
     def _drawn(self, count: int, end: Literal[0, 1], step: int) -> Tensor:
         """Ids of nodes, int64 ``[count]``, uniform or by weights: a function of the seed and the step."""
         ids, sums = self.ends[end], (self.negatives.source_weight, self.negatives.target_weight)[end]
         seed = ops.mixed_seed(self.steps.seed, step, len(ids), 6)
-        uniform = ops.keyed_uniform(torch.arange(count), 1, seed, 1 - end, dtype=torch.float64).view(-1)
+        uniform = ops.keyed_uniform(host.arange(count), 1, seed, 1 - end, dtype=torch.float64).view(-1)
         if sums is None:
             return ids.start + (uniform * len(ids)).long()
         return ids.start + torch.searchsorted(sums, uniform * sums[-1], right=True)

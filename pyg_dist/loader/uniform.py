@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch_geometric.data import HeteroData
 
+from pyg_dist.backend import host
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.data import DistributedData
@@ -97,7 +98,7 @@ class UniformVertexLoader(BatchLoader):
         num_nodes = data.num_nodes
         others = None
         if given is not None:
-            is_other = torch.ones(num_nodes, dtype=torch.bool)
+            is_other = host.ones(num_nodes, dtype=torch.bool)
             is_other[given] = False
             others = is_other.nonzero().view(-1)
         group, num_groups = data.graph.data_group

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.on_device import copied_to
 from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
 from pyg_dist.graph.protocol import NodeSharding
@@ -180,7 +180,7 @@ def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding 
     key = place if rows is None else rows.rng_key[place]
     is_bad = (labels[place] < 0) | (labels[place] >= num_classes)
     # A node out of range and its label, then the first training nodes; -1: none.
-    found = torch.full((1, 2 + _NUM_FIRST), -1)
+    found = host.full((1, 2 + _NUM_FIRST), -1)
     if is_bad.any():
         found[0, 0], found[0, 1] = key[is_bad][0], labels[place][is_bad][0]
     first = key.sort().values[:_NUM_FIRST]
@@ -233,6 +233,6 @@ def _checked_with_graph(y: Tensor, train_mask: Tensor, num_classes: int, rows: R
 def _bits(key: Tensor, nodes: NodeSharding) -> Tensor:
     """Of every node whether it is among the training nodes of all ranks (collective)."""
     counts = nodes.group.gather_counts(key.numel())
-    trains = torch.zeros(nodes.size, dtype=torch.bool)
+    trains = host.zeros(nodes.size, dtype=torch.bool)
     trains[nodes.group.gather_rows(key, counts)] = True
     return torch.from_numpy(np.packbits(trains.numpy(), bitorder="little"))

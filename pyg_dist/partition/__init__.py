@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.errors import OptionError
 from pyg_dist.partition.hypergraph import Batches, build_hypergraph_model, build_stochastic_model
 from pyg_dist.partition.inputs import as_edges, check_ends, check_given, node_work
@@ -86,9 +87,9 @@ def partition(
     if batches is not None and method != "stochastic":
         raise OptionError(f"Expected batches with method='stochastic' (got {method!r}): leave them out")
     if num_parts == 1:
-        return torch.zeros(num_nodes, dtype=torch.int32)
+        return host.zeros(num_nodes, dtype=torch.int32)
     if num_parts >= num_nodes:  # one node each, which METIS cannot do
-        return torch.arange(num_nodes, dtype=torch.int32)
+        return host.arange(num_nodes, dtype=torch.int32)
     require_memory(method, num_nodes, edge_index.shape[1], num_parts, memory)
     if method == "random":
         return random_parts(num_nodes, num_parts, seed)

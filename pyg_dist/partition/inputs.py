@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from pyg_dist.backend import host
 from pyg_dist.errors import DataError
 
 
@@ -43,7 +44,7 @@ def as_parts(parts: object) -> Tensor:
         given = parts.detach().cpu() if isinstance(parts, Tensor) else np.asarray(parts)
         if isinstance(given, np.ndarray) and given.dtype.kind in "iu":  # of any byte order, strides and width
             given = np.array(given, dtype=np.int64)
-        vector = torch.as_tensor(given)
+        vector = host.as_tensor(given)
     except (ValueError, TypeError) as error:
         raise DataError(f"Expected 'partition' to be a vector of integers (got: {error}): one part a node") from error
     if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.errors import OptionError
 from pyg_dist.partition.hypergraph import HypergraphModel
 from pyg_dist.partition.solver import Preset, SolverOptions, explained_failure, package
@@ -63,7 +64,7 @@ def hypergraph_parts(
         else:
             partitioned = model.create_partitioned_hypergraph(context, num_parts, start.tolist())
             partitioned.improve_partition(context, 1)
-        return torch.tensor(partitioned.get_partition(), dtype=torch.int32)
+        return host.tensor(partitioned.get_partition(), dtype=torch.int32)
 
 
 @functools.cache
@@ -117,4 +118,4 @@ def _by_kahypar(hypergraph: HypergraphModel, num_parts: int, options: SolverOpti
     context.suppressOutput(True)
     with explained_failure("KaHyPar"):
         kahypar.partition(model, context)
-    return torch.tensor([model.blockID(node) for node in range(hypergraph.num_nodes)], dtype=torch.int32)
+    return host.tensor([model.blockID(node) for node in range(hypergraph.num_nodes)], dtype=torch.int32)

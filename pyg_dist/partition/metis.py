@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.partition.hypergraph import choice_by_degree
 from pyg_dist.partition.inputs import Array, node_work
 from pyg_dist.partition.solver import explained_failure, package, random_parts
@@ -42,7 +43,7 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
     """
     pymetis = package("pymetis", "for partition='metis'", "pymetis, or choose partition='random'")
     if num_parts == 1:  # METIS mishandles both of these
-        return torch.zeros(graph.num_nodes, dtype=torch.int32)
+        return host.zeros(graph.num_nodes, dtype=torch.int32)
     if graph.neighbor.size == 0:
         return random_parts(graph.num_nodes, num_parts, seed)
     link_weight = graph.link_weight

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.errors import MissingPackageError, OptionError
 
 Solver = Literal["mt-kahypar", "kahypar"]
@@ -70,7 +71,7 @@ def random_parts(num_nodes: int, num_parts: int, seed: int) -> Tensor:
     """
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64
-    order = torch.randperm(num_nodes, generator=generator, dtype=dtype)
+    order = host.randperm(num_nodes, generator=generator, dtype=dtype)
     return order.remainder_(num_parts).to(torch.int32)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.errors import OptionError
 from pyg_dist.halo.plan.cover import ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts
@@ -184,10 +185,10 @@ def _machines_first(
     half = replace(options, epsilon=options.epsilon / 2)  # the two may add up
     machine = solve(edge_index, num_nodes, num_parts // on_each, half, train_mask).long()
     source, target = machine[edge_index]
-    parts, number = torch.empty(num_nodes, dtype=torch.int32), torch.empty(num_nodes, dtype=torch.int64)
+    parts, number = host.empty(num_nodes, dtype=torch.int32), host.empty(num_nodes, dtype=torch.int64)
     for m in range(num_parts // on_each):
         node = (machine == m).nonzero().view(-1)
-        number[node] = torch.arange(node.numel())
+        number[node] = host.arange(node.numel())
         inside = number[edge_index[:, (source == m) & (target == m)]]
         mask = None if train_mask is None else train_mask[node]
         parts[node] = m * on_each + solve(inside, node.numel(), on_each, half, mask)

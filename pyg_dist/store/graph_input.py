@@ -14,6 +14,7 @@ from torch_geometric.data.storage import EdgeStorage
 from torch_geometric.typing import EdgeType, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
+from pyg_dist.backend import host
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.attributes import (
@@ -180,7 +181,7 @@ class HeteroInput:
         """Graphs of one type that files and stores keep: attributes of the whole, nodes by type, edges by relation."""
 
         def without_edges(size: int, found: Attributes) -> GraphInput:
-            edge_index = torch.empty(2, 0, dtype=torch.int64)
+            edge_index = host.empty(2, 0, dtype=torch.int64)
             return GraphInput(
                 edge_index, size, GraphForm("edge_index", "remaining"), None, self.device, found.nodes, {}, found.others
             )
@@ -201,10 +202,10 @@ def as_one_type(relations: Mapping[EdgeType, Tensor], num_nodes: Mapping[str, in
     for kind, size in num_nodes.items():
         first[kind], number = number, number + size
     pieces = [
-        edge_index + torch.tensor([[first[source]], [first[target]]])
+        edge_index + host.tensor([[first[source]], [first[target]]])
         for (source, _, target), edge_index in relations.items()
     ]
-    return torch.cat([torch.empty(2, 0, dtype=torch.int64), *pieces], dim=1)
+    return torch.cat([host.empty(2, 0, dtype=torch.int64), *pieces], dim=1)
 
 
 def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:

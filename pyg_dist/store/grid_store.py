@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.folder import StoreFolder
 from pyg_dist.store.format import ShardWriter, as_torch, of_rows, storage_dtype
@@ -228,7 +229,7 @@ class GridStore(ShardReader):
             ids.append(edge_id if bool(inside.all()) else edge_id[inside])
             ends.append(place if bool(inside.all()) else place[:, inside])
         if not ids:
-            return torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32)
+            return host.empty(0, dtype=torch.int32), host.empty(0, dtype=torch.int32)
         if len(ids) == 1:
             return ends[0][0], ends[0][1]
         order_of = torch.argsort(torch.cat(ids))

@@ -12,7 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.errors import StoreError
 from pyg_dist.partition.inputs import Array
@@ -61,7 +61,7 @@ class HaloStore(ShardReader):
     def between(self, name: str) -> Tensor:
         """A number of each block: sender by receiver, int64 ``[P, P]``."""
         columns = [getattr(self.shards[f"edges-{q:05d}"].blocks, name) for q in range(self.num_parts)]
-        return torch.tensor(columns, dtype=torch.int64).T.contiguous()
+        return host.tensor(columns, dtype=torch.int64).T.contiguous()
 
     def boundary(self) -> list[int]:
         """Nodes with a source in another part, by part."""
@@ -129,8 +129,8 @@ class HaloStore(ShardReader):
             nodes = self.node_id(parts)
             place = {p: torch.searchsorted(nodes, self.node_id([p]), out_int32=True).numpy() for p in parts}
         count, low = sum(int(self.edges_between[p, q]) for p in parts for q in parts), 0
-        edge_id = torch.empty(count, dtype=torch.int64)
-        source, target = (torch.empty(count, dtype=torch.int32) for _ in range(2))
+        edge_id = host.empty(count, dtype=torch.int64)
+        source, target = (host.empty(count, dtype=torch.int32) for _ in range(2))
         for q in parts:
 
             def columns(p: int, block: dict[str, Array], q: int = q) -> dict[str, Array]:
@@ -153,7 +153,7 @@ class HaloStore(ShardReader):
 
     def on_boundary(self, rank: int, rank_of_part: Tensor, node_id: Tensor) -> Tensor:
         """Which nodes of a rank have a source on another, bool ``[n]``. :meth:`cross` checks what is read here."""
-        found, parts = torch.zeros(node_id.numel(), dtype=torch.bool), self.parts_of(rank, rank_of_part)
+        found, parts = host.zeros(node_id.numel(), dtype=torch.bool), self.parts_of(rank, rank_of_part)
         for receiver in parts:
             for sender in range(self.num_parts):
                 if sender not in parts:

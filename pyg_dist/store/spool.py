@@ -12,6 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.solver import shortage
@@ -70,7 +71,7 @@ class Spool(SpoolFacts):
 
     def edge_index(self) -> Tensor:
         """All edges in memory, int64 ``[2, E]``."""
-        whole = torch.empty(2, self.num_edges, dtype=torch.int64)
+        whole = host.empty(2, self.num_edges, dtype=torch.int64)
         for row, name in enumerate(("source", "target")):
             if self.num_edges:
                 with (self.folder / name).open("rb") as file:

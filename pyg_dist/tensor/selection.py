@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.on_device import copied_to
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
@@ -153,7 +154,7 @@ class MaskedRows(_PartRows):
         if width == 1 or not self.size or self.size % rows.size:
             return rows, 0
         num_picked = self.size // rows.size
-        row = torch.arange(rows.num_local).repeat_interleave(num_picked)
+        row = host.arange(rows.num_local).repeat_interleave(num_picked)
         return rows, num_picked if self.group.all_true(torch.equal(self._picked // width, row)) else 0
 
     def _equals(self, other: RowSharding) -> bool:

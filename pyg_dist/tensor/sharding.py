@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pyg_dist.backend import host
 from pyg_dist.backend.autograd import replicated
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.checks import replicas
@@ -278,7 +279,7 @@ class RowSharding(OfThisRun):
     def block_sharding(self, size: int) -> RowSharding:
         """As many rows of the same kind, in runs of equal length by rank."""
         first, last = (size * (self.group.rank + k) // self.group.size for k in (0, 1))
-        return RowSharding(self.group, self.kind, size, torch.arange(first, last))
+        return RowSharding(self.group, self.kind, size, host.arange(first, last))
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
         """:meth:`from_sharding` from the other side, for distributions of more than rows."""

@@ -183,6 +183,38 @@ def test_labels_of_edges_lie_where_their_batch_does(pools: Pools, library: Path,
     pools(2).run(label_edges, library, moves_data)
 
 
+def train_by_default(library: Path, layout: str) -> None:
+    """A script that makes the device torch's default: plans stay on the host, and numbers are the CPU's."""
+    from pyg_dist import DistributedData
+    from pyg_dist.conv import DistributedSAGEConv
+    from pyg_dist.loader import UniformVertexLoader
+
+    device, found = fake_device.load(library), []
+    for place in (torch.device("cpu"), device):
+        plain = graph().to(place)
+        torch.set_default_device(place)
+        try:
+            data: Any = DistributedData(plain, layout=layout, **({} if layout == "grid" else {"partition": "random"}))
+            with torch.device("cpu"):
+                torch.manual_seed(0)
+                conv = DistributedSAGEConv(20, 4).double()
+            results = products(data, conv.to(place))
+            assert data.x.device == place
+            results["listed"] = data.x[[5, 3]].full_tensor().cpu()
+            results["picked"] = data.x[torch.arange(0, 61, 7)].sum().cpu()
+            for step, batch in enumerate(UniformVertexLoader(data, 30, num_steps=2)):
+                results[f"batch {step}"] = conv(batch.x, batch.edge_index).sum().detach().cpu()
+        finally:
+            torch.set_default_device(None)
+        found.append(results)
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_default_device_is_the_scripts(pools: Pools, library: Path, layout: str) -> None:
+    pools(2).run(train_by_default, library, layout)
+
+
 def draw_there(library: Path) -> list[Tensor]:
     """What this rank draws after code that draws for its own rows: on the CPU, there, and of rows."""
     import pyg_dist

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops, timing
+from pyg_dist.backend import host, ops, timing
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group
 
@@ -61,7 +61,7 @@ class IdLists:
             return [(rows, [len(rows)]) for rows, *_ in lists]
         own, leaving, lengths = list[Tensor](), list[list[Bytes]](), np.empty((size, len(lists)), np.int64)
         for number, (rows, counts, ascends) in enumerate(lists):
-            encoded, num_bytes = ops.encode_ids(rows, torch.tensor([len(rows)] if counts is None else counts), ascends)
+            encoded, num_bytes = ops.encode_ids(rows, host.tensor([len(rows)] if counts is None else counts), ascends)
             content, lengths[:, number] = encoded.numpy(), num_bytes.numpy()
             ends = accumulate(num_bytes.tolist())
             pieces = [content[end - n : end] for end, n in zip(ends, num_bytes.tolist(), strict=True)]
@@ -131,7 +131,7 @@ class IdLists:
 
     def gather(self, row: Sequence[int]) -> Tensor:
         """Every rank's row of numbers, int64 ``[size, len(row)]`` (collective)."""
-        mine = torch.tensor([row], dtype=torch.int64)
+        mine = host.tensor([row], dtype=torch.int64)
         self._count(mine.nbytes * (self.group.size - 1))
         return self.group.gather_rows(mine, [1] * self.group.size)
 

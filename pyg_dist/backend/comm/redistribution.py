@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.comm.group import Group, from_wire, to_wire
 from pyg_dist.backend.comm.transport import Pending, Transport
 from pyg_dist.backend.on_device import on_device
@@ -110,7 +110,7 @@ class Redistribution:
         received = group.gather_rows(sent.view(1, -1), [1] * group.size)[:, group.rank]
         num_received, sizes = int(received.sum()), tuple(received.tolist())
         send = RowsByRank(row[order], tuple(sent.tolist()), key.numel(), repeats=True)
-        unsorted = RowsByRank(torch.arange(num_received), sizes, num_received)
+        unsorted = RowsByRank(host.arange(num_received), sizes, num_received)
         arrived = Redistribution(transport, send, unsorted).start(key).wait()
         place = torch.argsort(torch.argsort(arrived, stable=True))
         return Redistribution(transport, send, RowsByRank(place, sizes, num_received))
@@ -132,7 +132,7 @@ class Redistribution:
 
 
 def _owner(positions: Sequence[Tensor]) -> Tensor:
-    ranks = torch.repeat_interleave(torch.arange(len(positions)), torch.tensor([p.numel() for p in positions]))
+    ranks = torch.repeat_interleave(host.arange(len(positions)), host.tensor([p.numel() for p in positions]))
     return torch.empty_like(ranks).index_copy_(0, torch.cat(list(positions)).cpu(), ranks)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import copied_to
@@ -35,7 +35,7 @@ class SplitRows:
         mean, mean_square = ops.row_moments(x, norm)
         of_part = torch.stack([mean, mean_square] if norm == "layer" else [mean_square])
         parts = self.group.gather_rows(of_part.unsqueeze(0), [1] * self.group.size)
-        share = copied_to(torch.tensor(self.sizes, dtype=parts.dtype) / sum(self.sizes), parts.device).view(-1, 1)
+        share = copied_to(host.tensor(self.sizes, dtype=parts.dtype) / sum(self.sizes), parts.device).view(-1, 1)
         mean_square = (parts[:, -1] * share).sum(0)
         if norm == "layer":
             mean = (parts[:, 0] * share).sum(0)

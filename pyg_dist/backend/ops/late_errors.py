@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.on_device import is_capturing
 from pyg_dist.backend.ops.library import call, native
 from pyg_dist.backend.session.state import current
@@ -60,7 +61,7 @@ def raise_later(found: Tensor, error: Callable[[int], Exception]) -> None:
     if is_capturing():
         return
     raise_found()
-    copy = torch.empty(1, dtype=found.dtype, pin_memory=True)
+    copy = host.empty(1, dtype=found.dtype, pin_memory=True)
     copy.copy_(found, non_blocking=True)
     arrives = torch.Event(found.device)
     arrives.record()

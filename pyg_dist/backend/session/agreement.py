@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from pyg_dist import errors
-from pyg_dist.backend import out_of_memory, plain_json
+from pyg_dist.backend import host, out_of_memory, plain_json
 from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.state import current
@@ -130,7 +130,7 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
         if isinstance(told, dict):
             raise _rebuilt(**told)
         dtype, shape = told
-        result = torch.empty(shape, dtype=dtype)
+        result = host.empty(shape, dtype=dtype)
     group.broadcast_(_bytes_of(result))
     return result
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import xxhash
 
-from pyg_dist.backend import plain_json
+from pyg_dist.backend import host, plain_json
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.on_device import is_capturing
 from pyg_dist.backend.session import launch
@@ -134,7 +134,7 @@ def from_arrays(arrays: Mapping[str, Any]) -> list[Any]:
     if on_gpu is not None and not isinstance(on_gpu, int):
         on_gpu = np.asarray(on_gpu).tolist()
     of_numpy = (kind, np.asarray(words), *others)
-    return [torch.as_tensor(of_torch), of_numpy, (version, tuple(np.asarray(of_python).tolist()), gauss), on_gpu]
+    return [host.as_tensor(of_torch), of_numpy, (version, tuple(np.asarray(of_python).tolist()), gauss), on_gpu]
 
 
 def generator_states() -> list[Any]:

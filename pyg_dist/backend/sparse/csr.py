@@ -293,7 +293,7 @@ class CSR:
         if self.host is not None:
             return self.host.columns(low, high).to(self.device)
         chosen = (self.col >= low) & (self.col < high)
-        before = torch.zeros(self.num_entries + 1, dtype=torch.int64)
+        before = torch.zeros(self.num_entries + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(chosen, 0, out=before[1:])
         return CSR(before[self.rowptr], self.col[chosen] - low, self.edge[chosen], high - low)
 

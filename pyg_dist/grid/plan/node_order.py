@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.grid.plan.mesh_shape import (
     MeshShape,
     Sums,
@@ -72,13 +73,13 @@ class ListedOrder(NodeOrder):
     def of(node_id: Tensor) -> ListedOrder:
         """The order that lists the nodes as ``node_id`` does."""
         position = torch.empty_like(node_id)
-        position[node_id] = torch.arange(node_id.numel())
+        position[node_id] = host.arange(node_id.numel())
         return ListedOrder(node_id, position)
 
     @staticmethod
     def random(num_nodes: int, rng: torch.Generator) -> ListedOrder:
         """A uniform permutation."""
-        return ListedOrder.of(torch.randperm(num_nodes, generator=rng))
+        return ListedOrder.of(host.randperm(num_nodes, generator=rng))
 
     @staticmethod
     def round_robin_by_degree(weight: Tensor, num_blocks: int, rng: torch.Generator) -> ListedOrder:
@@ -87,10 +88,10 @@ class ListedOrder(NodeOrder):
         Nodes of like weight form rounds of one node per range; within a round, who gets which is random.
         """
         num_nodes = weight.numel()
-        shuffled = torch.randperm(num_nodes, generator=rng)
+        shuffled = host.randperm(num_nodes, generator=rng)
         by_weight = shuffled[torch.argsort(weight[shuffled], descending=True, stable=True)]
         num_rounds = -(-num_nodes // num_blocks)
-        seat = torch.rand(num_rounds, num_blocks, generator=rng).argsort(1).view(-1)[:num_nodes]
+        seat = host.rand(num_rounds, num_blocks, generator=rng).argsort(1).view(-1)[:num_nodes]
         return ListedOrder.of(by_weight[torch.argsort(seat, stable=True)])
 
 
@@ -112,7 +113,7 @@ class SampledOrder(ListedOrder):
     def at(parent: NodeOrder, node_id: Tensor, number: Tensor | None = None) -> SampledOrder:
         """The order of the sampled nodes, whose numbers ascend. O(B log B) time."""
         parent_position, place = parent.positions(node_id).sort(stable=True)
-        position = torch.empty_like(place).scatter_(0, place, torch.arange(place.numel()))
+        position = torch.empty_like(place).scatter_(0, place, host.arange(place.numel()))
         split_position = parent_position
         if isinstance(parent, SampledOrder):
             split_position = parent.split_position[parent_position]
@@ -128,7 +129,7 @@ class SampledOrder(ListedOrder):
 
     def bounds(self, split_at: Sequence[int]) -> list[int]:
         """See :class:`NodeOrder`; every rank knows them all. O(k log B) time."""
-        found: list[int] = torch.searchsorted(self.split_position, torch.tensor(split_at, dtype=torch.int64)).tolist()
+        found: list[int] = torch.searchsorted(self.split_position, host.tensor(split_at, dtype=torch.int64)).tolist()
         return found
 
 
@@ -148,8 +149,8 @@ def tile_counts(
     row: Tensor, column: Tensor, row_order: NodeOrder, column_order: NodeOrder, num_rows: int, num_columns: int
 ) -> Tensor:
     """Entries by tile of a tiling, int64. Shapes: ``[E], [E] -> [num_rows, num_columns]``."""
-    row_bounds = torch.tensor(split(row_order.num_nodes, num_rows)[1:-1], dtype=torch.int64)
-    column_bounds = torch.tensor(split(column_order.num_nodes, num_columns)[1:-1], dtype=torch.int64)
+    row_bounds = host.tensor(split(row_order.num_nodes, num_rows)[1:-1], dtype=torch.int64)
+    column_bounds = host.tensor(split(column_order.num_nodes, num_columns)[1:-1], dtype=torch.int64)
     block = torch.bucketize(row_order.positions(row), row_bounds, right=True) * num_columns
     block += torch.bucketize(column_order.positions(column), column_bounds, right=True)
     return torch.bincount(block, minlength=num_rows * num_columns).view(num_rows, num_columns)
@@ -160,7 +161,7 @@ def edge_blocks(
 ) -> tuple[Tensor, Tensor]:
     """The coordinates of each edge's tile on the row and on the column axis. Shapes: ``[2, E] -> [E], [E]``."""
     bounds = [
-        torch.tensor(order.bounds(split(order.num_split, shape[axis])[1:-1]), dtype=torch.int64)
+        host.tensor(order.bounds(split(order.num_split, shape[axis])[1:-1]), dtype=torch.int64)
         for order, axis in ((rows, row_axis), (columns, column_axis))
     ]
     return (
@@ -198,12 +199,12 @@ def choose_orders(
     :data:`GOOD_IMBALANCE` is taken, else the best; the last of the tries that are returned is the one taken. ``seed``
     is equal on every rank; ``sums`` says which tiles are used.
     """
-    loops = torch.arange(num_nodes)
+    loops = host.arange(num_nodes)
     rng = torch.Generator().manual_seed(seed)
     num_blocks = max(shape.x * shape.y * shape.z, 1)
 
     def degrees() -> Tensor:
-        degree = torch.full((num_nodes,), 2)
+        degree = host.full((num_nodes,), 2)
         for ends in edges():
             for end in ends:
                 degree += torch.bincount(end, minlength=num_nodes)
@@ -288,10 +289,10 @@ def _rows_by_block(
 
     Both sides list the rows of a pair in the order of the layout *after*: ``by_own`` says that it is this one's own.
     """
-    there = torch.arange(*held) if own is other else other.positions(own.nodes(*held))
-    bounds = torch.tensor(other.bounds(nested_split(other.num_split, parts)[1:-1]), dtype=torch.int64)
+    there = host.arange(*held) if own is other else other.positions(own.nodes(*held))
+    bounds = host.tensor(other.bounds(nested_split(other.num_split, parts)[1:-1]), dtype=torch.int64)
     block = torch.bucketize(there, bounds, right=True)
-    local = torch.arange(there.numel()) if by_own else torch.argsort(there)
+    local = host.arange(there.numel()) if by_own else torch.argsort(there)
     local = local[torch.argsort(block[local], stable=True)]
     counts = torch.bincount(block, minlength=len(bounds) + 1)
     return list(torch.split(local, counts.tolist()))

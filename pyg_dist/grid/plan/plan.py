@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pyg_dist.backend import host
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.grid.plan.cost import memory_of, price_of
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, RANK_ORDER, MeshShape, Sums, row_range
@@ -64,7 +65,7 @@ class GridPlan(DistributionPlan):
     ) -> tuple[GridPlan, tuple[ListedOrder, ...]]:
         """The plan of a mesh, and its node orders (not collective); ``identity`` is the digest of graph and options."""
         orders, tries = choose_orders(edges, model.num_nodes, shape, seed, sums)
-        counts = torch.zeros(shape.z, shape.x, dtype=torch.int64)
+        counts = host.zeros(shape.z, shape.x, dtype=torch.int64)
         for source, target in edges():
             counts += tile_counts(target, source, orders[-1], orders[0], shape.z, shape.x)
         places = [shape.coordinates(rank) for rank in range(shape.size)]

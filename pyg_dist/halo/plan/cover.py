@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.errors import OptionError
 
@@ -47,7 +47,7 @@ class Cover(NamedTuple):
     def uniform(exchange: ExchangeKind, num_rows: int, num_sums: int) -> Cover:
         """All rows, or all sums."""
         is_post = exchange == "post"
-        return Cover(torch.full((num_rows,), is_post), torch.full((num_sums,), not is_post))
+        return Cover(host.full((num_rows,), is_post), host.full((num_sums,), not is_post))
 
     def split(self, rows: int, sums: int) -> tuple[Cover, Cover]:
         """That of the first rows and sums, and that of the others."""
@@ -155,7 +155,7 @@ class RemoteEdges:
     def arriving(self, rank: int) -> Arriving:
         """How many end on ``rank``, where all of them begin or end: they are the first ones."""
         rows, sums = (int((kind.receiver == rank).sum()) for kind in (self.rows, self.sums))
-        edges = int(torch.searchsorted(self.sum, torch.tensor(sums, dtype=torch.int32)))
+        edges = int(torch.searchsorted(self.sum, host.tensor(sums, dtype=torch.int32)))
         return Arriving(edges, rows, sums)
 
     def cover(self, exchange: ExchangeKind, each_step: bool = False) -> Cover:
@@ -187,7 +187,7 @@ def _by_sum(
     row, rows = _candidates(pair, source, num_nodes, num_pairs)
     sums_of, sums = _candidates(pair, target, num_nodes, num_pairs)
     start, row, place = ops.csr_from_edges(sums_of, row, None, len(sums[0]), len(rows[0]))
-    number = torch.arange(len(sums[0]), dtype=torch.int32)
+    number = host.arange(len(sums[0]), dtype=torch.int32)
     return row, torch.repeat_interleave(number, start.diff(), output_size=row.numel()), place, rows, sums
 
 
@@ -196,7 +196,7 @@ def _candidates(pair: Tensor, node: Tensor, num_nodes: int, num_pairs: int) -> t
     key, stride = pair * num_nodes + node, max(num_nodes, 1)
     span = num_nodes * num_pairs
     if span <= min(_MARKS * key.numel(), 2**31 - 1):  # places are int32
-        place_of = torch.full((span,), -1, dtype=torch.int32)
+        place_of = host.full((span,), -1, dtype=torch.int32)
         keys, number = ops.add_places(place_of, key, 0), place_of.index_select(0, key)
     else:
         first, number = ops.distinct(key[:0], key)
@@ -220,7 +220,7 @@ class Ends:
 
     def counts_of(self, place: Tensor) -> list[int]:
         """How many of each peer's there are among some, given by their places, which ascend or stay."""
-        bounds = torch.tensor((0, *self.counts)).cumsum(0, dtype=place.dtype)
+        bounds = host.tensor((0, *self.counts)).cumsum(0, dtype=place.dtype)
         counts: list[int] = torch.searchsorted(place, bounds).diff().tolist()
         return counts
 
@@ -286,7 +286,7 @@ class OneWay:
         if exchange != "hybrid":
             return self.uniform_cover(exchange)
         at_target, at_source = (load, load[self.rank]) if self.leaves else (load[self.rank], load)
-        prefer_left = torch.repeat_interleave(at_target <= at_source, torch.tensor(self.rows.counts))
+        prefer_left = torch.repeat_interleave(at_target <= at_source, host.tensor(self.rows.counts))
         return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), prefer_left)
 
     def batch_cover(self, exchange: ExchangeKind) -> Cover:
@@ -298,7 +298,7 @@ class OneWay:
         """
         if exchange != "hybrid":
             return self.uniform_cover(exchange)
-        left = torch.zeros(len(self.rows), dtype=torch.bool)
+        left = host.zeros(len(self.rows), dtype=torch.bool)
         edges_of = left_of = torch.bincount(self.sum, minlength=len(self.sums))
         for _ in range(_ROUNDS):
             lone = masked(self.row, (left_of == 1).index_select(0, self.sum))
@@ -306,9 +306,9 @@ class OneWay:
             carried = masked(self.sum, left.index_select(0, self.row))
             left_of = edges_of - torch.bincount(carried, minlength=len(edges_of))
         right = left_of > 0
-        rows, sums = (torch.tensor(ends.counts) for ends in (self.rows, self.sums))
-        sent = torch.tensor(self.rows.counts_of(left.nonzero().view(-1)))
-        sent += torch.tensor(self.sums.counts_of(right.nonzero().view(-1)))
+        rows, sums = (host.tensor(ends.counts) for ends in (self.rows, self.sums))
+        sent = host.tensor(self.rows.counts_of(left.nonzero().view(-1)))
+        sent += host.tensor(self.sums.counts_of(right.nonzero().view(-1)))
         is_post = rows < sent
         return Cover(left | is_post.repeat_interleave(rows), right & ~is_post.repeat_interleave(sums))
 
@@ -354,7 +354,7 @@ def minimum_vertex_cover(
             f"exchange='post'"
         )
     if left.numel() == 0:
-        return Cover(torch.zeros(num_left, dtype=torch.bool), torch.zeros(num_right, dtype=torch.bool))
+        return Cover(host.zeros(num_left, dtype=torch.bool), host.zeros(num_right, dtype=torch.bool))
     # From the smaller side nearly each vertex finds a partner at once; the others would search along long paths.
     if num_left <= num_right:
         right_of, left_of, from_left, from_right = _matching(left, right, num_left, num_right)

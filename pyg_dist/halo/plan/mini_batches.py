@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.errors import OptionError
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.pricing.base import aligned
@@ -43,10 +43,10 @@ class MiniBatchPlan:
             raise OptionError(f"Expected --batch-size between 2 and the {num_nodes:,} nodes (got {batch_size:,})")
         batches = []
         for number in range(NUM_SAMPLES):
-            place = ops.keyed_permutation(torch.arange(batch_size), num_nodes, ops.mixed_seed(seed, number))
+            place = ops.keyed_permutation(host.arange(batch_size), num_nodes, ops.mixed_seed(seed, number))
             node_id = place.sort().values
-            new_id = torch.full((num_nodes,), -1, dtype=torch.int64)
-            new_id[node_id] = torch.arange(batch_size)
+            new_id = host.full((num_nodes,), -1, dtype=torch.int64)
+            new_id[node_id] = host.arange(batch_size)
             ends = new_id[edge_index]
             induced = ends[:, (ends >= 0).all(0)]
             plan = Plan.of(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.ops.row_format import row_bytes
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
@@ -137,9 +138,9 @@ class Plan(DistributionPlan):
 
     def rows_between(self) -> Tensor:
         """Rows sent in one aggregation, int64 ``[P, P]``, sender by receiver."""
-        rows = torch.zeros(self.ranks, self.ranks, dtype=torch.int64)
+        rows = host.zeros(self.ranks, self.ranks, dtype=torch.int64)
         if self.pairs:
-            sender, receiver, count = torch.tensor(self.pairs).unbind(1)
+            sender, receiver, count = host.tensor(self.pairs).unbind(1)
             rows[sender, receiver] = count
         return rows
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts, shares_machines
@@ -193,7 +194,7 @@ def rows_in_order(parts: Sequence[Tensor], relations: Sequence[tuple[int, int, T
 
     ``relations`` have the numbers of the types of sources and targets, and the edges, int64 ``[2, E]``.
     """
-    on_boundary = [torch.zeros(owner.numel(), dtype=torch.bool) for owner in parts]
+    on_boundary = [host.zeros(owner.numel(), dtype=torch.bool) for owner in parts]
     for source, target, edge_index in relations:
         is_remote = parts[source][edge_index[0]] != parts[target][edge_index[1]]
         on_boundary[target][edge_index[1, is_remote]] = True

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import KeptEdges, Subset
@@ -48,7 +48,7 @@ class MachineLinks:
         source, target, sender, receiver = (column[order] for column in (*ends, *ranks))
         on_each, rank = share.ranks_per_machine, share.rank
         whole = MachineEdges.of_list(source, target, sender, receiver, share.num_nodes, load, on_each, rank)
-        sums = torch.arange(len(whole.edges.sums) + 1, dtype=torch.int32)
+        sums = host.arange(len(whole.edges.sums) + 1, dtype=torch.int32)
         return MachineLinks(whole, torch.searchsorted(whole.edges.sum, sums))
 
     def routes(self, node_id: Tensor, device: torch.device, exchange: ExchangeKind) -> Routes:
@@ -132,7 +132,7 @@ class RemoteLinks:
         edge = torch.cat([incoming[:, 0], outgoing[:, 0]])
         order = torch.argsort(edge)
         found = RemoteEdges.of_list(
-            torch.cat([incoming[:, 3], torch.arange(outgoing.shape[0])])[order],
+            torch.cat([incoming[:, 3], host.arange(outgoing.shape[0])])[order],
             torch.cat([incoming[:, 1], outgoing[:, 1]])[order],
             torch.cat([incoming[:, 2], outgoing[:, 2]])[order],
             torch.cat([sender, own(receiver, share.rank)])[order],
@@ -141,7 +141,7 @@ class RemoteLinks:
             load,
             share.rank,
         )
-        rowptr = torch.searchsorted(found.sum, torch.arange(len(found.sums) + 1, dtype=torch.int32))
+        rowptr = torch.searchsorted(found.sum, host.arange(len(found.sums) + 1, dtype=torch.int32))
         nodes = LocalRows.of(share.node_id)
         return RemoteLinks(found.rows, found.sums, rowptr, found.row, _small(found.edge), load, nodes)
 
@@ -177,13 +177,13 @@ class SampledRows:
         of_sample = _at(nodes.row, _at(place, position)).long()
         order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
         row, listed = _at(of_sample, order), _at(position, order)
-        own_row = torch.empty(row.numel(), dtype=torch.int32)
-        own_row.scatter_(0, order, torch.arange(row.numel(), dtype=torch.int32))
+        own_row = host.empty(row.numel(), dtype=torch.int32)
+        own_row.scatter_(0, order, host.arange(row.numel(), dtype=torch.int32))
         ascending = position if subset.number is None else _at(subset.number, position)
         size = subset.node_id.numel() if subset.num_nodes is None else subset.num_nodes
         row_of = None
         if 0 < size <= _TABLE * row.numel():
-            row_of = torch.empty(size, dtype=torch.int32).index_copy_(0, ascending, own_row)
+            row_of = host.empty(size, dtype=torch.int32).index_copy_(0, ascending, own_row)
         return SampledRows(row, listed, _at(ascending, order), LocalRows(ascending, own_row, row_of), size)
 
 
@@ -258,7 +258,7 @@ def restricted_to(
         for rows, end in zip(own, (kept.source, kept.target), strict=True)
     )
     csr = CSR.from_edges(target, source, None, targets.row.numel(), sources.row.numel())
-    local_edge = torch.arange(source.numel()) if csr.place is None else csr.place.long()
+    local_edge = host.arange(source.numel()) if csr.place is None else csr.place.long()
     remote = covers = ways = None
     if crossing is not None:
         local_edge = _at(crossing.inside, local_edge)
@@ -305,7 +305,7 @@ def _restriction(
         exchange=share.exchange,
         ranks_per_machine=None if ways is None else share.ranks_per_machine,
     )
-    none = torch.empty(0, dtype=torch.int64)
+    none = host.empty(0, dtype=torch.int64)
 
     def numbered(edge: Tensor) -> tuple[Tensor, Tensor | None]:
         """Places in edge storage, given those or the places of kept edges, and these."""

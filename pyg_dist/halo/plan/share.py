@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, RemoteEdges, both_ends
@@ -135,7 +135,7 @@ def halo_share(
     remote = RemoteEdges.of_list(edge, source, target, sender, receiver, all_nodes, load, rank)
     here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
     of_arriving, of_leaving = remote.cover("hybrid").split(here.rows, here.sums)
-    on_boundary = torch.zeros(ascending.numel(), dtype=torch.bool)
+    on_boundary = host.zeros(ascending.numel(), dtype=torch.bool)
     on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 
     rows_of_sources, target_id = None, node_id
@@ -175,7 +175,7 @@ def _edges_of(
     # Of each node whether the rank has it (1), and its machine as an end of what leaves (2) or enters (4) a machine.
     of_nodes = [(owner == rank).to(torch.uint8) for owner in owners]
     if task is not None:
-        is_own = torch.arange(len(task.targets)) == task.machine
+        is_own = host.arange(len(task.targets)) == task.machine
         for bits, owner, (leaves, enters) in zip(
             of_nodes, owners, ((is_own, task.sources), (task.targets, is_own)), strict=True
         ):
@@ -292,7 +292,7 @@ def share_of(
         node_id = ascending[order]
     else:
         order = torch.searchsorted(ascending, node_id)
-    row = torch.empty(num_local, dtype=torch.int32).scatter_(0, order, torch.arange(num_local, dtype=torch.int32))
+    row = host.empty(num_local, dtype=torch.int32).scatter_(0, order, host.arange(num_local, dtype=torch.int32))
     targets = LocalRows(ascending, row)
     sources = targets if sources is None else sources
     boundary = on_boundary[order].nonzero()
@@ -310,7 +310,7 @@ def share_of(
     edges, hybrid = arriving()
     assert edges.edge is not None
     places = Places.of(edges, targets.local_id, num_local, num_inner, local.num_entries)
-    edge_id = torch.empty(local.num_entries + edges.edge.numel(), dtype=torch.int64)
+    edge_id = host.empty(local.num_entries + edges.edge.numel(), dtype=torch.int64)
     edge_id[: local.num_entries] = local_edge
     places.stored(edges.edge, out=edge_id[local.num_entries :])
     del local_edge
@@ -349,8 +349,8 @@ def share_of(
 
 def halo_of(arriving: OneWay, slots: Slots) -> Halo:
     """The node of each halo slot, and its owner; ``slots`` are those of rows alone."""
-    owner = torch.repeat_interleave(torch.tensor(arriving.rows.counts))
-    none = torch.empty(0, dtype=torch.int64)
+    owner = torch.repeat_interleave(host.tensor(arriving.rows.counts))
+    none = host.empty(0, dtype=torch.int64)
     halo_id, halo_owner = (slots.mixed(values[slots.rows], none) for values in (arriving.rows.node, owner))
     return halo_id, halo_owner.to(torch.int32)
 
@@ -373,7 +373,7 @@ def _laid_out(inside: Callable[[], LocalEdges], of_sources: Tensor, of_targets: 
 
 def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
     """The entries of some edges, whose values are in the order of ``picked``."""
-    entry = torch.full((num_edges,), -1).scatter_(0, csr.edge.long(), torch.arange(csr.num_entries))[picked]
+    entry = host.full((num_edges,), -1).scatter_(0, csr.edge.long(), host.arange(csr.num_entries))[picked]
     place = (entry >= 0).nonzero().view(-1)
     entry = entry[place]
     return CSR.from_edges(csr.row()[entry], csr.col[entry], place, csr.num_rows, csr.num_cols)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.two_level import MachineEdges
@@ -73,7 +74,7 @@ class BlockNumbers:
             return torch.bincount(pairs, minlength=num_ranks**2).view(num_ranks, num_ranks)
 
         crossing = count(rows[remote.row])
-        has_remote = torch.zeros(owner.numel(), dtype=torch.bool)
+        has_remote = host.zeros(owner.numel(), dtype=torch.bool)
         has_remote[remote.sums.node] = True
         return BlockNumbers(
             edges=crossing + (remote.load - crossing.sum(0)).diag(),
@@ -159,7 +160,7 @@ def place(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_node: int
 
 def node_of_rank(num_ranks: int, ranks_per_node: int) -> Tensor:
     """Ranks lie on nodes in their order, ``ranks_per_node`` on each and the rest on the last: int64 ``[P]``."""
-    return torch.arange(num_ranks) // ranks_per_node
+    return host.arange(num_ranks) // ranks_per_node
 
 
 def rows_between_nodes(rows: Tensor, ranks_per_node: int) -> int:
@@ -184,7 +185,7 @@ def merged_parts(rows: Tensor, num_ranks: int) -> Tensor:
     Approximate and deterministic, as :func:`rank_of_part`. Numbers of parts by rank differ by one at most.
     """
     num_parts = rows.shape[0]
-    return _nodes_of_parts(rows, torch.arange(num_parts) * num_ranks // num_parts)
+    return _nodes_of_parts(rows, host.arange(num_parts) * num_ranks // num_parts)
 
 
 def _nodes_of_parts(rows: Tensor, given: Tensor) -> Tensor:

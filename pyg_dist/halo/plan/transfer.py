@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.ops.row_format import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import Cover, OneWay, masked
@@ -160,7 +160,7 @@ class Places:
 
     def places(self) -> Tensor:
         """Where each is stored, in the order of the remote edges."""
-        place = torch.arange(self.first, self.first + self.incoming.num_entries, dtype=self.dtype)
+        place = host.arange(self.first, self.first + self.incoming.num_entries, dtype=self.dtype)
         if self.order is None:
             return place
         out = torch.empty_like(place)
@@ -194,7 +194,7 @@ def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int)
     start = torch.cat([ones.new_zeros(1), slots.mixed(ones, edges_of[slots.sums]).cumsum_(0)])
     del ones
     local = local_id(leaving.rows.node)
-    col = torch.empty(int(start[-1]), dtype=torch.int32)
+    col = host.empty(int(start[-1]), dtype=torch.int32)
     place = torch.full_like(col, UNIT)
     col[start[slots.row_slot]] = local[slots.rows]
     # The edges of a sum follow one another, here and there: a sum's are all as far from their places.
@@ -203,7 +203,7 @@ def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int)
     del edges_of
     for low in range(0, row.numel(), _ENTRIES_AT_A_TIME):
         some = slice(low, low + _ENTRIES_AT_A_TIME)
-        number = torch.arange(low, min(some.stop, row.numel()))
+        number = host.arange(low, min(some.stop, row.numel()))
         to = shift[total[some]] + number
         col.index_copy_(0, to, local.index_select(0, row[some]))
         place.index_copy_(0, to, number.to(torch.int32))
@@ -216,7 +216,7 @@ def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int)
 def receive_lists(arriving: OneWay, slots: Slots, places: Places) -> ReceiveLists:
     """What a rank receives. Not collective; O(m) time and memory in the edges that end there."""
     if bool(slots.left.all()):
-        weights, weight_counts = torch.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
+        weights, weight_counts = host.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
     else:
         is_summed = ~slots.left.index_select(0, arriving.row)
         weights = masked(places.places(), is_summed)
@@ -229,7 +229,7 @@ def receive_lists(arriving: OneWay, slots: Slots, places: Places) -> ReceiveList
 
 def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
     stored, dtype = places.incoming, places.dtype
-    row_slot = torch.empty(slots.left.numel(), dtype=torch.int32)
+    row_slot = host.empty(slots.left.numel(), dtype=torch.int32)
     row_slot[slots.rows] = slots.row_slot.to(torch.int32)
     if slots.sums.numel() == 0:
         col = row_slot.index_select(0, stored.col)
@@ -241,7 +241,7 @@ def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
     )
     start, end = stored.rowptr.clone(), 0
     is_carried = slots.left.index_select(0, stored.col)
-    col = torch.empty(int(is_carried.sum()) + sum_slot.numel(), dtype=torch.int32)
+    col = host.empty(int(is_carried.sum()) + sum_slot.numel(), dtype=torch.int32)
     place = torch.full_like(col, UNIT, dtype=dtype)
     for low, high in _runs(stored.rowptr):
         entries = slice(int(stored.rowptr[low]), int(stored.rowptr[high]))
@@ -250,10 +250,10 @@ def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
         edge_start = before.index_select(0, stored.rowptr[low : high + 1] - entries.start)
         sums_of = sum_start[low : high + 1] - sum_start[low]
         start[low : high + 1] = end + edge_start + sums_of
-        to = torch.arange(end, end + edge.numel()) + torch.repeat_interleave(sums_of[:-1], edge_start.diff())
+        to = host.arange(end, end + edge.numel()) + torch.repeat_interleave(sums_of[:-1], edge_start.diff())
         col.index_copy_(0, to, row_slot[stored.col[edge]])
         place.index_copy_(0, to, (edge + places.first).to(dtype))
-        to = torch.arange(end, end + int(sums_of[-1])) + torch.repeat_interleave(edge_start[1:], sums_of.diff())
+        to = host.arange(end, end + int(sums_of[-1])) + torch.repeat_interleave(edge_start[1:], sums_of.diff())
         col.index_copy_(0, to, sum_slot[int(sum_start[low]) : int(sum_start[high])])
         end = int(start[high])
     return CSR(start, col, place, num_slots)
@@ -290,7 +290,7 @@ class Slots(NamedTuple):
     def of(edges: OneWay, cover: Cover) -> Slots:
         """In one level: for each peer rows before sums."""
         rows, sums = cover.left.nonzero().view(-1), cover.right.nonzero().view(-1)
-        row_counts, sum_counts = torch.tensor([edges.rows.counts_of(rows), edges.sums.counts_of(sums)])
+        row_counts, sum_counts = host.tensor([edges.rows.counts_of(rows), edges.sums.counts_of(sums)])
         row_slot = _shifted(row_counts, sum_counts.cumsum(0) - sum_counts)
         counts = tuple((row_counts + sum_counts).tolist())
         return Slots(cover.left, rows, sums, row_slot, _shifted(sum_counts, row_counts.cumsum(0)), counts)
@@ -303,12 +303,12 @@ class Slots(NamedTuple):
 
 def _shifted(counts: Tensor, shift: Tensor) -> Tensor:
     """Ascending numbers from 0; to those of each peer its shift is added."""
-    return torch.arange(int(counts.sum())).add_(torch.repeat_interleave(shift, counts))
+    return host.arange(int(counts.sum())).add_(torch.repeat_interleave(shift, counts))
 
 
 def no_transfer(num_ranks: int, num_local: int, num_boundary: int) -> Transfer:
     """The lists of a rank without remote edges."""
-    none, peers = torch.empty(0, dtype=torch.int64), (0,) * num_ranks
-    rowptr, col = torch.zeros(num_boundary + 1, dtype=torch.int64), none.int()
+    none, peers = host.empty(0, dtype=torch.int64), (0,) * num_ranks
+    rowptr, col = host.zeros(num_boundary + 1, dtype=torch.int64), none.int()
     outgoing, incoming = CSR(rowptr[:1], col, None, num_local), CSR(rowptr, col, None, 0)
     return Transfer(outgoing, incoming, peers, peers, none, peers, peers, none, none)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.halo.plan.agents import Options, choose_agents
 from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.transfer import Counts, RelayLists, Slots
@@ -45,7 +45,7 @@ class Task(NamedTuple):
     @staticmethod
     def alone(rank: int, num_ranks: int, ranks_per_machine: int) -> Task:
         """All that begin or end on the rank's machine."""
-        others = torch.ones(num_machines(num_ranks, ranks_per_machine), dtype=torch.bool)
+        others = host.ones(num_machines(num_ranks, ranks_per_machine), dtype=torch.bool)
         others[rank // ranks_per_machine] = False
         return Task(ranks_per_machine, rank // ranks_per_machine, others, others)
 
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     def shared(rank: int, num_ranks: int, ranks_per_machine: int) -> Task:
         """A part of what begins on the rank's machine: the ranks there take the other machines in turn."""
         machine, number = divmod(rank, ranks_per_machine)
-        machines = torch.arange(num_machines(num_ranks, ranks_per_machine))
+        machines = host.arange(num_machines(num_ranks, ranks_per_machine))
         on_machine = min(ranks_per_machine, num_ranks - machine * ranks_per_machine)
         turn = (machines - machine - 1) % len(machines)
         targets = (turn % on_machine == number) & (machines != machine)
@@ -129,7 +129,7 @@ class Routes:
         link, other = of_rank(self.link, rank), of_rank(self.gather if edges.leaves else self.spread, rank)
         item = torch.cat([link.item, other.item])
         peer = torch.cat([link.receiver if edges.leaves else link.sender, self.owner[other.item]])
-        slot = sum(direct.counts) + torch.arange(item.numel())
+        slot = sum(direct.counts) + host.arange(item.numel())
         is_sum, node = self.is_sum[item], self.node[item]
         rows, sums = (
             torch.searchsorted(_keys(of, kind.node), _keys(peer[some], node[some]))
@@ -157,8 +157,8 @@ class Routes:
             return sent, received
 
         def number(crossing: Hops, passed: Hops) -> Tensor:
-            of_item = torch.full((self.node.numel(),), -1)
-            of_item[crossing.item] = torch.arange(crossing.item.numel())
+            of_item = host.full((self.node.numel(),), -1)
+            of_item[crossing.item] = host.arange(crossing.item.numel())
             return of_item[passed.item]
 
         rows, sums, gather, spread = self.kinds
@@ -204,9 +204,9 @@ class MachineEdges:
         """
         of_sender, of_receiver = sender // ranks_per_machine, receiver // ranks_per_machine
         machine, by_machine = rank // ranks_per_machine, _by_machine(load, ranks_per_machine)
-        edge = torch.arange(source.numel())
+        edge = host.arange(source.numel())
         edges = RemoteEdges.of_list(edge, source, target, of_sender, of_receiver, num_nodes, by_machine, machine)
-        row_owner, sum_owner = (torch.empty(len(kind), dtype=torch.int64) for kind in (edges.rows, edges.sums))
+        row_owner, sum_owner = (host.empty(len(kind), dtype=torch.int64) for kind in (edges.rows, edges.sums))
         row_owner[edges.row.long()] = sender[edges.edge].long()
         sum_owner[edges.sum.long()] = receiver[edges.edge].long()
         return MachineEdges(edges, row_owner, sum_owner, ranks_per_machine, load.numel())
@@ -236,7 +236,7 @@ class MachineEdges:
 
         (row, needer), (total, adder) = needs.others(of_row), adds.others(of_sum)
         node = torch.cat([edges.rows.node[rows], edges.sums.node[sums]])
-        every = torch.arange(node.numel())
+        every = host.arange(node.numel())
         return Routes(
             num_ranks, on_each, node, torch.cat([owner_of_row, owner_of_sum]), every >= rows.numel(),
             Hops(torch.cat([owner_of_row, of_sum]), torch.cat([of_row, owner_of_sum]), every),
@@ -292,7 +292,7 @@ def exchanged(
 
 
 def _by_machine(load: Tensor, ranks_per_machine: int) -> Tensor:
-    number = torch.arange(load.numel()) // ranks_per_machine
+    number = host.arange(load.numel()) // ranks_per_machine
     return load.new_zeros(num_machines(load.numel(), ranks_per_machine)).index_add_(0, number, load)
 
 
@@ -310,7 +310,7 @@ def _between_machines(
     node = candidates.node.index_select(0, crossing)
     key = pair * (int(node.max()) + 1 if node.numel() else 1) + node
     first, of_crossing = ops.distinct(key[:0], key)
-    number = torch.full((len(candidates),), -1, dtype=torch.int32)
+    number = host.full((len(candidates),), -1, dtype=torch.int32)
     number[crossing] = of_crossing.to(torch.int32)
     kept = crossing.index_select(0, first)
     found = Candidates(*(column.index_select(0, kept) for column in (sender, receiver, candidates.node)))
@@ -348,7 +348,7 @@ def rows_across(
 
 
 def _peers(ends: Ends) -> Tensor:
-    return torch.repeat_interleave(torch.arange(len(ends.counts)), torch.tensor(ends.counts))
+    return torch.repeat_interleave(host.arange(len(ends.counts)), host.tensor(ends.counts))
 
 
 def _keys(rank: Tensor, node: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor.calling_code import of_whole_graphs
@@ -100,7 +101,7 @@ def _of_all(function: Function, *args: object, **kwargs: object) -> object:
 
 def _cut(function: Function, x: RowTensor, *args: object, **kwargs: object) -> object:
     """Pieces of the rows, which are picked (collective)."""
-    pieces = function(torch.arange(x.shape[0]).view(-1, *[1] * (x.dim() - 1)), *args, **kwargs)
+    pieces = function(host.arange(x.shape[0]).view(-1, *[1] * (x.dim() - 1)), *args, **kwargs)
     return as_seen(pieces, lambda places: copied_slice(x[places.flatten()]))
 
 
@@ -153,7 +154,7 @@ def flip(function: Function, x: Tensor, *dims: object, **named: object) -> Tenso
     given = flat_sizes(dims, named)
     reversed_ = dims_of(given, x.dim()) if given else ()
     if 0 in reversed_:
-        x = x[torch.arange(x.shape[0] - 1, -1, -1)]
+        x = x[host.arange(x.shape[0] - 1, -1, -1)]
     return on_rows(torch.flip, x, [dim for dim in reversed_ if dim])
 
 

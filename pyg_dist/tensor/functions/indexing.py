@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError
@@ -36,7 +37,7 @@ _VALUES = "Expected values to assign"
 def select_rows(rows: RowSharding, index: object) -> Selection:
     """The selection that ``index`` (mask, ids, slice, list, array or range) makes (may be collective)."""
     if isinstance(index, slice):
-        return rows_by_index(rows, torch.arange(rows.size)[index])
+        return rows_by_index(rows, host.arange(rows.size)[index])
     if isinstance(index, RowTensor):
         if index.dtype == torch.bool and index.dim() == 1:
             return by_row_mask(rows, index)
@@ -45,7 +46,7 @@ def select_rows(rows: RowSharding, index: object) -> Selection:
             f"rows: use a one-dimensional bool mask, edge_index[0] or [1] as they are, or index.full_tensor()"
         )
     if not isinstance(index, Tensor):
-        index = torch.as_tensor(np.asarray(index))
+        index = host.as_tensor(np.asarray(index))
         index = index.long() if index.numel() == 0 else index
     if index.dim() != 1 or index.dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise DataError(
@@ -100,7 +101,7 @@ def _note_columns(x: RowTensor, index: Sequence[object]) -> None:
             continue
         size = x.shape[dim] if dim < x.dim() else 0
         if isinstance(item, (list, np.ndarray)) or (isinstance(item, Tensor) and item.is_cpu):
-            place = torch.as_tensor(item)
+            place = host.as_tensor(item)
             if place.dtype != torch.bool and place.numel() and not place.is_floating_point():
                 low, high = int(place.min()), int(place.max())
                 if low < -size or high >= size:
@@ -241,7 +242,7 @@ def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
 def _one_row(x: RowTensor, position: int) -> Tensor:
     """Row ``position``, a plain tensor equal on every rank; differentiable (collective)."""
     with local_tensors():
-        rows, local_index = rows_by_index(x._sharding, torch.tensor([position]))
+        rows, local_index = rows_by_index(x._sharding, host.tensor([position]))
         return rows.reduce_from_ranks(x.index_select(0, on_device(local_index, x.device)).sum(0, dtype=x.dtype))
 
 

@@ -7,8 +7,7 @@ eight bytes that waits for no device.
 
 from __future__ import annotations
 
-import torch
-
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import Call, Standing
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.divergence import Place, different_calls, in_words
@@ -31,7 +30,7 @@ def compare_order(control: Group) -> None:
         return
     # Of each group the first rank adds the others' numbers and these take off their own: zero if all are equal.
     share = sum(c.order * (len(c.ranks) - 1 if control.rank == c.ranks[0] else -1) for c in sequences)
-    total = control.all_reduce_(torch.tensor([(share + (1 << 63)) % (1 << 64) - (1 << 63)]), kind="step")
+    total = control.all_reduce_(host.tensor([(share + (1 << 63)) % (1 << 64) - (1 << 63)]), kind="step")
     if total.item():
         recent = {c.name: {str(call[0]): in_words(Call(*call)) for call in c.untagged} for c in sequences}
         gathered = control.gather_bytes(Place(recent=recent).to_json().encode())

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.wires import Flight, Machines, Message, Piece, Wire
@@ -341,7 +342,7 @@ class _Packets:
 
     def __init__(self, like: Tensor) -> None:
         with torch.inference_mode(False):  # it serves training, too
-            self.leaving, self.arriving = (torch.empty(_NUMBER + like.nbytes, dtype=torch.uint8) for _ in range(2))
+            self.leaving, self.arriving = (host.empty(_NUMBER + like.nbytes, dtype=torch.uint8) for _ in range(2))
             self.elements, self.their_elements = (
                 packed[_NUMBER:].view(like.dtype).view(like.shape) for packed in (self.leaving, self.arriving)
             )

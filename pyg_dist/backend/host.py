@@ -1,0 +1,20 @@
+"""Torch's factories, on the host wherever a script's default device is (``torch.set_default_device``).
+
+Plans, counts and ids are made with these: they stay on the host, and what a device needs is copied there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+arange = partial(torch.arange, device="cpu")
+as_tensor = partial(torch.as_tensor, device="cpu")
+empty = partial(torch.empty, device="cpu")
+full = partial(torch.full, device="cpu")
+ones = partial(torch.ones, device="cpu")
+rand = partial(torch.rand, device="cpu")
+randperm = partial(torch.randperm, device="cpu")
+tensor = partial(torch.tensor, device="cpu")
+zeros = partial(torch.zeros, device="cpu")
