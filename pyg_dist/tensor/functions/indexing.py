@@ -295,6 +295,8 @@ def index_assign(function: Function, x: Tensor, dim: int, index: Tensor, *value:
     if isinstance(index, RowTensor):
         raise refuse(function, "by a distributed index would mix rows")
     out = x if function.__name__.endswith("_") else x.clone()
+    if "fill" in function.__name__:  # what a row is given twice has its gradient once
+        index = index.unique()
     places: Any = (*[_ALL] * dims_of(dim, x.dim())[0], index)
     (out[places],) = (*value, *named.values())
     return out

@@ -271,6 +271,8 @@ FORMS: dict[str, Sequence[Form]] = {
     **each("index_fill index_fill_", [
         lambda f, t: f(t.x * 2, 0, torch.tensor([3, 0]), 7.0), lambda f, t: f(t.v * 2, 0, torch.tensor([1]), t.scalar),
         lambda f, t: f(t.x * 2, dim=1, index=torch.tensor([1]), value=-1.0),
+        lambda f, t: f(t.x * 2, 0, torch.tensor([3, 0, 3]), t.scalar),
+        lambda f, t: f(t.x * 2, -1, torch.tensor([1, 1]), t.scalar),
     ]),
     **each("index_put index_put_", [
         lambda f, t: f(t.x * 2, (torch.tensor([3, 0]),), t.full[:2]), lambda f, t: f(t.x * 2, (t.mask,), t.scalar),
