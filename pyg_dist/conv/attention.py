@@ -105,7 +105,7 @@ def _additive(
     own = lin_target(target).to_rows().to_local().to(dtype) if has_query and not reads_target else None
     if conv.add_self_loops:
         edges, attr = remove_self_loops(edges, attr)
-        edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value)
+        edges, attr = add_self_loops(edges, attr, fill_value=conv.fill_value, num_nodes=edges.graph.targets.size)
     elif attr is not None and edges.rows.size == 0:
         attr = None  # PyG does not look at it where there are no edges at all
     key: Tensor = logits[:, :heads]
