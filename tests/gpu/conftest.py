@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from gpu_trial import IS_TRIAL
+from workers import Workers, forked, spawned
 
 from pyg_dist.backend.ops import library
 
@@ -26,3 +28,12 @@ def device() -> torch.device:
 def size() -> int:
     """Edges of a hub; ``PYG_DIST_GPU_TESTS_SIZE`` asks for others, for instance under a sanitizer."""
     return int(os.environ.get("PYG_DIST_GPU_TESTS_SIZE", 2_000 if IS_TRIAL else 1_000_000))
+
+
+@pytest.fixture(scope="module")
+def pools(device: torch.device) -> Iterator[Callable[[int], Workers]]:
+    """Processes of their own, which start the GPU; without one they are forked (``test_nccl`` has one that is not)."""
+    made = {size: Workers(size, forked if IS_TRIAL else spawned) for size in (1, 2, 4)}
+    yield made.__getitem__
+    for pool in made.values():
+        pool.close()

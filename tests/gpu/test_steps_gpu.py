@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -11,21 +11,12 @@ import torch
 from against_stock import Results, assert_same
 from gpu_trial import IS_TRIAL
 from training_cases import BATCHES, CASES, NUM_STEPS, Case, Training, graph
-from workers import Workers, forked, spawned
+from workers import Workers
 
 pytestmark = pytest.mark.gpu
 
 SHARED = [case for case in CASES if case.model in ("sage", "gcn", "gat", "labels") and not case.setting]
 """For several ranks on the one GPU, whose messages pass host memory."""
-
-
-@pytest.fixture(scope="module")
-def pools(device: torch.device) -> Iterator[Callable[[int], Workers]]:
-    """Processes of their own, which start the GPU; without one they are forked (``test_nccl`` has one that is not)."""
-    made = {size: Workers(size, forked if IS_TRIAL else spawned) for size in (1, 2, 4)}
-    yield made.__getitem__
-    for pool in made.values():
-        pool.close()
 
 
 @patch.dict(os.environ)
