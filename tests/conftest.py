@@ -42,6 +42,13 @@ os.environ.setdefault("PYG_DIST_STOCK_ELEMENTS", "0")
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files whose tests are all slow where no slow test is asked for: what they import takes seconds."""
+    if config.option.markexpr != "not slow" or TESTS not in collection_path.parents:
+        return None
+    return _is_slow(collection_path) or None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
     """Mark what is slow; xdist's workers begin with what takes longest, for which all would wait at the end."""
@@ -70,8 +77,7 @@ def _mark(items: list[pytest.Item]) -> None:
     for item in items:
         if TRANSPORT == "mpi" and item.get_closest_marker("torchrun"):
             item.add_marker(pytest.mark.skip(reason="it is about the environment that torchrun gives to ranks"))
-        folder, name = item.path.relative_to(TESTS).parts[0], item.path.name
-        if folder in SLOW_FOLDERS and name not in QUICK_FILES:
+        if _is_slow(item.path):
             item.add_marker(pytest.mark.slow)
     sizes: dict[object, set[object]] = defaultdict(set)
     found = [(item, name, size) for item in items for name, size in _num_ranks(item)]
@@ -80,6 +86,11 @@ def _mark(items: list[pytest.Item]) -> None:
     for item, name, size in found:
         if 3 in sizes[item.function] and (size == 2 or (size == 4 and name == "world_size")):
             item.add_marker(pytest.mark.slow)
+
+
+def _is_slow(path: Path) -> bool:
+    folder, name = path.relative_to(TESTS).parts[0], path.name
+    return folder in SLOW_FOLDERS and name.startswith("test_") and name not in QUICK_FILES
 
 
 def _num_ranks(item: pytest.Item) -> Iterator[tuple[str, object]]:
@@ -104,14 +115,20 @@ def _propagates() -> None:
     leftovers.write_propagates()
 
 
+_found: dict[Path, leftovers.State] = {}  # after the last test, in its file
+
+
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test in this process, too, draws fresh numbers, and fails if it leaves a setting or a patch behind."""
-    before = leftovers.state(has_caches=False)
+    before = _found.pop(request.path, None) or leftovers.state(has_caches=False)
+    _found.clear()
     leftovers.fresh_generators()
     yield
-    left = leftovers.difference(before, leftovers.state(has_caches=False))
+    now = leftovers.state(has_caches=False, before=before)
+    left = leftovers.difference(before, now)
     assert not left, f"left behind: {'; '.join(left)}"
+    _found[request.path] = now
 
 
 @pytest.fixture

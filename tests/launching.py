@@ -42,14 +42,14 @@ def run_script(
     *args: str,
     timeout: float = COMMAND_SECONDS,
     is_forked: bool = True,
-    ends_at_once: bool = False,
+    ends_whole: bool = False,
 ) -> Ended:
     """Run ``script`` with ``num_ranks`` ranks; kill it and fail the test after ``timeout`` seconds.
 
-    ``ends_at_once``: how its processes end is no part of the test, see ``forked_python``.
+    ``ends_whole``: how Python ends is part of the test, see ``forked_python``.
     """
     environ = plain_environ()
-    if ends_at_once:
+    if not ends_whole:
         environ[forked_python.ENDS_AT_ONCE] = "1"
     executable = forked_python.executable() if is_forked else sys.executable
     python = [executable, str(script), *args]

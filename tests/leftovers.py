@@ -6,6 +6,7 @@ run is the session's, which goes on from body to body, and with which all of it 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import operator
@@ -104,12 +105,16 @@ def fresh_generators() -> None:
     random.seed(0)
 
 
-def state(has_caches: bool = True, collects: bool = True) -> State:
-    """What there is now. ``has_caches``: collect garbage first, and look into caches, which then hold what is alive."""
+def state(has_caches: bool = True, collects: bool = True, before: State | None = None) -> State:
+    """What there is now. ``has_caches``: collect garbage first, and look into caches, which then hold what is alive.
+
+    Of ``before`` it takes the copies of namespaces that have not changed, which compare at once.
+    """
     if has_caches and collects:
         gc.collect()
     _places.find()
-    attributes = {name: found.copy() for name, found in _places.namespaces.items()}
+    known = {} if before is None else before.attributes
+    attributes = {name: _copied(found, known.get(name)) for name, found in _places.namespaces.items()}
     sizes = {name: len(container) for name, container in _places.containers.items()} if has_caches else {}
     return State(_settings(), attributes, sizes, len(sys.modules))
 
@@ -119,14 +124,14 @@ def since(before: State) -> tuple[list[str], State]:
 
     Garbage, whose collection takes its time, is not left behind.
     """
-    now = state(collects=False)
+    now = state(collects=False, before=before)
     lines = difference(before, now)
     if lines:
         gc.collect()
         for thread in threading.enumerate():  # a loader's ends soon after it
             if thread.name.startswith("pyg_dist sampling"):
                 thread.join(1.0)
-        now = state()
+        now = state(before=before)
         lines = difference(before, now)
     return lines, now
 
@@ -140,7 +145,7 @@ def difference(before: State, after: State) -> list[str]:
     lines = [f"{name} is {now!r}, was {was!r}" for name, was, now in pairs if now != was and name not in _STAYS]
     for owner, was in before.attributes.items():
         now = after.attributes.get(owner, {})
-        if _are_same(was, now):
+        if was is now:
             continue
         written = _WRITTEN if "_jinja_propagate" in now and "_jinja_propagate" not in was else ()
         lines += [
@@ -154,12 +159,12 @@ def difference(before: State, after: State) -> list[str]:
     return lines
 
 
-def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether names and objects are the same. Values compare by identity first, which takes no Python."""
-    try:
-        return one == other
-    except Exception:  # another object, whose == gives no bool
-        return False
+def _copied(found: Namespace, known: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy, or the known one if names and objects are the same. Values compare by identity first, without Python."""
+    with contextlib.suppress(Exception):  # of another object, whose == gives no bool
+        if known is not None and known == found:
+            return known
+    return found.copy()
 
 
 def _is_of_imports(name: str) -> bool:
@@ -183,12 +188,18 @@ def _settings() -> dict[str, Any]:
         "warnings' filters": list(warnings.filters),
         "the garbage collector": gc.isenabled(),
         "the logger": (logger.level, list(logger.handlers), logger.propagate),
-        "modules that cannot be imported": sorted(name for name, module in sys.modules.items() if module is None),
+        "modules that cannot be imported": _blocked(),
         "the session's options": _options(),
         **{f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
         "threads of the package": _threads(),
         "hooks on torch without rows": _hooks(),
     }
+
+
+def _blocked() -> list[str]:
+    return (
+        sorted(name for name, module in sys.modules.items() if module is None) if None in sys.modules.values() else []
+    )
 
 
 _LASTING = ("failures", "waits", "divergence", "progress", "store")

@@ -27,7 +27,7 @@ def test_convs(tmp_path: Path) -> None:
     output = tmp_path / "convs.json"
     for conv in ("gat", "tag"):  # the second run keeps what the first has found
         options = ("--graph", "tiny", "--convs", conv, "--rounds", "1", "--warmup", "0", "--retakes", "0")
-        ended = run_script("ranks", 1, BENCHMARKS / "convs.py", *options, "--output", str(output), ends_at_once=True)
+        ended = run_script("ranks", 1, BENCHMARKS / "convs.py", *options, "--output", str(output))
         assert ended.codes == [0], ended.stderr
     content = json.loads(output.read_text())
     assert list(content) == ["tiny gat", "tiny tag"]
@@ -42,7 +42,7 @@ def test_epoch(tmp_path: Path) -> None:
     output = tmp_path / "epoch.json"
     options = ("--graph", "tiny", "--models", "sage", "--rounds", "2", "--epochs", "1", "--retakes", "0")
     options += ("--only", "stock PyG, edge_index", "2 ranks")
-    ended = run_script("ranks", 1, BENCHMARKS / "epoch.py", *options, "--output", str(output), ends_at_once=True)
+    ended = run_script("ranks", 1, BENCHMARKS / "epoch.py", *options, "--output", str(output))
     assert ended.codes == [0], ended.stderr
     content = json.loads(output.read_text())
     assert content["machine"]["pyg_dist"]["isa"] in ("baseline", "avx2", "avx512")

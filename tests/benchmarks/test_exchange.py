@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "exchange.py"
 def test_exchange(tmp_path: Path) -> None:
     output = tmp_path / "exchange.json"
     options = ("--graph", "tiny", "--model", "gcn", "--rounds", "1", "--output", str(output))
-    ended = run_script("ranks", 2, SCRIPT, *options, ends_at_once=True)
+    ended = run_script("ranks", 2, SCRIPT, *options)
     assert ended.codes == [0, 0], ended.stderr
     found = json.loads(output.read_text())
     assert str(tmp_path) not in found["command"]

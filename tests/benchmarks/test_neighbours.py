@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "neighbours.py"
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_neighbours(num_ranks: int) -> None:
     options = ("--nodes", "2000", "--edges", "20000", "--batch-size", "64", "--rounds", "2")
-    ended = run_script("ranks", num_ranks, SCRIPT, *options, ends_at_once=True)
+    ended = run_script("ranks", num_ranks, SCRIPT, *options)
     assert ended.codes == [0] * num_ranks, ended.stderr
     lines = [line for line in ended.stdout.splitlines() if "edges/s and core" in line]
     of = f"graph, {num_ranks} ranks"

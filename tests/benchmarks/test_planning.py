@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "plan.py"
 
 
 def test_planning() -> None:
-    ended = run_script("ranks", 1, SCRIPT, "--edges", "2000", "8000", "--ranks", "5", "--json", ends_at_once=True)
+    ended = run_script("ranks", 1, SCRIPT, "--edges", "2000", "8000", "--ranks", "5", "--json")
     assert ended.codes == [0], ended.stderr
     small, large = (json.loads(line) for line in ended.stdout.splitlines())
     assert (small["edges"], large["edges"]) == (2000, 8000)

@@ -64,7 +64,7 @@ class Training:
         finally:
             torch.set_default_dtype(torch.float32)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
-        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4], 0.5)
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [1, 3], 0.5)
         self.loader: Any = None
         if loader == "uniform":
             self.loader = UniformVertexLoader(self.data, 16, input_nodes=self.data.train_mask, seed=3)
@@ -101,12 +101,12 @@ def interrupted(path: str, layout: dict[str, Any], optimizer: str, loader: str) 
     from pyg_dist import checkpoint
 
     run = Training(layout, optimizer, loader, seed=0)
-    for _ in range(3):
+    for _ in range(2):
         run.epoch()
-    checkpoint.save(path, **run.things(), epoch=np.int64(3), history=[np.float32(0.5), (1, None)])
+    checkpoint.save(path, **run.things(), epoch=np.int64(2), history=[np.float32(0.5), (1, None)])
     values, losses = run.values(), [loss for _ in range(2) for loss in run.epoch()]
     resumed = Training(layout, optimizer, loader, seed=1)
-    assert checkpoint.load(path, **resumed.things()) == {"epoch": 3, "history": [0.5, (1, None)]}
+    assert checkpoint.load(path, **resumed.things()) == {"epoch": 2, "history": [0.5, (1, None)]}
     assert_all_same_bits(resumed.values(), values)
     assert [loss for _ in range(2) for loss in resumed.epoch()] == losses
     assert_all_same_bits(resumed.values(), run.values())
@@ -126,7 +126,8 @@ def elsewhere(path: str, layout: dict[str, Any], optimizer: str, loader: str) ->
     [
         ("SGD", "none", PLACES[:3]),
         ("Adam", "neighbors", PLACES[-2:]),
-        *[pytest.param(name, of, PLACES, marks=pytest.mark.slow) for name in OPTIMIZERS for of in LOADERS],
+        *[pytest.param("SGD", of, PLACES[k : k + 3], marks=pytest.mark.slow) for k, of in enumerate(LOADERS)],
+        *[pytest.param("Adam", of, PLACES[2 - k : 5 - k], marks=pytest.mark.slow) for k, of in enumerate(LOADERS)],
     ],
 )
 def test_the_same_ranks_go_on_bit_for_bit_and_others_with_the_same_values(

@@ -183,10 +183,10 @@ def test_what_other_runs_have_left_is_removed(tmp_path: Path, base: Path) -> Non
 
 def test_a_killed_rank_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is on the disk; the steps around the kill, and all losses, are those of a run that nobody disturbs."""
-    whole = run_script("ranks", 2, SCRIPT, str(tmp_path / "whole"), ends_at_once=True)
+    whole = run_script("ranks", 2, SCRIPT, str(tmp_path / "whole"))
     monkeypatch.setenv("PET_MAX_RESTARTS", "1")
     options = "SIGKILL:15", "--every=100", "--memory=1"
-    ended = run_script("torchrun", 2, SCRIPT, str(tmp_path / "run"), *options, ends_at_once=True)
+    ended = run_script("torchrun", 2, SCRIPT, str(tmp_path / "run"), *options)
     assert ended.codes == [0], ended.stderr
     lines, printed = whole.stdout.splitlines(), ended.stdout.splitlines()
     # Rank 1 is killed after step 15, before it has kept it; rank 0 may end before it prints it.

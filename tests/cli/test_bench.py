@@ -135,6 +135,7 @@ def test_messages_of_ranks_that_share_cores_are_counted_in_processor_time(worker
         assert found == pytest.approx((0.25, 0.25, 1e6, 2, 1), rel=0.1)
 
 
+@pytest.mark.slow
 def test_loopback_ranks_are_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_precision_of_dense_products(
         assert f"fp32_precision is '{precision}'" in doctor.describe(found)
 
 
+@pytest.mark.slow
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(PYG_DIST_ISA="baseline", OMP_NUM_THREADS="1")
     assert out.startswith("kernels      baseline (built: baseline")

@@ -136,8 +136,8 @@ EXAMPLES = [
 @pytest.mark.parametrize(
     ("layout", "world_size", "num_examples"),
     [
-        *[("halo", 1, 10), ("halo", 3, 15), ("halo", 4, 12)],
-        *[("grid", 3, 12), ("grid", 4, 12)],
+        *[("halo", 1, 4), ("halo", 3, 10), pytest.param("halo", 4, 10, marks=pytest.mark.slow)],
+        *[("grid", 3, 8), pytest.param("grid", 4, 10, marks=pytest.mark.slow)],
     ],
 )
 def test_random_graphs(workers: Pools, layout: str, world_size: int, num_examples: int) -> None:
@@ -203,9 +203,7 @@ def second_derivatives(mesh: dict[str, int] | None) -> None:
 
 
 def test_second_derivatives(workers: Pools) -> None:
-    workers(2).run(second_derivatives, None)
     workers(3).run(second_derivatives, None)  # the last rank has no edges
-    workers(2).run(second_derivatives, {"x": 2})
     workers(4).run(second_derivatives, {"x": 2, "y": 2})
 
 
@@ -243,8 +241,7 @@ def with_dropout() -> Results:
 
 def test_dropout_is_that_of_the_steps_at_any_world_size(workers: Pools) -> None:
     alone = workers(1).run(with_dropout)[0]
-    for world_size in (2, 3):
-        assert_same(workers(world_size).run(with_dropout)[0], alone)
+    assert_same(workers(3).run(with_dropout)[0], alone)
 
 
 def of_layouts(num_ranks: int) -> None:

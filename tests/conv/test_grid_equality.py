@@ -99,10 +99,10 @@ CASES = [
     sage(2, "batch", width=11),
     gcn(3, "rms", head=True, options={"add_self_loops": False}, weights=True),
     sage(4, "rms", head=True, options={"bias": False, "root_weight": False}),
-    gcn(5, "none", residual=True, options={"bias": False}),
-    sage(7, "none", options={"normalize": True}),
+    gcn(3, "none", residual=True, options={"bias": False}),
+    sage(4, "none", options={"normalize": True}),
     gcn(7, "layer", residual=True),
-    sage(6, "batch", residual=True, options={"project": True}),
+    sage(3, "batch", residual=True, options={"project": True}),
     gcn(2, "none", again=True, head=True, options={"normalize": False}, width=5),
     sage(2, "none", again=True, width=5),
 ]

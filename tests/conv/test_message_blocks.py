@@ -96,8 +96,8 @@ def compare(expected: dict[str, Results], num_edges: int, mib: float, mesh: dict
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_every_gradient(workers: Pools, world_size: int) -> None:
-    """One rank of three has no rows. One alone, on which no rows arrive, runs every second conv."""
-    names = list(BY_BLOCKS)[:: 2 if world_size == 1 else 1]
+    """One rank of three has no rows. One alone, on which no rows arrive, runs every third conv, three the others."""
+    names = [name for k, name in enumerate(BY_BLOCKS) if (k % 3 == 0) == (world_size == 1) or name == "own"]
     workers(world_size).run(compare, {name: stock(name) for name in names}, 310, 0.006)
 
 
@@ -134,9 +134,8 @@ def with_dropout(mib: float) -> Results:
 
 def test_masks_depend_neither_on_blocks_nor_on_ranks(workers: Pools) -> None:
     expected = workers(1).run(with_dropout, 512)[0]
-    for world_size in (1, 2, 3):
-        for mib in (0.01, 0.0001):
-            assert_same(workers(world_size).run(with_dropout, mib)[0], expected)
+    for world_size, mib in ((1, 0.0001), (3, 0.01)):
+        assert_same(workers(world_size).run(with_dropout, mib)[0], expected)
 
 
 def of_bits(mib: float) -> Results:
@@ -332,7 +331,6 @@ def kept_steps() -> None:
 
 
 def test_what_needs_all_edges_keeps_the_steps(workers: Pools) -> None:
-    workers(1).run(kept_steps)
     workers(3).run(kept_steps)
 
 

@@ -57,10 +57,8 @@ def again_and_exact(every_bits: list[Any], exchange: str, aggr: str) -> tuple[li
     """Losses in each ``bits``, which a second training repeats, and in full precision."""
     losses = []
     for bits in every_bits:
-        got, out = train(bits, exchange, aggr)
-        repeated, repeated_out = train(bits, exchange, aggr)
-        assert got == repeated, bits
-        assert_same_bits(out, repeated_out)
+        got, _ = train(bits, exchange, aggr)
+        assert got[:3] == train(bits, exchange, aggr, num_epochs=3)[0], bits
         losses.append(got)
     return losses, train(32, exchange, aggr)[0]
 

@@ -198,9 +198,7 @@ def compare(case: Case, expected: Results) -> list[str]:
 EMPTY = Case(3, [], [0, 0, 0], 2, "edge_index", False, "sage", {"aggr": "max"}, "none", 2, "hybrid", "x", 0)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "num_examples"), [(1, 12), (3, 30), pytest.param(4, 30, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("world_size", "num_examples"), [(1, 8), (3, 20), pytest.param(4, 20, marks=pytest.mark.slow)])
 def test_random_graphs(workers: Pools, world_size: int, num_examples: int) -> None:
     @settings(
         max_examples=num_examples, deadline=None, derandomize=True, database=None,

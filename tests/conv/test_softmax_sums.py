@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from against_stock import Results, assert_same, gradients, meshes
+from against_stock import Results, assert_same, gradients, meshes, of_first_rank
 from random_graphs import random_graph, uneven_parts
 from torch import nn
 from torch_geometric import nn as gnn
@@ -61,17 +62,19 @@ def compare(num_ranks: int) -> None:
     plain = random_graph(40, 300, F, seed=5)
     layouts: list[dict[str, Any]] = [{"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks)]
     of_stock: dict[str, Results] = {}
-    for layout in ({"partition": uneven_parts(40, num_ranks)}, *layouts):
+    for place, layout in enumerate(({"partition": uneven_parts(40, num_ranks)}, *layouts)):
         data = pyg_dist.DistributedData(copy.copy(plain), **layout)
         kind: Any = GridGraph if "mesh" in layout else HaloGraph
-        for name, make in (ON_THE_GRID | OTHERS | BY_STEPS).items():
+        for number, (name, make) in enumerate((ON_THE_GRID | OTHERS | BY_STEPS).items()):
+            if place and (number + place) % 2:  # of the meshes, every second conv
+                continue
             torch.manual_seed(0)
             stock = make().double()
             if name == "AGNNConv":
                 nn.init.constant_(stock.beta, 1.7)
             is_pair, twice = isinstance(getattr(stock, "in_channels", 0), tuple), name in ("AGNNConv", "General")
             if name not in of_stock:
-                of_stock[name] = results(copy.deepcopy(stock), plain, is_pair, twice)
+                of_stock[name] = of_first_rank(partial(results, copy.deepcopy(stock), plain, is_pair, twice))
             with patch.object(kind, "attend", autospec=True, side_effect=kind.attend) as seen:
                 got = results(DistributedConv(stock), data, is_pair, twice)
             assert_same(got, of_stock[name], f"{name} {layout}")

@@ -70,8 +70,14 @@ def models(num_ranks: int, name: str) -> None:
         assert_same(run_model(ours, data), expected, f"{name}, {exchange}")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
+@pytest.mark.parametrize(
+    ("num_ranks", "name"),
+    [
+        *((3, name) for name in MODELS),
+        *((1, name) for name in list(MODELS)[::4]),
+        *(pytest.param(4, name, marks=pytest.mark.slow) for name in list(MODELS)[1::3]),
+    ],
+)
 def test_models(workers: Pools, num_ranks: int, name: str) -> None:
     workers(num_ranks).run(models, num_ranks, name)
 
@@ -235,8 +241,11 @@ def two_levels(machine: str, hierarchy: str) -> None:
         stock = MODELS["HeteroConv, mixed"](None).double()
         with torch.no_grad():
             stock(stock_data.x_dict, stock_data.edge_index_dict)
-        assert_same(run_model(distribute(copy.deepcopy(stock)), data, 1), run_model(stock, stock_data, 1))
+        ours = distribute(copy.deepcopy(stock))
+        assert_same(run_model(ours, data, 1), of_first_rank(partial(run_model, stock, stock_data, 1)))
         assert rank() > 0 or 0 < data.traffic.num_bytes_between < data.traffic.num_bytes
+        if hierarchy == "on":  # batches of both kinds come in the other case
+            return
         _, one = both(4, hierarchy="off")
         found = [
             sampled(distribute(copy.deepcopy(stock)), of, levels) for of, levels in ((one, {False}), (data, levels))
@@ -313,7 +322,7 @@ def random_case(num_ranks: int, cases: list[tuple[dict[str, int], list[int], int
         assert_same(*found, f"{sizes} {kept} {num_edges} {seed}")
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
 @given(
     st.lists(
         st.tuples(

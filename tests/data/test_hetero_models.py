@@ -309,7 +309,7 @@ def others() -> dict[str, Callable[[], Case]]:
         **{f"HeteroConv, {aggr}": lambda aggr=aggr: hetero_conv(aggr) for aggr in ("sum", "min", "cat", None)},
         **{
             f"to_hetero, {aggr}": lambda aggr=aggr: transformed(lambda: Twice(aggr), wide, links, aggr=aggr)
-            for aggr in ("sum", "mean", "min", "max", "mul")
+            for aggr in ("mean", "max", "mul")
         },
     }  # fmt: skip
 
@@ -353,8 +353,9 @@ def compare(name: str, case: Case, num_ranks: int) -> None:
 
 
 def all_cases(num_ranks: int) -> None:
+    """One rank, from which nothing travels, runs every third case."""
     failed = {}
-    for name, case in others().items():
+    for name, case in list(others().items())[:: 3 if num_ranks == 1 else 1]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -114,12 +114,6 @@ def train_on_batches(case: Case, library: Path) -> None:
     assert_same(trained[1], trained[0], str(case))
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("case", BATCHES, ids=str)
-def test_training_on_batches(pools: Callable[[int], Workers], library: Path, world_size: int, case: Case) -> None:
-    pools(world_size).run(train_on_batches, case, library)
-
-
 SPLIT_COLUMNS = Case({**GRID, "mesh": {"y": 2}}, "epilogue")
 """A norm over columns that two ranks have."""
 
@@ -138,6 +132,15 @@ def test_training_is_the_cpus_and_waits_for_nothing(
     pools: Callable[[int], Workers], library: Path, world_size: int, case: Case
 ) -> None:
     pools(world_size).run(train_there, case, library)
+
+
+@pytest.mark.parametrize(
+    ("case", "world_size"),
+    [*((case, 2) for case in BATCHES), *itertools.starmap(alone, enumerate(BATCHES))],
+    ids=str,
+)
+def test_training_on_batches(pools: Callable[[int], Workers], library: Path, world_size: int, case: Case) -> None:
+    pools(world_size).run(train_on_batches, case, library)
 
 
 def fail_as_planted(library: Path) -> None:

@@ -48,7 +48,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def printed_by(script: Path, launcher: str, num_ranks: int, *args: str) -> str:
-    ended = run_script(launcher, num_ranks, script, *args, ends_at_once=True)
+    ended = run_script(launcher, num_ranks, script, *args)
     assert set(ended.codes) == {0}, ended.stdout + ended.stderr
     return ended.stdout
 

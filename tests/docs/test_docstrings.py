@@ -92,6 +92,6 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{Path(__file__).parents[1]}")
     script = tmp_path / "examples.py"
     script.write_text(SCRIPT)
-    ended = run_script("ranks", 1, script, ends_at_once=True)
+    ended = run_script("ranks", 1, script)
     assert ended.codes == [0], ended.stdout + ended.stderr
     assert int(ended.stdout.split("tried ")[1]) > 90

@@ -48,8 +48,8 @@ def test_a_good_run_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("fault", "rank", "message"),
     [
-        ("raises in forward", 0, "the fault in forward"),
-        ("raises in backward", 1, "the fault in backward"),
+        pytest.param("raises in forward", 0, "the fault in forward", marks=pytest.mark.slow),
+        pytest.param("raises in backward", 1, "the fault in backward", marks=pytest.mark.slow),
         ("raises with a thread alive", 2, "the fault beside a thread"),
     ],
 )
@@ -64,15 +64,14 @@ def test_a_rank_that_raises(fault: str, rank: int, message: str) -> None:
         assert line in ended.stderr.splitlines(), ended.stderr
 
 
-@pytest.mark.parametrize("fault", ["raises before init", "raises before init with MPI running"])
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(("fault", "rank"), [("raises before init", 2), ("raises before init with MPI running", 0)])
 def test_a_rank_that_raises_while_others_start(fault: str, rank: int) -> None:
     ended = run(fault, rank)
     assert 0 not in ended.codes
     assert f"pyg_dist: rank {rank} failed: ValueError: the fault before init; ending the run" in ended.stderr
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_rank(rank: int) -> None:
     """The launcher says so, and ends the others."""
     ended = run("is killed", rank)

@@ -302,7 +302,7 @@ def trained(name: str, data: Any, is_stock: bool) -> Results:
     model = model if is_stock else distribute(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     found: Results = {}
-    for step in range(5):
+    for step in range(2):
         optimizer.zero_grad()
         loss = model(data)
         loss.backward()
@@ -324,17 +324,17 @@ def data_of(name: str) -> Any:
     return many() if "pool" in name or "set" in name else graph()
 
 
-def against_stock(layout: str) -> None:
+def against_stock(layout: str, expected: dict[str, Results]) -> None:
     from pyg_dist import DistributedData
 
-    for name in MODELS:
+    for name, want in expected.items():
         data = data_of(name)
-        layout = "halo" if isinstance(data, HeteroData) else layout
-        assert_same(trained(name, DistributedData(data, layout=layout), False), stock(name), name)
+        is_typed = isinstance(data, HeteroData)
+        assert_same(trained(name, DistributedData(data, layout="halo" if is_typed else layout), False), want, name)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo"), pytest.param(4, "halo", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo")])
 def test_trained_as_by_stock_pyg(workers: Pools, world_size: int, layout: str) -> None:
-    workers(world_size).run(against_stock, layout)
+    """One rank, from which nothing travels, trains every third model."""
+    names = list(MODELS)[:: 3 if world_size == 1 else 1]
+    workers(world_size).run(against_stock, layout, {name: stock(name) for name in names})

@@ -17,6 +17,12 @@ from workers import Workers
 
 Pools = Callable[[int], Workers]
 MESHES = {1: [{}], 4: [{"x": 2, "y": 2}, {"y": 2, "z": 2}, {"x": 2, "z": 2}], 6: [{"x": 3, "y": 2}]}
+LAYOUTS: list[tuple[int, str, Any]] = [
+    (2, "halo", None),
+    (1, "grid", {}),
+    (4, "grid", {"x": 2, "y": 2}),
+    (2, "grid", {"z": 2}),
+]
 
 
 def whole(value: Any) -> Any:
@@ -81,11 +87,11 @@ def assigned(x: Any) -> Any:
     return x
 
 
-def functions(mesh: dict[str, int]) -> None:
+def functions(mesh: dict[str, int], stride: int) -> None:
     import pyg_dist
 
     data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
-    for name, function in FUNCTIONS.items():
+    for name, function in list(FUNCTIONS.items())[stride - 1 :: stride]:
         x, plain = both(data)
         out, want = function(x), function(plain)
         assert out.shape == want.shape, name
@@ -136,8 +142,9 @@ def test_parameters_of_another_width(workers: Pools) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 4, pytest.param(6, marks=pytest.mark.slow)])
 def test_functions(workers: Pools, num_ranks: int) -> None:
-    for mesh in MESHES[num_ranks]:
-        workers(num_ranks).run(functions, mesh)
+    """All on the first mesh of so many ranks, a part of them on each other one."""
+    for turn, mesh in enumerate(MESHES[num_ranks]):
+        workers(num_ranks).run(functions, mesh, turn + 1)
 
 
 def autograd(mesh: dict[str, int]) -> None:
@@ -178,9 +185,9 @@ def autograd(mesh: dict[str, int]) -> None:
         x.sum(5)
 
 
-@pytest.mark.parametrize("num_ranks", list(MESHES))
+@pytest.mark.parametrize("num_ranks", [1, 4])
 def test_autograd(workers: Pools, num_ranks: int) -> None:
-    for mesh in MESHES[num_ranks]:
+    for mesh in MESHES[num_ranks][:2]:
         workers(num_ranks).run(autograd, mesh)
 
 
@@ -244,15 +251,14 @@ TAKE_POWERS = (
 
 def test_masks_are_those_of_every_other_layout(workers: Pools) -> None:
     expected = workers(1).run(draws, "halo", None)[0]
-    for num_ranks, meshes in MESHES.items():
-        for layout, mesh in [("halo", None), *(("grid", mesh) for mesh in meshes)]:
-            for got in workers(num_ranks).run(draws, layout, mesh):
-                for name, value in expected.items():
-                    what = f"{name} of {num_ranks} ranks, {layout}, {mesh}"
-                    if name in TAKE_POWERS:
-                        torch.testing.assert_close(got[name], value, rtol=1e-13, atol=0, msg=what)
-                    else:
-                        assert_same_bits(got[name], value, what)
+    for num_ranks, layout, mesh in LAYOUTS:
+        for got in workers(num_ranks).run(draws, layout, mesh):
+            for name, value in expected.items():
+                what = f"{name} of {num_ranks} ranks, {layout}, {mesh}"
+                if name in TAKE_POWERS:
+                    torch.testing.assert_close(got[name], value, rtol=1e-13, atol=0, msg=what)
+                else:
+                    assert_same_bits(got[name], value, what)
 
 
 def dropout_losses(layout: str, mesh: dict[str, int] | None) -> list[float]:
@@ -277,10 +283,9 @@ def dropout_losses(layout: str, mesh: dict[str, int] | None) -> list[float]:
 
 def test_dropout_trains_alike_on_every_layout(workers: Pools) -> None:
     expected = torch.tensor(workers(1).run(dropout_losses, "halo", None)[0])
-    for num_ranks, meshes in MESHES.items():
-        for layout, mesh in [("halo", None), *(("grid", mesh) for mesh in meshes)]:
-            for got in workers(num_ranks).run(dropout_losses, layout, mesh):
-                torch.testing.assert_close(torch.tensor(got), expected, rtol=1e-10, atol=1e-10)
+    for num_ranks, layout, mesh in LAYOUTS:
+        for got in workers(num_ranks).run(dropout_losses, layout, mesh):
+            torch.testing.assert_close(torch.tensor(got), expected, rtol=1e-10, atol=1e-10)
 
 
 def reentrant(mesh: dict[str, int]) -> None:

@@ -227,7 +227,7 @@ def run(check: str, name: str) -> None:
 
 @pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
 @pytest.mark.parametrize("name", EXCHANGES)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_exchange(workers: Pools, world_size: int, name: str, check: str) -> None:
     workers(world_size).run(run, check, name)
 

@@ -21,7 +21,7 @@ from torch_geometric.utils import k_hop_subgraph, to_undirected
 from workers import Workers
 
 Pools = Callable[[int], Workers]
-LAYOUTS = [(1, None), (3, None), (2, {"x": 2}), (3, {"y": 3})]
+LAYOUTS = [(1, None), (2, {"x": 2}), (3, {"y": 3})]  # in turn, beside three ranks in the halo layout
 N = 41
 OPTIONS: dict[str, dict[str, Any]] = {
     "directional": {"shuffle": True},
@@ -104,7 +104,7 @@ def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
         if trees is not None:
             assert trees[: facts[0]] == list(range(facts[0]))
             assert torch.equal(torch.tensor(trees)[edges[0]], torch.tensor(trees)[edges[1]])
-    for size, mesh in LAYOUTS:
+    for size, mesh in ((3, None), LAYOUTS[list(OPTIONS).index(name) % 3]):
         for found in workers(size).run(trained, name, mesh):
             assert [batch[:-1] for batch in found] == [batch[:-1] for batch in stock]
             torch.testing.assert_close([b[-1] for b in found], [b[-1] for b in stock], rtol=0, atol=1e-10)
@@ -221,8 +221,14 @@ def link_losses(mesh: dict[str, int] | str | None, negatives: str) -> list[tuple
     return found
 
 
-@pytest.mark.parametrize("negatives", ["none", "binary", "triplet", "two", "weighted labels"])
-def test_links(negatives: str, workers: Pools) -> None:
+@pytest.mark.parametrize(
+    ("negatives", "other"),
+    [
+        *[("none", (1, None)), ("binary", (2, {"x": 2})), ("triplet", (3, {"y": 3}))],
+        *[("two", (2, {"x": 2})), ("weighted labels", (2, None))],
+    ],
+)
+def test_links(negatives: str, other: tuple[int, Any], workers: Pools) -> None:
     (stock,) = workers(1).run(link_losses, "stock", negatives)
     graph = random_graph(N, 150)
     assert sorted(k for batch in stock for k in batch[0]) == list(range(150))
@@ -237,7 +243,7 @@ def test_links(negatives: str, workers: Pools) -> None:
                 negatives, [k % 3 + 1 for k in input_id] + [0] * 50
             )
             assert labels == expected
-    for size, mesh in ((1, None), (2, None), (3, None), (2, {"x": 2})):
+    for size, mesh in ((3, None), other):
         for found in workers(size).run(link_losses, mesh, negatives):
             assert [batch[:-1] for batch in found] == [batch[:-1] for batch in stock]
             torch.testing.assert_close([b[-1] for b in found], [b[-1] for b in stock], rtol=0, atol=1e-10)

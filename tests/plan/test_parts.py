@@ -76,9 +76,9 @@ def test_cover_sends_the_fewest_hybrid_rows(shared_data: Path) -> None:
     data = load_npz(shared_data / "cora.npz")
     rows = {
         method: Plan.of(data.edge_index, solve(data.edge_index, data.num_nodes, 8, PartsOptions(method)), 8).rows
-        for method in ("metis", "hypergraph", "cover")
+        for method in ("metis", "cover")
     }
-    assert rows["cover"]["hybrid"] < min(rows["metis"]["hybrid"], rows["hypergraph"]["hybrid"])
+    assert rows["cover"]["hybrid"] < rows["metis"]["hybrid"]
 
 
 @pytest.mark.parametrize(("num_parts", "share"), [(2, 0.9), (8, 1.0)])
@@ -189,9 +189,7 @@ def large() -> tuple[Tensor, int]:
     return torch.randint(20_000, (2, 400_000), generator=torch.Generator().manual_seed(0)), 20_000
 
 
-@pytest.mark.parametrize(
-    "name", ["pubmed", *(pytest.param(n, marks=pytest.mark.slow) for n in ("coauthor_cs", "tolokers", "wing_mesh"))]
-)
+@pytest.mark.parametrize("name", ["cora", *(pytest.param(n, marks=pytest.mark.slow) for n in ("pubmed", "tolokers"))])
 def test_fewer_rows_cross_than_with_plain_metis(shared_data: Any, name: str) -> None:
     """Of 8 ranks on 2 machines; METIS' plain parts have as many nodes each, and up to 2.8 times the mean's edges."""
     graph = load_npz(shared_data / f"{name}.npz")

@@ -8,7 +8,7 @@ and ``F.relu``. Legend: N nodes, F columns.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from types import FunctionType
@@ -30,6 +30,13 @@ Form = Callable[[Function, "Operands"], Any]
 Refusal = tuple[Callable[["Operands"], object], type[Exception], str]  # an expression, its error, words of the message
 
 WORLD_SIZES = [1, 3]
+
+
+def on_ranks(names: Collection[str]) -> list[tuple[int, str]]:
+    """Each name on several ranks, and every third one on one, where nothing travels: its rows are a special case."""
+    return [*((3, name) for name in names), *((1, name) for name in list(names)[::3])]
+
+
 # Besides float64, in which everything is compared at every world size and layout.
 OTHER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

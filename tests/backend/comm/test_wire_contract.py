@@ -328,15 +328,28 @@ def by_gloo(workers: Pools, body: Body, world_size: int) -> list[list[str]]:
     return BY_GLOO[key]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-@pytest.mark.parametrize("wire", WIRES)
-def test_contract(workers: Pools, wire: str, body: Body, world_size: int) -> None:
+def check(workers: Pools, wire: str, body: Body, world_size: int) -> None:
     found = workers(world_size).run(run, wire, body)
     if body is reduces:
         assert found == found[:1] * world_size
-    if body in (reduces, reduces_to_parts) and wire != "c10d":
+    if body in (reduces, reduces_to_parts) and wire not in ("c10d", "gloo"):
         assert found == by_gloo(workers, body, world_size)
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+@pytest.mark.parametrize("wire", WIRES)
+def test_contract(workers: Pools, wire: str, body: Body) -> None:
+    check(workers, wire, body, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    ("wire", "world_size"), [("gloo", 2), ("c10d", 2), ("staged", 2), ("memory", 2), ("gloo", 4), ("memory", 4)]
+)
+def test_contract_on_other_numbers_of_ranks(workers: Pools, wire: str, body: Body, world_size: int) -> None:
+    """Of wires around another one some are enough."""
+    check(workers, wire, body, world_size)
 
 
 def num_bytes() -> int:

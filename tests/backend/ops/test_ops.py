@@ -35,8 +35,13 @@ native = torch.ops.pyg_dist
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("factors", FACTORS, ids=str)
-def test_spmm_equals_the_reference(width: int, dtype: torch.dtype, factors: tuple[bool, bool, bool]) -> None:
+def test_spmm_equals_the_reference(width: int, dtype: torch.dtype) -> None:
+    """Half of the factors for each width and dtype: every width, and every dtype, with each of them."""
+    for factors in FACTORS[(WIDTHS.index(width) + DTYPES.index(dtype)) % 2 :: 2]:
+        check_spmm(width, dtype, factors)
+
+
+def check_spmm(width: int, dtype: torch.dtype, factors: tuple[bool, bool, bool]) -> None:
     rowptr, col = pattern(width)
     x = integers((NUM_SOURCES, width), dtype)
     sizes = (col.numel(), NUM_ROWS, NUM_SOURCES)

@@ -49,8 +49,9 @@ def by_torch(x: Tensor, csr: CSR, reduce: str) -> Tensor:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("reduce", REDUCES)
-def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, reduce: Literal["max", "min"]) -> None:
+def test_kernels_equal_the_reference(width: int, dtype: torch.dtype) -> None:
+    """One of both in turn: every width, and every dtype, with each."""
+    reduce = REDUCES[(WIDTHS.index(width) + DTYPES.index(dtype)) % 2]
     csr, x = pattern(), with_ties(width + 3, dtype)[:, 1:-2]
     transposed = csr.transposed
     grad = with_ties(width, dtype, seed=1).repeat(2, 1)[:NUM_ROWS]

@@ -111,7 +111,7 @@ def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) 
     ],
 )
 def test_a_rank_that_ends_early_and_well_is_no_failure(launcher: str, early: int) -> None:
-    ended = run_script(launcher, RANKS, SCRIPT, "ends early", str(early))
+    ended = run_script(launcher, RANKS, SCRIPT, "ends early", str(early), ends_whole=True)
     assert set(ended.codes) == {0}
     assert "pyg_dist" not in ended.stderr
     if launcher in ("by hand", "ranks"):
@@ -122,7 +122,7 @@ def test_a_rank_that_ends_early_and_well_is_no_failure(launcher: str, early: int
     ("launcher", "case", "code", "concerned"), [("ranks", "exits", 3, 0), ("by hand", "is interrupted", -2, 2)]
 )
 def test_exit_and_interrupt_behave_as_in_any_program(launcher: str, case: str, code: int, concerned: int) -> None:
-    ended = run_script(launcher, RANKS, SCRIPT, case, str(concerned))
+    ended = run_script(launcher, RANKS, SCRIPT, case, str(concerned), ends_whole=True)
     assert ended.codes == [code if rank == concerned else 0 for rank in range(RANKS)]
     lines = [f"pyg_dist: interrupted; ending rank {concerned} of {RANKS}"] if case == "is interrupted" else []
     assert ended.stderr.splitlines() == lines

@@ -35,7 +35,7 @@ Pools = Callable[[int], Workers]
 )
 def test_launchers(launcher: str, is_forked: bool) -> None:
     size, total = (3, 6) if is_forked else (2, 3)
-    ended = run_script(launcher, size, SCRIPT, "ends", is_forked=is_forked)
+    ended = run_script(launcher, size, SCRIPT, "ends", is_forked=is_forked, ends_whole=True)
     assert set(ended.codes) == {0}
     lines = [f"rank {rank} of {size}, local {rank}, sum {total}" for rank in range(size)]
     assert sorted(ended.stdout.splitlines()) == lines

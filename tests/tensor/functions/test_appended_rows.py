@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Operands, Refusal, check, distribute, every_layout, graph, node_rows, refuse_all
+from against_torch import (
+    WORLD_SIZES,
+    Operands,
+    Refusal,
+    check,
+    distribute,
+    every_layout,
+    graph,
+    node_rows,
+    on_ranks,
+    refuse_all,
+)
 from torch import Tensor
 from workers import Workers
 
@@ -62,8 +73,7 @@ EXPRESSIONS: dict[str, Callable[[Operands], Any]] = {
 }
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("kind", EXPRESSIONS)
+@pytest.mark.parametrize(("world_size", "kind"), on_ranks(EXPRESSIONS))
 def test_equals_torch(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
     workers(world_size).run(equals_torch, kind)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_stock import NUM_FEATURES, NUM_NODES, Results, assert_same, gradients, graph, parts
-from against_torch import WORLD_SIZES, Expression, Operands, Refusal, check, every_layout, refuse_all
+from against_torch import Expression, Operands, Refusal, check, every_layout, on_ranks, refuse_all
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from workers import Workers
@@ -93,8 +93,7 @@ def values_and_gradients(name: str) -> None:
         check(EXPRESSIONS[name], layout, name)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(EXPRESSIONS))
 def test_attention(workers: Pools, name: str, world_size: int) -> None:
     workers(world_size).run(values_and_gradients, name)
 

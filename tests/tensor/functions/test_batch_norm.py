@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, refuse_all
+from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, on_ranks, refuse_all
 from workers import Workers
 
 from pyg_dist.errors import DataError, MixedRowsError
@@ -35,8 +35,7 @@ FORMS: dict[str, Sequence[Form]] = {
 }
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
 def test_batch_norm(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
     workers(world_size).run(values_and_gradients, name)
 

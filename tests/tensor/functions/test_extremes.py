@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, Refusal, agree, check, each, refuse_all
+from against_torch import WORLD_SIZES, Form, Refusal, agree, check, each, on_ranks, refuse_all
 from workers import Workers
 
 FORMS: dict[str, Sequence[Form]] = {
@@ -41,8 +41,7 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
 def test_extremes(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
     workers(world_size).run(values_and_gradients, name)
 

@@ -19,6 +19,7 @@ from against_torch import (
     each,
     every_layout,
     node_rows,
+    on_ranks,
     refuse_all,
 )
 from bits import assert_same_bits
@@ -65,8 +66,7 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
 def test_gathers(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
     workers(world_size).run(values_and_gradients, name)
 

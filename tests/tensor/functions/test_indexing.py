@@ -20,6 +20,7 @@ from against_torch import (
     each,
     every_layout,
     node_rows,
+    on_ranks,
     refuse_all,
 )
 from workers import Workers
@@ -74,8 +75,7 @@ COLUMNS: list[Index] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(("world_size", "kind"), on_ranks(ROWS))
 def test_rows(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
     workers(world_size).run(rows, kind)
 
@@ -289,8 +289,7 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
 def test_selection(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
     workers(world_size).run(values_and_gradients, name)
 

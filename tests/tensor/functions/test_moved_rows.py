@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.utils as pyg
-from against_torch import WORLD_SIZES, Expression, Operands, Refusal, check, every_layout, refuse_all
+from against_torch import Expression, Operands, Refusal, check, every_layout, on_ranks, refuse_all
 from torch import Tensor, nn
 from workers import Workers
 
@@ -206,8 +206,7 @@ EXPRESSIONS: dict[str, Expression] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(EXPRESSIONS))
 def test_moved_rows(workers: Callable[[int], Workers], name: str, world_size: int) -> None:
     workers(world_size).run(values_and_gradients, name)
 

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Operands, Refusal, check, distribute, every_layout, node_rows, refuse_all
+from against_torch import (
+    WORLD_SIZES,
+    Operands,
+    Refusal,
+    check,
+    distribute,
+    every_layout,
+    node_rows,
+    on_ranks,
+    refuse_all,
+)
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 from workers import Workers
@@ -43,8 +53,7 @@ PAIRS: dict[str, Callable[[Operands], Any]] = {
 }
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize(("world_size", "kind"), on_ranks(PAIRS))
 def test_pairs(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
     workers(world_size).run(pairs, kind)
 

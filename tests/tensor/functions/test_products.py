@@ -6,7 +6,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Expression, Form, Operands, Refusal, agree, check, each, every_layout, refuse_all
+from against_torch import (
+    WORLD_SIZES,
+    Expression,
+    Form,
+    Operands,
+    Refusal,
+    agree,
+    check,
+    each,
+    every_layout,
+    on_ranks,
+    refuse_all,
+)
 from workers import Workers
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
@@ -56,8 +68,7 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
 def test_products(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
     workers(world_size).run(values_and_gradients, name)
 

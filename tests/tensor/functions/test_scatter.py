@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.utils as pyg
-from against_torch import WORLD_SIZES, Expression, Form, Operands, agree, check, each, every_layout
+from against_torch import WORLD_SIZES, Expression, Form, Operands, agree, check, each, every_layout, on_ranks
 from torch import Tensor
 from torch_geometric.nn import global_max_pool, global_mean_pool
 from workers import Workers
@@ -110,8 +110,7 @@ EXPRESSIONS: dict[str, Expression] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(EXPRESSIONS))
 def test_writes(workers: Callable[[int], Workers], name: str, world_size: int) -> None:
     workers(world_size).run(values_and_gradients, name)
 

@@ -17,6 +17,7 @@ from against_torch import (
     functions_in_table,
     names_in_table,
     node_rows,
+    on_ranks,
     refuse_all,
 )
 from workers import Workers
@@ -70,8 +71,7 @@ FORMS: dict[str, Sequence[Form]] = {
 PLAIN = ("shape.__get__", "size", "numel", "__len__")
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
 def test_shapes(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
     workers(world_size).run(values_and_gradients, name)
 
