@@ -225,7 +225,7 @@ def run_all(seeds: Iterable[int], kind: type[Run] = Run) -> None:
 
 
 def test_schedules() -> None:
-    run_all(range(400))
+    run_all(range(200))
 
 
 def test_a_seed_replays() -> None:

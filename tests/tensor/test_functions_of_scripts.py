@@ -116,7 +116,7 @@ def test_on_the_halo_layout(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, None)
 
 
-@pytest.mark.parametrize("mesh", meshes(4)[::2], ids=str)
+@pytest.mark.parametrize("mesh", meshes(4)[::4], ids=str)
 def test_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
     world_size = 1
     for size in mesh.values():
