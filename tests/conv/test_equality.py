@@ -186,9 +186,7 @@ REAL_GRAPHS = [
     ("cora", 1, "metis"),
     ("cora", 2, "random"),
     ("cora", 3, "metis"),
-    pytest.param("pubmed", 2, "metis", marks=pytest.mark.slow),
     pytest.param("tolokers", 4, "random", marks=pytest.mark.slow),
-    pytest.param("amazon_computers", 3, "metis", marks=pytest.mark.slow),
     pytest.param("power_usa82k", 2, "metis", marks=pytest.mark.slow),
 ]
 

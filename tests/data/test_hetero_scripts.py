@@ -153,6 +153,6 @@ def homogeneous(num_ranks: int) -> None:
 @pytest.mark.parametrize(
     "script", [forecast, users_and_items, homogeneous, whole_graph], ids=lambda script: script.__name__
 )
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_scripts(workers: Pools, num_ranks: int, script: Any) -> None:
     workers(num_ranks).run(script, num_ranks)

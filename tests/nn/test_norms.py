@@ -37,9 +37,14 @@ def reals(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Ten
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any, relu: bool, affine: bool) -> None:
+def test_kernels_equal_the_reference(width: int, dtype: torch.dtype, norm: Any) -> None:
+    """With and without ReLU, with and without weights: two of the four for each, all of them for any two options."""
+    turn = (WIDTHS.index(width) + NORMS.index(norm)) % 2 == 0
+    for relu in (True, False):
+        check_kernels(width, dtype, norm, relu, affine=relu == turn)
+
+
+def check_kernels(width: int, dtype: torch.dtype, norm: Any, relu: bool, affine: bool) -> None:
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     x = reals(KEY.numel(), width, dtype=dtype) * 3 + 1
     weight, bias = (reals(width, dtype=sums, seed=s) if affine else None for s in (1, 2))

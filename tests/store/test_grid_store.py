@@ -61,19 +61,15 @@ def opened_as_made(path: str, mesh: dict[str, int] | None) -> None:
     assert {k: v for k, v in a.items() if k != "hash"} == {k: v for k, v in b.items() if k != "hash"}
 
 
-MESHES = [
-    (1, None),
-    (2, {"x": 2}),
-    (2, {"z": 2}),
-    (3, {"x": 3}),
-    (4, {"x": 2, "z": 2}),
-    pytest.param(4, {"y": 2, "x": 2}, marks=pytest.mark.slow),
-    pytest.param(4, None, marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize(("num_ranks", "mesh"), MESHES)
-@pytest.mark.parametrize("tiles", [pytest.param((4, 4), marks=pytest.mark.slow), (3, 5)])
+@pytest.mark.parametrize(
+    ("num_ranks", "mesh", "tiles"),
+    [
+        *[(1, None, (3, 5)), (2, {"z": 2}, (3, 5)), (3, {"x": 3}, (3, 5)), (4, {"x": 2, "z": 2}, (3, 5))],
+        pytest.param(2, {"x": 2}, (4, 4), marks=pytest.mark.slow),
+        pytest.param(4, {"y": 2, "x": 2}, (4, 4), marks=pytest.mark.slow),
+        pytest.param(4, None, (3, 5), marks=pytest.mark.slow),
+    ],
+)
 def test_equal_to_the_whole_graph(
     workers: Pools, tmp_path: Path, num_ranks: int, mesh: dict[str, int] | None, tiles: tuple[int, int]
 ) -> None:

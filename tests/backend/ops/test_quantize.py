@@ -59,14 +59,14 @@ def test_quantize_equals_the_reference(bits: int, dtype: torch.dtype) -> None:
     key = torch.randint(-(2**62), 2**62, (NUM_ROWS,), generator=torch.Generator().manual_seed(4))
     back, back_col = pattern(5)
     back_col = back_col % NUM_ROWS
-    for width in WIDTHS:
+    for turn, width in enumerate(WIDTHS, start=DTYPES.index(dtype)):
         x = quarters(NUM_SOURCES, width + 3, dtype=dtype)[:, 1:-2]
-        for factors in ({}, {"weight": weight}, {"col_scale": scale}):
-            for keyed in (None, key):
-                options = {"key": keyed, "seed": 2**63 + 12345, **factors}
-                packed = ops.quantize_csr(rowptr, col, x, bits, **options)  # type: ignore[arg-type]
-                assert packed.shape == (NUM_ROWS, packed_row_bytes(width, bits))
-                assert torch.equal(packed, reference.quantize_csr(rowptr, col, x, bits, **options)), (width, options)  # type: ignore[arg-type]
+        for place, factors in enumerate(({}, {"weight": weight}, {"col_scale": scale})):
+            # By turns one of both: each width and each dtype with each of the six.
+            options = {"key": (None, key)[(turn + place) % 2], "seed": 2**63 + 12345, **factors}
+            packed = ops.quantize_csr(rowptr, col, x, bits, **options)  # type: ignore[arg-type]
+            assert packed.shape == (NUM_ROWS, packed_row_bytes(width, bits))
+            assert torch.equal(packed, reference.quantize_csr(rowptr, col, x, bits, **options)), (width, options)  # type: ignore[arg-type]
         for factors in ({}, {"weight": weight.new_ones(back_col.numel()) * 2, "row_scale": scale[:NUM_ROWS]}):
             whole = quarters(NUM_ROWS + 2, width + 2, dtype=dtype, seed=9)
             expected = whole.double()
