@@ -115,20 +115,19 @@ def _propagates() -> None:
     leftovers.write_propagates()
 
 
-_found: dict[Path, leftovers.State] = {}  # after the last test, in its file
+_last: leftovers.State | None = None  # what the last test left, whose copies of namespaces serve the next one
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_left_behind() -> Iterator[None]:
     """A test in this process, too, draws fresh numbers, and fails if it leaves a setting or a patch behind."""
-    before = _found.pop(request.path, None) or leftovers.state(has_caches=False)
-    _found.clear()
+    global _last
+    before = leftovers.state(has_caches=False, before=_last)
     leftovers.fresh_generators()
     yield
-    now = leftovers.state(has_caches=False, before=before)
-    left = leftovers.difference(before, now)
+    _last = leftovers.state(has_caches=False, before=before)
+    left = leftovers.difference(before, _last)
     assert not left, f"left behind: {'; '.join(left)}"
-    _found[request.path] = now
 
 
 @pytest.fixture
