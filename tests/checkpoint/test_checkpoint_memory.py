@@ -181,6 +181,7 @@ def test_what_other_runs_have_left_is_removed(tmp_path: Path, base: Path) -> Non
     assert [folder.name.partition("name")[2] for folder in base.iterdir()] == [" of there"]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is on the disk; the steps around the kill, and all losses, are those of a run that nobody disturbs."""
     whole = run_script("ranks", 2, SCRIPT, str(tmp_path / "whole"))

@@ -59,6 +59,7 @@ def test_noise_is_refused() -> None:
         fit_network(taken)
 
 
+@pytest.mark.slow
 def test_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # a measurement's threads are its process's
     few = calibration.spmm_samples(sizes=((300, 5),))

@@ -245,6 +245,7 @@ def kept(sizes: list[tuple[int, int]], mesh: dict[str, int]) -> list[tuple[int, 
     return found
 
 
+@pytest.mark.slow
 def test_stored_bytes_of_a_graph(workers: Pools) -> None:
     """Where edges outnumber nodes, and the other way round."""
     for results in workers(4).run(kept, [(97, 3000), (600, 700)], {"x": 2, "y": 2}):

@@ -88,11 +88,11 @@ def expectation(exchange: str, kind: str) -> None:
     assert sum(float(drawn.std(0).max()) > 0.01 for drawn in draws[2:]) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "kind"),
     [
-        ("hybrid", "sage"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("pre", "gcn"), ("post", "gcn"), ("hybrid", "gat"))),
+        *[("hybrid", "sage"), ("pre", "gcn"), ("post", "gcn"), ("hybrid", "gat")],
     ],
 )
 def test_unbiased_outputs_and_gradients(workers: Pools, exchange: str, kind: str) -> None:

@@ -147,6 +147,7 @@ def memory_of(path: str) -> int:
     return resident_bytes() - before
 
 
+@pytest.mark.slow
 def test_memory_shrinks_with_ranks(workers: Pools, shared_data: Any) -> None:
     path = str(shared_data / "amazon_computers.npz")
     (alone,) = workers(1).run(memory_of, path)

@@ -87,12 +87,14 @@ def test_a_call_that_other_ranks_do_not_make() -> None:
     assert "mpi_fault_script.py" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_mpirun_of_another_library() -> None:
     ended = run("another library's mpirun", 0)
     assert 0 not in ended.codes
     assert "Expected mpi4py to see the 3 ranks of mpirun (got 1, with" in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_mpirun_that_is_asked_to_end() -> None:
     command = [*mpirun(RANKS), forked_python.executable(), str(SCRIPT), "waits", "1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": sys.stderr, "text": True}

@@ -98,6 +98,7 @@ def test_metis_cover_saves_rows_where_there_are_hubs(num_parts: int, share: floa
     assert heaviest[0] <= 1.1 * heaviest[1]
 
 
+@pytest.mark.slow
 def test_metis_takes_parts_for_sums_where_ranks_share_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rows cross, the step costs no more, and in-edges at most double; in one level parts are those of before."""
     num_nodes = 1000
@@ -155,6 +156,7 @@ def test_given_parts_stay_on_their_ranks() -> None:
     assert torch.equal(find_parts(graph.edge_index, 40, 4, PartsOptions(given, ranks_per_node=2)).long(), given)
 
 
+@pytest.mark.slow
 def test_seeds_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best of several seeds is at least as good as the first; its process answers with the solver's own error."""
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(forked_python.executable()))

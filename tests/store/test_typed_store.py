@@ -123,7 +123,8 @@ def opened_on_machines(num_ranks: int, path: str) -> None:
         session.init()
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [4])
 def test_opened_in_two_levels(workers: Pools, store: Path, num_ranks: int) -> None:
     workers(num_ranks).run(opened_on_machines, num_ranks, str(store))
 

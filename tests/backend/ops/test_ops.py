@@ -311,6 +311,7 @@ def test_offsets_beyond_32_bits() -> None:
     assert_same_bits(ops.scatter_add_rows(out, index, far), expected)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     rowptr, col = pattern(100)
     x, g = reals(NUM_SOURCES, 5), reals(NUM_ROWS, 5)

@@ -104,7 +104,7 @@ def full_tensor() -> None:
 
 
 def test_evaluators(workers: Callable[[int], Workers]) -> None:
-    workers(3).run(evaluators)
+    workers(2).run(evaluators)
 
 
 def evaluators() -> None:
