@@ -61,7 +61,7 @@ def own_form(ours: O) -> O:
     return ours
 
 
-def run_on_edges(conv: MessagePassing, *args: object) -> Any:
+def run_on_edges(conv: MessagePassing, *args: object) -> Tensor:
     """The forward of a conv that has a form of its own as any other conv's: the stock code on the global view.
 
     For what its own form does not know: features with a batch dimension, hooks on steps.
@@ -70,7 +70,8 @@ def run_on_edges(conv: MessagePassing, *args: object) -> Any:
     refuse_overridden(own)  # type: ignore[arg-type]
     conv.__class__ = _class_on_edges(next(stock for stock, ours in _OWN.items() if issubclass(own, ours)))
     try:
-        return conv.forward(*args)
+        out: Tensor = conv.forward(*args)
+        return out
     finally:
         conv.__class__ = own
 

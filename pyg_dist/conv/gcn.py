@@ -73,12 +73,12 @@ class DistributedGCNConv(GCNConv):
         if small is not None:
             return small
         if has_batch(x):
-            return run_on_edges(self, x, edge_index, edge_weight)  # type: ignore[no-any-return]
+            return run_on_edges(self, x, edge_index, edge_weight)
         handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]
         if not is_sum or changed_step(self) is not None:
-            return run_on_edges(self, x, edge_index, edge_weight)  # type: ignore[no-any-return]
+            return run_on_edges(self, x, edge_index, edge_weight)
         graph = handle.graph
         if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values
             edge_weight = None

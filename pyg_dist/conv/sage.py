@@ -58,12 +58,12 @@ class DistributedSAGEConv(SAGEConv):
         if out is not None:
             return out
         if has_batch(x):
-            return run_on_edges(self, x, edge_index, size)  # type: ignore[no-any-return]
+            return run_on_edges(self, x, edge_index, size)
         handle = edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
         if changed_step(self) is not None:
-            return run_on_edges(self, x, edge_index, size)  # type: ignore[no-any-return]
+            return run_on_edges(self, x, edge_index, size)
         graph = handle.graph
         require_all_nodes(type(self).__name__, graph, size)
         source, target = x if isinstance(x, (tuple, list)) else (x, x)

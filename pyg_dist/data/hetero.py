@@ -120,11 +120,11 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge of any relation (collective: gathers all edges)."""
-        return self._whole_edges().has_isolated_nodes()  # type: ignore[no-any-return]
+        return bool(self._whole_edges().has_isolated_nodes())
 
     def is_undirected(self) -> bool:
         """Whether each edge has its reverse, whatever its relation, as in PyG (collective: gathers all edges)."""
-        return self._whole_edges().is_undirected()  # type: ignore[no-any-return]
+        return bool(self._whole_edges().is_undirected())
 
     def _whole_edges(self) -> HeteroData:
         whole = HeteroData({kind: {"num_nodes": rows.size} for kind, rows in self.node_shardings.items()})
