@@ -41,7 +41,8 @@ def move_there_and_back(library: Path, layout: str) -> None:
     from pyg_dist.conv import DistributedGCNConv
 
     device = fake_device.load(library)
-    data: Any = DistributedData(graph(), layout=layout)
+    plain = graph()
+    data: Any = DistributedData(plain, layout=layout)
     torch.manual_seed(0)
     conv = DistributedGCNConv(20, 4).double()
     drawn = torch.randint(0, 61, (2, 90))
@@ -56,6 +57,8 @@ def move_there_and_back(library: Path, layout: str) -> None:
         assert torch.equal(data.edge_index.full_tensor().cpu(), edges)
         assert torch.equal(data.edge_index[0].full_tensor().cpu(), source)
         assert data.x[[5, 3]].full_tensor().device == place
+        pairs = data.x[torch.arange(61, device=place), torch.arange(61, device=place) % 20]
+        assert torch.equal(pairs.full_tensor().cpu(), plain.x[torch.arange(61), torch.arange(61) % 20])
         data.x[data.train_mask] = data.x[data.train_mask]
         data.x[torch.arange(0, 61, 7, device=place)] = data.x[torch.arange(0, 61, 7)]
 

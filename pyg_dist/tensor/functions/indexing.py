@@ -192,7 +192,8 @@ def _is_list_of_one(item: object) -> bool:
 def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
     """An element of each selected row: ``p[torch.arange(N), y]``, ``p[mask, y[mask]]`` (collective as ``p[index]``)."""
     picked = x[index]
-    columns = columns if isinstance(columns, RowTensor) else torch.as_tensor(np.asarray(columns), device=x.device)
+    given = columns if isinstance(columns, Tensor) else np.asarray(columns)
+    columns = given if isinstance(given, RowTensor) else torch.as_tensor(given, device=x.device)
     if columns.dtype == torch.bool or columns.is_floating_point() or columns.shape[0] != picked.shape[0]:
         raise DataError(
             f"Expected as many columns as rows, {picked.shape[0]} positions (got {columns.dtype} of shape "
