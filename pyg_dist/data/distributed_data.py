@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Batch, Data, HeteroData
 
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Traffic
@@ -24,7 +24,7 @@ from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import DistributedStorage, LocalGraph, OnDevice, refused
-from pyg_dist.errors import DataError, OptionError
+from pyg_dist.errors import DataError, OptionError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edge_sets import graph_over
@@ -35,7 +35,7 @@ from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.graph_input import GraphInput, read_graph
-from pyg_dist.tensor import EdgeTensor, NodeTensor
+from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.row_tensor import local_values
 
 logger = logging.getLogger("pyg_dist")
@@ -126,7 +126,16 @@ class DistributedData(OfThisRun, OnDevice, Data):
         if isinstance(data, HeteroData):
             from pyg_dist.data.hetero import DistributedHeteroData  # only who has types loads what handles them
 
+            if cls.__init__ is not DistributedData.__init__:
+                raise UnsupportedError(
+                    f"{cls.__name__} expected one type of nodes (got HeteroData): derive another class"
+                )
             return DistributedHeteroData(**cls.__signature__.bind(data, *args, **kwargs).arguments)
+        if issubclass(cls, Batch):
+            raise UnsupportedError(
+                "A loader or a Batch joins plain graphs (got distributed ones): use one as it is, without a loader; "
+                "join several first, DistributedData(Batch.from_data_list(graphs))"
+            )
         return super().__new__(cls)
 
     def __init__(
@@ -327,17 +336,10 @@ class DistributedData(OfThisRun, OnDevice, Data):
         """Bytes, rows and messages of halos that this rank has sent so far."""
         return self.graph.traffic
 
-    def is_node_attr(self, key: str) -> bool:
-        """Whether ``data[key]`` has a row per node."""
-        return isinstance(self[key], NodeTensor)
-
-    def is_edge_attr(self, key: str) -> bool:
-        """Whether ``data[key]`` has a row per edge."""
-        return isinstance(self[key], EdgeTensor)
-
     # The edges and their order are fixed, and so are the graphs of a batch.
     edge_subgraph, sort, index_select = refused("edge_subgraph"), refused("sort"), refused("index_select")
     to_data_list, get_example = refused("to_data_list"), refused("get_example")
+    to_heterogeneous, concat = refused("to_heterogeneous"), refused("concat")
 
     def is_undirected(self) -> bool:
         """Whether each edge has its reverse, with equal ``edge_attr`` (collective: gathers all edges)."""

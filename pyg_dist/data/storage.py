@@ -71,8 +71,31 @@ class RowStorage(BaseStorage):
         raise NotImplementedError  # by each kind of storage
 
 
+class _ByName(dict[str, object]):
+    """A storage's attributes. No number is one's name, as ``data[0]`` of a ``Batch`` would have it."""
+
+    def __missing__(self, key: object) -> NoReturn:
+        if isinstance(key, str):
+            raise KeyError(key)
+        raise MixedRowsError(
+            f"data[{key!r}] would take apart a distributed graph: keep the graphs, batch.to_data_list(), from before"
+        )
+
+
 class DistributedStorage(RowStorage, GlobalStorage):
     """That of a graph with one kind of nodes and edges."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_mapping"] = _ByName(self.__dict__["_mapping"])
+
+    def is_node_attr(self, key: str) -> bool:
+        """Whether this has a row per node."""
+        return isinstance(self[key], NodeTensor)
+
+    def is_edge_attr(self, key: str) -> bool:
+        """Whether this has a value per edge; the edges themselves, too."""
+        return isinstance(self[key], (EdgeTensor, DistributedEdgeIndex))
 
     def distributed(self, key: str, value: object) -> object:
         graph: DistributedGraph = self._parent().graph
@@ -147,8 +170,8 @@ class TypedEdges(RowStorage, EdgeStorage):
         return self.handle.graph.edge_sharding.size if any(key in self._mapping for key in GRAPH_KEYS) else 0
 
     def is_edge_attr(self, key: str) -> bool:
-        """Whether this has a row per edge."""
-        return isinstance(self[key], EdgeTensor)
+        """Whether this has a value per edge; the edges themselves, too."""
+        return isinstance(self[key], (EdgeTensor, DistributedEdgeIndex))
 
     def _whole(self) -> EdgeStorage:
         whole = EdgeStorage(_parent=self._parent(), _key=self._key, edge_index=self.handle.full_tensor())

@@ -60,6 +60,7 @@ def like_data(world_size: int) -> tuple[int, int]:
     assert data.is_node_attr("y")
     assert data.is_edge_attr("edge_attr")
     assert not data.is_edge_attr("x")
+    assert set(data.edge_attrs()) == set(graph.edge_attrs())
     for name, kind in (("x", NodeTensor), ("y", NodeTensor), ("train_mask", NodeTensor), ("edge_attr", EdgeTensor)):
         assert isinstance(data[name], kind)
         assert data[name].shape == graph[name].shape
@@ -153,6 +154,8 @@ def transforms(world_size: int) -> None:
         lambda: data.edge_subgraph(torch.arange(5)),
         lambda: data.sort(),
         lambda: data.to_data_list(),
+        lambda: data.to_heterogeneous(),
+        lambda: data.concat(data),
         lambda: data.get_example(0),
     ):
         message = message_of(structural)

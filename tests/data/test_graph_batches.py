@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch_geometric import nn as gnn
 from torch_geometric.data import Batch, Data, TemporalData
+from torch_geometric.loader import DataLoader
 from torch_geometric.utils import coalesce, degree, scatter
 from workers import Workers
 
@@ -193,7 +194,7 @@ def many() -> Any:
 def whole() -> tuple[str, list[int], str]:
     """The partition of many graphs, the rows that a sum sends, and what is printed."""
     from pyg_dist import DistributedData, distribute
-    from pyg_dist.errors import DataError
+    from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 
     told = io.StringIO()
     with contextlib.redirect_stderr(told):
@@ -204,6 +205,11 @@ def whole() -> tuple[str, list[int], str]:
     with pytest.raises(DataError, match="Expected a Batch of graphs with partition='graphs'"):
         DistributedData(random_graph(9, 20, FEATURES, CLASSES, seed=0), partition="graphs")
     assert DistributedData(batch(), partition="graphs").plan.rows["hybrid"] == 0
+    with pytest.raises(MixedRowsError, match="would take apart a distributed graph"):
+        data[0]
+    for join in (Batch.from_data_list, lambda graphs: next(iter(DataLoader(graphs)))):
+        with pytest.raises(UnsupportedError, match="joins plain graphs"):
+            join([data])
     return data.plan.partition, list(data.plan.rows.values()), told.getvalue()
 
 

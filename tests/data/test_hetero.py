@@ -115,6 +115,13 @@ def test_options() -> None:
             DistributedData(graph, **option)
     assert isinstance(DistributedData(graph, layout="auto", hierarchy="off", partition="random"), DistributedHeteroData)
 
+    class Named(DistributedData):
+        def __init__(self, data: Any, name: str) -> None:
+            super().__init__(data)
+
+    with pytest.raises(PygDistError, match="Named expected one type of nodes"):
+        Named(graph, "mine")
+
 
 def test_plain_edges() -> None:
     """Convs over relations are the stock ones on plain graphs, and name plain edges beside distributed rows."""
