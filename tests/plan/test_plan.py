@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -217,6 +219,19 @@ def test_ranks_that_share_cores_take_the_sum_of_their_work() -> None:
     by_rows = replace(machine, spmm=(0.0, 0.0, 1.0), cores=2)
     made = loads_of((1, 1, 1), (0, 0, 0), 0 * ROWS, 2, rows_made=(4, 0, 0))
     assert halo_price(model, made, by_rows, 3).sparse == pytest.approx(2 * 8 * (1 + 4))
+
+
+def test_what_is_no_file_is_written_to_not_replaced(tmp_path: Path) -> None:
+    """As ``/dev/null``, here a pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    received: list[bytes] = []
+    reader = Thread(target=lambda: received.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    example()[2].save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    reader.join(30)
+    (tmp_path / "plan.safetensors").write_bytes(*received)
+    assert Plan.load(tmp_path / "plan.safetensors") == example()[2]
 
 
 def test_saved_and_stale(tmp_path: Path) -> None:

@@ -339,6 +339,8 @@ class Harmful:
         ({"x": torch.zeros(3)}, "edge_index.*got only"),
         ([torch.zeros(3)], "Expected a Data, or a dict of tensors"),
         (({"edge_index": torch.zeros(2, 4).long()}, {"edge_index": torch.tensor([0, 2, 4])}), "Expected one graph"),
+        ([{"edge_index": torch.zeros(2, 4).long()}] * 3, r"Expected one graph .*\(got 3\)"),
+        ([Data(edge_index=torch.zeros(2, 4).long())] * 2, r"Expected one graph .*\(got 2\)"),
         ({"_global_store": {"x": torch.zeros(2)}}, "homogeneous"),
         (Harmful(), "weights_only=True .*_exit"),
     ],

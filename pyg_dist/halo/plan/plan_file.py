@@ -24,13 +24,16 @@ def write_plan(path: str | Path, content: dict[str, Any], parts: Tensor, num_ran
     from safetensors.torch import save
 
     narrow = parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-num_ranks))).dtype)
-    # Not save_file, whose files only their owner may read. A file that is there may be mapped by a loaded plan, so it
-    # is replaced, not overwritten.
+    header = {"plan": json.dumps(content | {"format": _FORMAT})}
+    written = save({"parts": narrow.contiguous()}, header)  # not save_file, whose files only their owner may read
     target = Path(path)
+    if target.exists() and not target.is_file():  # a device, such as /dev/null, is written to
+        target.write_bytes(written)
+        return
+    # A file that is there may be mapped by a loaded plan, so it is replaced, not overwritten.
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
-        header = {"plan": json.dumps(content | {"format": _FORMAT})}
-        partial.write_bytes(save({"parts": narrow.contiguous()}, header))
+        partial.write_bytes(written)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

@@ -170,13 +170,22 @@ def _content(path: Path) -> Mapping[object, object]:
             f"save data.to_dict() with tensors, numbers and text alone"
         ) from error
     slices: object = None
-    if isinstance(content, (tuple, list)) and content:
-        content, slices = content[0], content[1] if len(content) > 1 else None
+    count = 1
+    if isinstance(content, (tuple, list)) and content:  # a graph and its slices, as PyG's datasets; or a list of graphs
+        second = content[1] if len(content) > 1 else None
+        is_graph = hasattr(second, "to_dict") or (isinstance(second, Mapping) and not _are_slices(second))
+        count = len(content) if is_graph else 1
+        content, slices = content[0], second
     if hasattr(content, "to_dict"):
         content = content.to_dict()
     if not isinstance(content, Mapping):
         raise DataError(f"Expected a Data, or a dict of tensors, in {path} (got {type(content).__name__}): save one")
-    count = len(slices["edge_index"]) - 1 if isinstance(slices, Mapping) and "edge_index" in slices else 1
+    if isinstance(slices, Mapping) and "edge_index" in slices and count == 1:
+        count = len(slices["edge_index"]) - 1
     if count > 1:
         raise DataError(f"Expected one graph in {path} (got {count}): save the one that you train on")
     return content
+
+
+def _are_slices(content: Mapping[object, object]) -> bool:
+    return all(isinstance(value, Mapping) or getattr(value, "ndim", 1) == 1 for value in content.values())
