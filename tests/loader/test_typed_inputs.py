@@ -250,6 +250,8 @@ def links(form: str, relation: Any, negatives: Any) -> list[Any]:
         else:
             source, target = batch[relation[0]].src_index, batch[relation[-1]].dst_pos_index
         ids = batch[relation].input_id
+        for ends, kind in ((source, relation[0]), (target, relation[-1])):  # those of negative edges, too, are seeds
+            assert int(ends.max()) < of_batch[f"{kind}.num_sampled_nodes"][0]
         assert torch.equal(torch.stack([n_id[0][source[: ids.numel()]], n_id[1][target[: ids.numel()]]]), edges[:, ids])
         found.append((of_batch, loss.item()))
     return found
