@@ -178,6 +178,21 @@ def test_benchmarks_and_examples_import_what_is_there() -> None:
     assert missing == []
 
 
+def test_factories_name_their_device() -> None:
+    """Of torch's there, ``torch.set_default_device`` would decide where a plan lies; parameters of layers follow it."""
+    factories = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm"}
+    factories |= {"tensor", "zeros"}
+    found = [
+        f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno} {ast.unparse(node)}"
+        for path in modules()
+        if path.parent.name != "nn"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{name}" for name in factories}
+        if not {"device", None} & {keyword.arg for keyword in node.keywords}
+    ]
+    assert not found, f"take pyg_dist.backend.host's, or name the device: {found}"
+
+
 def undocumented(trees: dict[str, ast.Module]) -> list[str]:
     """Public methods without a docstring whose names no class that others implement or inherit from explains."""
     classes = [

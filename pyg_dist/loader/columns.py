@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.comm.ids import IdList, IdLists
 
 
@@ -51,10 +51,10 @@ class Columns:
         first = list(accumulate((ids.numel() for ids in own), initial=0))
         of_rows = [order.argsort().to(torch.int32) + begin for order, begin in zip(row, first, strict=False)]
         num_own, node_id = first[-1], torch.cat(ascending)
-        types, rows = torch.tensor(first[:-1]), torch.cat(row)
-        is_all = torch.equal(rows, torch.arange(num_own))
+        types, rows = host.tensor(first[:-1]), torch.cat(row)
+        is_all = torch.equal(rows, host.arange(num_own))
         if size == 1:
-            whole = Columns(num_own, num_ids, torch.tensor([num_own]), types, None, None if is_all else rows)
+            whole = Columns(num_own, num_ids, host.tensor([num_own]), types, None, None if is_all else rows)
             return whole, of_rows, [ids[:0].int() for ids, _ in others]
         key = torch.cat([ids[:0] for ids, _ in others] + [owner.long() * num_ids + ids for ids, owner in others])
         new, place = ops.distinct(key[:0], key)
@@ -67,7 +67,7 @@ class Columns:
         ((elsewhere, _),) = lists.exchange(IdList(answer, from_rank), kind="columns")
         by_rank = [num_own, *counts[:rank].tolist(), *counts[rank + 1 :].tolist()]
         columns = Columns(
-            num_own + ids.numel(), num_ids, torch.tensor(by_rank).cumsum(0), types, torch.cat([node_id, ids]),
+            num_own + ids.numel(), num_ids, host.tensor(by_rank).cumsum(0), types, torch.cat([node_id, ids]),
             None if is_all else rows, elsewhere.view(-1),
         )  # fmt: skip
         of_lists = torch.split((place + num_own).to(torch.int32), [ids.numel() for ids, _ in others])
@@ -111,7 +111,7 @@ class Columns:
     def take_table(self, size: int) -> Tensor:
         """So many numbers -1, int32. Who leaves them as they were gives them back, for the next batch."""
         table = self._tables.pop(size, None)
-        return torch.full((size,), -1, dtype=torch.int32) if table is None else table
+        return host.full((size,), -1, dtype=torch.int32) if table is None else table
 
     def give_table(self, table: Tensor) -> None:
         """See :meth:`take_table`."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdList, IdLists
 from pyg_dist.backend.session.agreement import group_of_thread
@@ -99,7 +99,7 @@ class _Numbers:
         """Some distinct ones get numbers from ``first`` on, ascending. They are several ascending lists."""
         if self._table is None:
             ascending = torch.from_numpy(np.sort(code.numpy(), kind="stable"))  # runs, which it merges
-            self.put(ascending, torch.arange(first, first + code.numel()))
+            self.put(ascending, host.arange(first, first + code.numel()))
         else:
             ops.add_places(self._table, code, first)
 
@@ -115,7 +115,7 @@ class _Numbers:
         """The codes, and their numbers, and -1 behind them."""
         code, number = (torch.cat(lists) for lists in zip(*self._pairs, strict=True))
         order = torch.from_numpy(np.argsort(code.numpy(), kind="stable"))
-        return code.index_select(0, order), torch.cat([number.index_select(0, order), torch.tensor([-1])])
+        return code.index_select(0, order), torch.cat([number.index_select(0, order), host.tensor([-1])])
 
     def of(self, code: Tensor) -> Tensor:
         """Those of some nodes; -1: the batch does not have it. Shapes: int64 ``[k]`` -> int64 or int32."""
@@ -236,21 +236,21 @@ class KnownNodes:
         """
         if self._is_alone:
             counts = [hop.numel() for (hop,) in self.hops]
-            number = torch.arange(self._size)
+            number = host.arange(self._size)
             self.numbers = [(of_hop,) for of_hop in number.split(counts)]
             self._number = self._number if self._is_table else number
             return [counts], num_edges
         num_hops, num_types = len(self.hops) - 1, self.columns.types.numel()
         sizes = [of_type.numel() for hop in self.hops for of_type in hop]
         keys = [of_type for hop in self.keys for of_type in hop]
-        own, told = torch.cat(keys), torch.tensor([[0, *num_edges, *sizes[num_types:]]])
+        own, told = torch.cat(keys), host.tensor([[0, *num_edges, *sizes[num_types:]]])
         reached = own[sum(sizes[:num_types]) :].view(-1, 1)
         (told, _), (reached, _) = self._lists.exchange(IdList(told), IdList(reached), kind="codes")
         _, edges, nodes = told.split([1, len(num_edges), num_hops * num_types], dim=1)
         of_ranks = reached.view(-1).split(nodes.flatten().tolist())
         edges_of_groups, nodes_of_groups = self._of_groups(edges.sum(0), nodes.sum(0))
         of_hops = nodes_of_groups.view(self._ranks.count, num_hops, num_types)
-        totals = torch.cat([torch.tensor([num_seeds]), of_hops.sum(0)])
+        totals = torch.cat([host.tensor([num_seeds]), of_hops.sum(0)])
         first = totals.cumsum(0)[:-1] + of_hops[: self._ranks.index].sum(0)
         numbers = _Numbers(self.columns, self.columns.num_ids * self.trees, len(self._seeds[0]) + len(reached))
         numbers.put(*self._seeds)
@@ -320,13 +320,13 @@ class KnownNodes:
                 column = torch.div(torch.cat(self._known).index_select(0, column), self.trees, rounding_mode="floor")
             is_inside = (column < self.columns.num_own).numpy()
             inside, arriving = (torch.from_numpy(np.flatnonzero(x)) for x in (is_inside, ~is_inside))
-            counts = torch.tensor([arriving.numel()])
+            counts = host.tensor([arriving.numel()])
             if size > 2:
                 begin = torch.bucketize(column.index_select(0, arriving), ends.to(column.dtype), right=True).int()
                 bound, _, order = ops.csr_from_edges(begin, begin, None, size, size)
                 arriving = arriving if order is None else arriving.index_select(0, order)
                 counts = bound.diff()[1:]
-            counts = torch.cat([counts[:rank], torch.tensor([0]), counts[rank:]])
+            counts = torch.cat([counts[:rank], host.tensor([0]), counts[rank:]])
             sender = torch.repeat_interleave(counts, output_size=arriving.numel())
             send = partial(self._lists.exchange, kind=f"crossing {number}")
             found.append(CrossingEdges(inside, arriving, sender, send))
@@ -341,7 +341,7 @@ class KnownNodes:
         rows = torch.stack([end.index_select(0, crossing.arriving) for end in ends], 1)
         counts = torch.bincount(crossing.sender, minlength=self._lists.group.size).tolist()
         ((rows, of_rank),) = self._lists.exchange(IdList(rows, counts, is_ascending=False), kind="leaving")
-        receiver = torch.repeat_interleave(torch.tensor(of_rank), output_size=len(rows))
+        receiver = torch.repeat_interleave(host.tensor(of_rank), output_size=len(rows))
         source, target = rows.t().contiguous()
         return LeavingEdges(source, target, receiver)
 

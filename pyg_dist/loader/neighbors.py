@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.typing import EdgeType
 
-from pyg_dist.backend import ops
+from pyg_dist.backend import host, ops
 from pyg_dist.backend.comm.ids import IdList
 from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset, TypedSubset
@@ -124,17 +124,17 @@ class _Batch:
         self.sampling, self.step, self.trees = sampling, step, sampling.num_trees
         self.start: Start = sampling.seeds.at(step, sampling.disjoint)
         group, seeds = sampling.ranks.index, torch.cat(self.start.seeds)
-        ends = torch.tensor([ids.stop for ids in sampling.types.values()])
+        ends = host.tensor([ids.stop for ids in sampling.types.values()])
         self.kinds = list(sampling.types)
         kind = torch.searchsorted(ends, seeds, right=True)
         self.num_seeds: list[int] = torch.bincount(kind, minlength=len(self.kinds)).tolist()
         order = kind.argsort(stable=True)  # by type, in each as they are given
-        first = torch.tensor([0, *accumulate(self.num_seeds)])
-        self.seed_number = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel())) - first[kind]
+        first = host.tensor([0, *accumulate(self.num_seeds)])
+        self.seed_number = torch.empty_like(order).index_copy_(0, order, host.arange(order.numel())) - first[kind]
         first_seed = sum(of_group.numel() for of_group in self.start.seeds[:group])
         part = slice(first_seed, first_seed + self.start.seeds[group].numel())
         seeds, kind, number = seeds[part], kind[part], self.seed_number[part]
-        tree = torch.arange(part.start, part.stop) if sampling.disjoint else torch.zeros_like(seeds)
+        tree = host.arange(part.start, part.stop) if sampling.disjoint else torch.zeros_like(seeds)
         column, order = sampling.columns.find(seeds), kind.argsort(stable=True)
         here = at(order, (at(column, order) >= 0).nonzero().view(-1))
         code = at(column, here) * self.trees + at(tree, here)
@@ -261,7 +261,7 @@ class _Batch:
             if tree is not None:
                 key = key * trees + tree
             if counts is not None:  # how many edges before each are the same one
-                number, is_new = torch.arange(len(key)), torch.ones(len(key), dtype=torch.bool)
+                number, is_new = host.arange(len(key)), host.ones(len(key), dtype=torch.bool)
                 is_new[1:] = (edges.stored.diff() != 0) | (edges.target.diff() != 0)
                 key = key * num_copies + number - torch.where(is_new, number, 0).cummax(0).values
             return edge_id, key
@@ -327,7 +327,7 @@ class _Batch:
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:
     """One list after another; no list is an empty one."""
-    return pieces[0] if len(pieces) == 1 else torch.cat([*pieces]) if pieces else torch.arange(0)
+    return pieces[0] if len(pieces) == 1 else torch.cat([*pieces]) if pieces else host.arange(0)
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:

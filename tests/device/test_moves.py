@@ -190,7 +190,7 @@ def train_by_default(library: Path, layout: str) -> None:
     """A script that makes the device torch's default: plans stay on the host, and numbers are the CPU's."""
     from pyg_dist import DistributedData
     from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.loader import UniformVertexLoader
+    from pyg_dist.loader import NeighborLoader, UniformVertexLoader
 
     device, found = fake_device.load(library), []
     for place in (torch.device("cpu"), device):
@@ -205,8 +205,10 @@ def train_by_default(library: Path, layout: str) -> None:
             assert data.x.device == place
             results["listed"] = data.x[[5, 3]].full_tensor().cpu()
             results["picked"] = data.x[torch.arange(0, 61, 7)].sum().cpu()
-            for step, batch in enumerate(UniformVertexLoader(data, 30, num_steps=2)):
-                results[f"batch {step}"] = conv(batch.x, batch.edge_index).sum().detach().cpu()
+            loaders = UniformVertexLoader(data, 30, num_steps=2), NeighborLoader(data, [3, 2], batch_size=20)
+            for loader in loaders:
+                for step, batch in enumerate(loader):
+                    results[f"{type(loader).__name__} {step}"] = conv(batch.x, batch.edge_index).sum().detach().cpu()
         finally:
             torch.set_default_device(None)
         found.append(results)
