@@ -264,8 +264,9 @@ def _be_python(program: str, words: list[str], environ: dict[str, str], folder: 
     if (kind == "-m" or ENDS_AT_ONCE in environ) and "mpi4py.MPI" not in sys.modules:
         threading._shutdown()
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):  # as Python does, which leaves alone what a script has closed
+            if not stream.closed:
+                stream.flush()
         os._exit(code)
     gc.collect()
     ctypes.pythonapi.Py_Exit(code)  # threads, atexit, modules, what is static

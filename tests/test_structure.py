@@ -179,9 +179,9 @@ def test_benchmarks_and_examples_import_what_is_there() -> None:
 
 
 def test_factories_name_their_device() -> None:
-    """Of torch's there, ``torch.set_default_device`` would decide where a plan lies; parameters of layers follow it."""
-    factories = {"arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm"}
-    factories |= {"tensor", "zeros"}
+    """Of torch's there, ``torch.set_default_device`` would decide where a plan lies; layers follow it."""
+    factories = {"arange", "as_tensor", "empty", "eye", "full", "linspace", "ones"}
+    factories |= {"rand", "randint", "randn", "randperm", "tensor", "zeros"}
     found = [
         f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno} {ast.unparse(node)}"
         for path in modules()

@@ -109,7 +109,7 @@ class DistributedGCNConv(GCNConv):
 
     def __getstate__(self) -> dict[str, object]:
         # The operator belongs to this run: a saved or copied model makes it anew.
-        return {**self.__dict__, "_cached_norm": None}
+        return {**self.__dict__, "_cached_norm": None, "_cached_edge_index": None, "_cached_adj_t": None}
 
     def _operator(self, graph: DistributedGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> Operator:
         """The normalised adjacency matrix (may be collective when built).

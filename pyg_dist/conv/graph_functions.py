@@ -133,13 +133,19 @@ def add_self_loops(
     return _loops_at(edges, weight, edge_index, num_nodes)
 
 
+def _knows_all_nodes(edges: Edges, num_nodes: object) -> bool:
+    """Whether PyG knows how many nodes there are: by a number, the shape of an ``adj_t``, or the last node's edge."""
+    is_told = num_nodes is not None or edges.graph.loop_rule != "remaining"
+    return is_told or edges.end_of_ids == edges.graph.targets.size
+
+
 def _loops_at(
     edges: Edges, weight: EdgeTensor | None, edge_index: Edges, num_nodes: object
 ) -> tuple[Edges, EdgeTensor | None]:
     """Without ``num_nodes`` PyG takes the last node of ``edge_index`` for the last of all: no loops behind it."""
-    if num_nodes is not None or (end := edge_index.end_of_ids) == edge_index.graph.targets.size:
+    if _knows_all_nodes(edge_index, num_nodes):
         return edges, weight
-    kept = edges.tensor(edges.end(1).to_local() < end)
+    kept = edges.tensor(edges.end(1).to_local() < edge_index.end_of_ids)
     return edges.selected(kept), None if weight is None else weight[kept]  # type: ignore[return-value]
 
 
@@ -194,7 +200,7 @@ def gcn_norm(
     require_floats("gcn_norm", edge_weight)
     graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
     the_one(graph.sources, graph.targets)
-    is_all = not add_self_loops or num_nodes is not None or edge_index.end_of_ids == graph.targets.size
+    is_all = not add_self_loops or _knows_all_nodes(edge_index, num_nodes)
     if add_self_loops:
         require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     is_vector = edge_weight is None or (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.transport import Traffic
@@ -126,16 +126,12 @@ class DistributedData(OfThisRun, OnDevice, Data):
         if isinstance(data, HeteroData):
             from pyg_dist.data.hetero import DistributedHeteroData  # only who has types loads what handles them
 
-            if cls.__init__ is not DistributedData.__init__:
+            if cls is not DistributedData:
                 raise UnsupportedError(
-                    f"{cls.__name__} expected one type of nodes (got HeteroData): derive another class"
+                    f"{cls.__name__} expected one type of nodes (got HeteroData): derive from "
+                    f"pyg_dist.data.hetero.DistributedHeteroData for several"
                 )
             return DistributedHeteroData(**cls.__signature__.bind(data, *args, **kwargs).arguments)
-        if issubclass(cls, Batch):
-            raise UnsupportedError(
-                "A loader or a Batch joins plain graphs (got distributed ones): use one as it is, without a loader; "
-                "join several first, DistributedData(Batch.from_data_list(graphs))"
-            )
         return super().__new__(cls)
 
     def __init__(
@@ -338,8 +334,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
 
     # The edges and their order are fixed, and so are the graphs of a batch.
     edge_subgraph, sort, index_select = refused("edge_subgraph"), refused("sort"), refused("index_select")
-    to_data_list, get_example = refused("to_data_list"), refused("get_example")
-    to_heterogeneous, concat = refused("to_heterogeneous"), refused("concat")
+    to_heterogeneous = refused("to_heterogeneous")
 
     def is_undirected(self) -> bool:
         """Whether each edge has its reverse, with equal ``edge_attr`` (collective: gathers all edges)."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from pyg_dist.backend.session.agreement import one_line
@@ -71,23 +73,8 @@ class RowStorage(BaseStorage):
         raise NotImplementedError  # by each kind of storage
 
 
-class _ByName(dict[str, object]):
-    """A storage's attributes. No number is one's name, as ``data[0]`` of a ``Batch`` would have it."""
-
-    def __missing__(self, key: object) -> NoReturn:
-        if isinstance(key, str):
-            raise KeyError(key)
-        raise MixedRowsError(
-            f"data[{key!r}] would take apart a distributed graph: keep the graphs, batch.to_data_list(), from before"
-        )
-
-
 class DistributedStorage(RowStorage, GlobalStorage):
     """That of a graph with one kind of nodes and edges."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.__dict__["_mapping"] = _ByName(self.__dict__["_mapping"])
 
     def is_node_attr(self, key: str) -> bool:
         """Whether this has a row per node."""
@@ -213,11 +200,56 @@ def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "e
     return value
 
 
+def refused(name: str) -> Callable[..., NoReturn]:
+    """A method that refuses what would change a graph."""
+
+    def method(self: object, *args: object, **kwargs: object) -> NoReturn:
+        raise MixedRowsError(f"{name} would change or take apart a distributed graph: apply it before DistributedData")
+
+    return method
+
+
 D = TypeVar("D", bound="OnDevice")
 
 
 class OnDevice:
-    """What data of one type and of several have in common: all that a rank has of it lies on one device."""
+    """What data of one type and of several have in common: all that a rank has of it lies on one device.
+
+    Names come in the same order on every rank, where PyG gives that of a set, in which each process has its own order.
+    """
+
+    stores: list[BaseStorage]
+    node_stores: list[BaseStorage]
+    edge_stores: list[BaseStorage]
+
+    def __new__(cls, *args: object, **kwargs: object) -> Any:
+        if issubclass(cls, Batch):
+            raise UnsupportedError(
+                "A loader or a Batch joins plain graphs (got distributed ones): use one as it is, without a loader; "
+                "join several first, DistributedData(Batch.from_data_list(graphs))"
+            )
+        return super().__new__(cls)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, (str, tuple)):
+            raise MixedRowsError(
+                f"data[{key!r}] would take apart a distributed graph: keep the plain graphs from before DistributedData"
+            )
+        return super().__getitem__(key)  # type: ignore[misc]
+
+    to_data_list, get_example, concat = refused("to_data_list"), refused("get_example"), refused("concat")
+
+    def keys(self) -> list[str]:
+        """The names of all attributes."""
+        return _distinct(store.keys() for store in self.stores)
+
+    def node_attrs(self) -> list[str]:
+        """The names of attributes with a row per node."""
+        return _distinct(store.node_attrs() for store in self.node_stores)
+
+    def edge_attrs(self) -> list[str]:
+        """The names of attributes with a value per edge; of the edges, too."""
+        return _distinct(store.edge_attrs() for store in self.edge_stores)
 
     @property
     def _device(self) -> torch.device:
@@ -252,7 +284,7 @@ class OnDevice:
                 f"Expected no names of attributes, since all of them move (got {args}): leave them out"
             )
         self._lie_on(there)
-        for store in self.stores:  # type: ignore[attr-defined]
+        for store in self.stores:
             for name, value in list(store.items()):
                 moved = _moved_to(value, there, non_blocking)
                 if moved is not value:
@@ -272,6 +304,10 @@ class OnDevice:
         return True
 
 
+def _distinct(names: Iterable[Iterable[str]]) -> list[str]:
+    return list(dict.fromkeys(chain.from_iterable(names)))
+
+
 def _moved_to(value: object, device: torch.device, non_blocking: bool) -> object:
     """What a storage has, on another device (not collective)."""
     if isinstance(value, PickedRows):
@@ -281,15 +317,6 @@ def _moved_to(value: object, device: torch.device, non_blocking: bool) -> object
     if isinstance(value, DistributedEdgeIndex):
         return value.on(value.graph.to(device))
     return value.to(device) if isinstance(value, Tensor) else value
-
-
-def refused(name: str) -> Callable[..., NoReturn]:
-    """A method that refuses what would change a graph."""
-
-    def method(self: object, *args: object, **kwargs: object) -> NoReturn:
-        raise MixedRowsError(f"{name} would change or take apart a distributed graph: apply it before DistributedData")
-
-    return method
 
 
 def _same_nodes(key: str, value: object, graph: DistributedGraph | None) -> DistributedEdgeIndex | None:

@@ -153,7 +153,7 @@ def input_nodes_of(nodes: Nodes, input_nodes: object) -> tuple[Tensor, Tensor]:
         raise DataError("Expected input_nodes to be at least one node (got none): leave it out")
     if torch.unique(ids).numel() < ids.numel():
         raise DataError("Expected distinct 'input_nodes' (got some of them several times): pass each node once")
-    return ids, ids if torch.as_tensor(given).dtype == torch.bool else host.arange(ids.numel())
+    return ids, ids if host.as_tensor(given).dtype == torch.bool else host.arange(ids.numel())
 
 
 def negatives_of(ends: Ends, neg_sampling: object, ratio: float | None) -> Negatives:
@@ -183,7 +183,7 @@ def _sums_of_weights(nodes: Nodes, weight: Any, name: str) -> Tensor | None:
     weight = nodes.whole(weight, name)
     if weight is None:
         return None
-    sums = torch.as_tensor(weight).detach().cpu().double().cumsum(0)
+    sums = host.as_tensor(weight).detach().double().cumsum(0)
     if sums.shape != (nodes.size,) or not bool((weight >= 0).all()) or not 0 < float(sums[-1]) < float("inf"):
         raise DataError(
             f"Expected '{name}' of neg_sampling to be {nodes.size} weights of at least 0, not all 0 (got shape "

@@ -79,7 +79,7 @@ class Listed(Steps):
         Raises:
             OptionError: They are none of these.
         """
-        input_id = torch.as_tensor(index).cpu().long()
+        input_id = host.as_tensor(index).long()
         if input_id.dim() != 1 or not 0 < torch.unique(input_id).numel() == input_id.numel():
             raise OptionError(f"Expected some numbers of inputs, each once (got {index!r})")
         if int(input_id.min()) < 0 or int(input_id.max()) >= steps.size:

@@ -445,7 +445,10 @@ def kept_norms() -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     other = pyg_dist.DistributedData(data, partition="random")
-    convs = (gnn.APPNP(2, 0.1, cached=True), gnn.SGConv(F, G, cached=True), gnn.SSGConv(F, G, 0.1, cached=True))
+    convs = (
+        gnn.APPNP(2, 0.1, cached=True), gnn.SGConv(F, G, cached=True), gnn.SSGConv(F, G, 0.1, cached=True),
+        gnn.GCNConv(F, G, cached=True, aggr="max"),
+    )  # fmt: skip
     for stock in convs:
         conv = pyg_dist.conv.DistributedConv(stock.to(data.x.dtype))
         expected = conv(ours.x, ours.edge_index).full_tensor().detach()

@@ -119,6 +119,12 @@ def assignments(world_size: int) -> None:
     assert message_of(lambda: setattr(data, "edge_index", graph.edge_index)).startswith("MixedRowsError")
     assert message_of(lambda: setattr(data, "z", data.y[data.y > 0])).startswith("LayoutMismatchError")
     assert message_of(lambda: pickle.dumps(data)).startswith("MixedRowsError")
+    # In PyG's order, that of a set, ranks would sum up other masks than each other.
+    names = [name for name, _ in data]
+    assert data.keys() == names
+    assert data.node_attrs() == [name for name in names if data.is_node_attr(name)]
+    assert data.edge_attrs() == [name for name in names if data.is_edge_attr(name)]
+    assert len(data.node_attrs()) > 3
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

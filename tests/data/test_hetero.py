@@ -17,7 +17,8 @@ from against_stock import assert_same, of_first_rank
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Batch, HeteroData
+from torch_geometric.loader import DataLoader
 from torch_geometric.nn import (
     GATConv,
     GraphConv,
@@ -121,6 +122,14 @@ def test_options() -> None:
 
     with pytest.raises(PygDistError, match="Named expected one type of nodes"):
         Named(graph, "mine")
+    whole = DistributedData(graph, partition="random")
+    assert whole.keys() == list(dict.fromkeys(name for store in whole.stores for name, _ in store.items()))
+    for take_apart in (lambda: whole[0], lambda: whole.concat(whole), lambda: whole.to_data_list()):
+        with pytest.raises(PygDistError, match=r"would .*take apart a distributed graph"):
+            take_apart()
+    for join in (Batch.from_data_list, lambda graphs: next(iter(DataLoader(graphs)))):
+        with pytest.raises(PygDistError, match="joins plain graphs"):
+            join([whole])
 
 
 def test_plain_edges() -> None:

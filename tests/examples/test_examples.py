@@ -33,7 +33,8 @@ def _module(name: str) -> ModuleType:
 
 def _printed(launcher: str, num_ranks: int, name: str, *args: str) -> str:
     """What an example prints, which must end well and complain of nothing."""
-    ended = run_script(launcher, num_ranks, EXAMPLES / f"{name}.py", "--epochs", "20", *args)
+    script = EXAMPLES / f"{name}.py"
+    ended = run_script(launcher, num_ranks, script, "--epochs", "20", *args, ends_whole=True)
     assert set(ended.codes) == {0}, ended.stdout + ended.stderr
     assert "Error" not in ended.stderr
     return ended.stdout

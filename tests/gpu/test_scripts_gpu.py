@@ -1,4 +1,4 @@
-"""Scripts on a GPU that do more than call a conv on one graph: the numbers of stock PyG on the CPU."""
+"""Scripts on a GPU that do more than call a conv on one graph: the CPU's numbers, mostly stock PyG's."""
 
 from __future__ import annotations
 

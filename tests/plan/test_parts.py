@@ -72,7 +72,7 @@ def test_a_local_edge_follows_the_net_that_reaches_more() -> None:
         assert found.is_post.tolist() == [True, True, True, stays]
 
 
-def test_cover_sends_the_fewest_hybrid_rows(shared_data: Path) -> None:
+def test_cover_sends_fewer_hybrid_rows_than_metis(shared_data: Path) -> None:
     data = load_npz(shared_data / "cora.npz")
     rows = {
         method: Plan.of(data.edge_index, solve(data.edge_index, data.num_nodes, 8, PartsOptions(method)), 8).rows

@@ -35,7 +35,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_nothing_is_said_unless_asked_for(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYG_DIST_LOG", raising=False)
-    ended = run_script("ranks", 1, script)
+    ended = run_script("ranks", 1, script, ends_whole=True)
     assert ended.codes == [0]
     assert (ended.stdout, ended.stderr) == ("", "")
 
