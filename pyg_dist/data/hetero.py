@@ -16,7 +16,7 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import OnDevice, TypedEdges, TypedNodes
+from pyg_dist.data.storage import OnDevice, TypedEdges, TypedNodes, require_name
 from pyg_dist.data.typed_layout import LocalTypes, NodesByType, owners_of_all, parts_by_type, types_on_halo
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph import module_hooks
@@ -79,6 +79,10 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
                 graph = types_on_halo(hetero, options, parts)
             release_free_memory()
         self._fill(LocalTypes.of(hetero, graph))
+
+    def __getitem__(self, *key: Any) -> Any:
+        require_name(key[0] if len(key) == 1 else key)
+        return super().__getitem__(*key)
 
     def _begin(self, nodes: NodesByType, plan: HeteroPlan, device: torch.device) -> None:
         super().__init__()

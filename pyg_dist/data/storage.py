@@ -73,8 +73,32 @@ class RowStorage(BaseStorage):
         raise NotImplementedError  # by each kind of storage
 
 
+def require_name(key: object) -> None:
+    """Refuse a number for an attribute's name, as ``data[0]`` of a ``Batch`` would have it.
+
+    Raises:
+        MixedRowsError: It is neither a name nor several.
+    """
+    if not isinstance(key, (str, tuple)):
+        raise MixedRowsError(
+            f"data[{key!r}] would take apart a distributed graph: keep the plain graphs from before DistributedData"
+        )
+
+
+class _ByName(dict[str, object]):
+    """A storage's attributes, which look at a name where there is no such one: others take no time for it."""
+
+    def __missing__(self, key: object) -> NoReturn:
+        require_name(key)
+        raise KeyError(key)
+
+
 class DistributedStorage(RowStorage, GlobalStorage):
     """That of a graph with one kind of nodes and edges."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.__dict__["_mapping"] = _ByName(self.__dict__["_mapping"])
 
     def is_node_attr(self, key: str) -> bool:
         """Whether this has a row per node."""
@@ -229,13 +253,6 @@ class OnDevice:
                 "join several first, DistributedData(Batch.from_data_list(graphs))"
             )
         return super().__new__(cls)
-
-    def __getitem__(self, key: Any) -> Any:
-        if not isinstance(key, (str, tuple)):
-            raise MixedRowsError(
-                f"data[{key!r}] would take apart a distributed graph: keep the plain graphs from before DistributedData"
-            )
-        return super().__getitem__(key)  # type: ignore[misc]
 
     to_data_list, get_example, concat = refused("to_data_list"), refused("get_example"), refused("concat")
 
