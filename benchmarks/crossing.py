@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from pyg_dist.cli.inputs import read_planned_graph
+from pyg_dist.halo.plan.levels import LevelCounts
 from pyg_dist.halo.plan.sizes import place
-from pyg_dist.halo.plan.two_level import rows_across
 from pyg_dist.partition.metis import build_graph_model
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
@@ -64,10 +64,9 @@ def measure(name: str, num_ranks: int, ranks_per_machine: int) -> list[dict[str,
         else:
             parts = plain_parts(edge_index, num_nodes, num_ranks, ranks_per_machine)
         seconds = time.perf_counter() - began
-        of_ranks, of_machines, of_ranks_once, of_machines_once = (
-            rows_across(edges, parts, num_ranks, ranks_per_machine, two_levels=two)
+        (of_ranks, of_machines), (of_ranks_once, of_machines_once) = (
+            LevelCounts.of(edges, parts, num_ranks, ranks_per_machine).across or (0, 0)
             for edges in (edge_index, stored)
-            for two in (False, True)
         )
         load = [torch.bincount(owner, minlength=num_ranks) for owner in (parts[edge_index[1]], parts)]
         edges, nodes = (float(found.max() * num_ranks / found.sum()) for found in load)

@@ -18,9 +18,9 @@ from random_graphs import random_graph
 from torch import Tensor
 
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.halo.plan.levels import LevelCounts
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.sizes import place
-from pyg_dist.halo.plan.two_level import rows_across
 from pyg_dist.partition import Batches
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.partition.metis import build_graph_model
@@ -191,6 +191,12 @@ def large() -> tuple[Tensor, int]:
     return torch.randint(20_000, (2, 400_000), generator=torch.Generator().manual_seed(0)), 20_000
 
 
+def rows_across(edge_index: Tensor, parts: Tensor, num_ranks: int, on_each: int, two_levels: bool) -> int:
+    across = LevelCounts.of(edge_index, parts, num_ranks, on_each).across
+    assert across is not None
+    return across[two_levels]
+
+
 @pytest.mark.parametrize("name", ["cora", *(pytest.param(n, marks=pytest.mark.slow) for n in ("pubmed", "tolokers"))])
 def test_fewer_rows_cross_than_with_plain_metis(shared_data: Any, name: str) -> None:
     """Of 8 ranks on 2 machines; METIS' plain parts have as many nodes each, and up to 2.8 times the mean's edges."""
@@ -199,7 +205,8 @@ def test_fewer_rows_cross_than_with_plain_metis(shared_data: Any, name: str) -> 
     adjacency = pymetis.CSRAdjacency(model.start.astype(np.int64), model.neighbor.astype(np.int64))
     plain = torch.tensor(pymetis.part_graph(8, adjacency)[1])
     found = find_parts(edge_index, graph.num_nodes, 8, PartsOptions("metis", ranks_per_node=4), graph.train_mask)
-    crossing = [rows_across(edge_index, parts, 8, 4) for parts in (found, place(edge_index, plain, 8, 4, "hybrid"))]
+    both = found, place(edge_index, plain, 8, 4, "hybrid")
+    crossing = [rows_across(edge_index, parts, 8, 4, two_levels=True) for parts in both]
     assert crossing[0] <= crossing[1]
 
 

@@ -18,15 +18,16 @@ from hypothesis import strategies as st
 from random_graphs import random_graph
 from safetensors.torch import save_file
 
-from pyg_dist.backend.ops.row_format import row_bytes
+from pyg_dist.backend.ops.quantize import row_bytes
 from pyg_dist.errors import AgreementError, DataError, UnsupportedError
 from pyg_dist.halo.plan.cost import (
+    HaloLoad,
     exchange_seconds,
     halo_price,
-    loads_of,
     memory_bytes,
     pre_quantize_seconds,
     quantize_seconds,
+    sent_by_rank,
 )
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
@@ -115,9 +116,15 @@ ROWS = torch.tensor([[0, 30, 10], [35, 0, 0], [0, 0, 0]])
 BARE = Machine(quantize_rate=7e9, call_seconds=0.0, intra_latency=0.5, intra_bandwidth=4.0, ranks_per_node=4, cores=4)
 
 
+def loads_of(entries: tuple[int, ...], rows: torch.Tensor, ranks_per_node: int, **others: float) -> list[HaloLoad]:
+    """Of ranks of one node each."""
+    sent = sent_by_rank(rows, ranks_per_node)
+    return [HaloLoad(1, of_rank, *numbers, **others) for of_rank, numbers in zip(entries, sent, strict=True)]  # type: ignore[arg-type]
+
+
 def test_eq_2() -> None:
     """Rank 0 sends two messages of 30 and 10 rows, 1 column; rank 2 none."""
-    first, second, third = loads_of((1, 1, 1), (0, 0, 0), ROWS, 4)
+    first, second, third = loads_of((0, 0, 0), ROWS, 4)
     assert exchange_seconds(first, 1, BARE, 3) == pytest.approx(30 + 10 + 2 * 0.5)
     assert exchange_seconds(second, 2, BARE, 3) == pytest.approx(70 + 0.5)
     assert exchange_seconds(third, 2, BARE, 3) == 0
@@ -126,7 +133,7 @@ def test_eq_2() -> None:
 def test_eq_2_between_machines() -> None:
     """Two ranks on a machine share its link; ranks beyond the cores take turns, and a network card does not."""
     machine = replace(BARE, ranks_per_node=2, cores=1, inter_bandwidth=1.0, inter_latency=7.0)
-    first = loads_of((1, 1, 1), (0, 0, 0), ROWS, 2)[0]
+    first = loads_of((0, 0, 0), ROWS, 2)[0]
     assert first[2:6] == (30, 10, 1, 1)
     assert exchange_seconds(first, 1, machine, 3) == pytest.approx(2 * (30 + 0.5) + 2 * 4 * 10 + 7)
 
@@ -135,12 +142,12 @@ def test_fewer_bits() -> None:
     """SuperGCN, eq. 4 and 5: data, four bytes of parameters a row, and the time to quantize."""
     assert [row_bytes(256, 4, bits) for bits in (32, 16, 8, 4, 2)] == [1024, 512, 260, 132, 68]
     assert row_bytes(5, 4, 2) == 2 + 4
-    first = loads_of((1, 1, 1), (0, 0, 0), ROWS, 4)[0]
+    first = loads_of((0, 0, 0), ROWS, 4)[0]
     assert exchange_seconds(first, 256, BARE, 3, 2) == pytest.approx(40 * 68 / 4 + 1)
     assert quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(2 * 40 * (1024 + 68) / BARE.quantize_rate)
     assert quantize_seconds(first, 256, BARE, 3, 32) == 0
     assert pre_quantize_seconds(first, 256, BARE, 3, 2) == pytest.approx(1024 / BARE.stream_rate)
-    silent = loads_of((1,), (0,), torch.zeros(1, 1), 4)[0]
+    silent = loads_of((0,), torch.zeros(1, 1), 4)[0]
     assert pre_quantize_seconds(silent, 256, BARE, 1, 2) == 0
     assert halo_price(Model(3, 30, (256, 256)), [silent], BARE, 1, (2, 2)).quantize == 0
     assert quantize_seconds(first, 1, BARE, 3, 8) == 0  # a column goes as it is
@@ -157,7 +164,7 @@ def test_price_of_a_step() -> None:
     The first layer's sums are remembered; the second narrows: projected, then aggregated at 4 columns, there and back.
     """
     machine = replace(BARE, spmm=(1.0, 100.0, 1e4), gemm_rate=0.5, stream_rate=0.25)
-    model, loads = Model(3, 30, (8, 16, 4)), loads_of((1, 1, 1), (10, 10, 10), ROWS, 4)
+    model, loads = Model(3, 30, (8, 16, 4)), loads_of((10, 10, 10), ROWS, 4)
     price = halo_price(model, loads, machine, 3)
     aggregation = 10 * 4 + 100 * 10 + 1e4 * 1 * 4
     assert price.sparse == pytest.approx(2 * aggregation)
@@ -176,7 +183,7 @@ def test_price_of_a_step() -> None:
 def test_a_root_hides_the_link() -> None:
     """SAGE multiplies the root's rows, once forward and twice backward, while messages are between machines."""
     machine = replace(BARE, ranks_per_node=1, inter_bandwidth=1.0, inter_latency=0.0, gemm_rate=4.0)
-    loads = loads_of((1, 1, 1), (0, 0, 0), ROWS, 1)[1:2]
+    loads = loads_of((0, 0, 0), ROWS, 1)[1:2]
     of_sage, of_gcn = (halo_price(Model(3, 30, (8, 8, 8), conv), loads, machine, 3) for conv in ("sage", "gcn"))  # type: ignore[arg-type]
     root = 2 * 8 * 8 / 4
     link, weights = 35 * 8 * 4, {"sage": 2 * 8 * (2 * 8 + 1), "gcn": 2 * 8 * (8 + 1)}
@@ -191,7 +198,7 @@ def test_local_edges_and_messages_inside_hide_the_link() -> None:
     What the link's messages take of the core is never hidden, unless a GPU sends them.
     """
     machine = replace(BARE, spmm=(1.0, 0.0, 0.0), ranks_per_node=2, cores=1, inter_bandwidth=0.5, inter_latency=0.0)
-    loads = loads_of((1, 1, 1), (10, 10, 10), ROWS, 2, local_entries=(6, 6, 6))[:1]
+    loads = loads_of((10, 10, 10), ROWS, 2, local_entries=6)[:1]
     price = halo_price(Model(3, 30, (8, 8, 8)), loads, machine, 3)
     inside, core, link = 2 * (30 * 32 / 4 + 0.5), 2 * (10 * 32 / 4 + 0.5), 2 * 10 * 32 / 0.5
     shares = Model(3, 30, (8, 8, 8)).gradient_bytes(2)  # inside a machine, and then between the two
@@ -210,14 +217,15 @@ def test_ranks_that_share_cores_take_the_sum_of_their_work() -> None:
     """
     model = replace(Model(3, 30, (8, 8, 8)), activation_passes=0)
     machine = replace(BARE, spmm=(1.0, 0.0, 0.0), stream_rate=math.inf, gemm_rate=math.inf, ranks_per_node=2)
-    loads = loads_of((1, 1, 1), (30, 10, 5), ROWS, 2)
+    loads = loads_of((30, 10, 5), ROWS, 2)
     for cores, entries in ((1, 40), (2, 30)):
         assert halo_price(model, loads, replace(machine, cores=cores), 3).sparse == pytest.approx(2 * 8 * entries)
-    idle = loads_of((1, 1, 1), (36, 1, 1), 0 * ROWS, 3)
+    idle = loads_of((36, 1, 1), 0 * ROWS, 3)
     shared = halo_price(model, idle, replace(machine, ranks_per_node=3, cores=2), 3)
     assert shared.sparse == pytest.approx(2 * 8 * 36)  # 38 entries are 19 a core
     by_rows = replace(machine, spmm=(0.0, 0.0, 1.0), cores=2)
-    made = loads_of((1, 1, 1), (0, 0, 0), 0 * ROWS, 2, rows_made=(4, 0, 0))
+    made = loads_of((0, 0, 0), 0 * ROWS, 2)
+    made[0] = made[0]._replace(rows_made=4)
     assert halo_price(model, made, by_rows, 3).sparse == pytest.approx(2 * 8 * (1 + 4))
 
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pyg_dist.backend.ops.row_format import is_packed, row_bytes
+from pyg_dist.backend.ops.quantize import is_packed, row_bytes
 from pyg_dist.halo.plan.sizes import node_of_rank
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price, reduction_seconds
@@ -55,37 +55,15 @@ class HaloLoad(NamedTuple):
         return bits if self.levels == 1 else 32
 
 
-def loads_of(
-    nodes: Sequence[int],
-    entries: Sequence[int],
-    rows: Tensor,
-    ranks_per_node: int,
-    messages: Sequence[tuple[int, int]] | None = None,
-    local_entries: Sequence[int] | None = None,
-    rows_made: Sequence[int] | None = None,
-) -> list[HaloLoad]:
-    """Every rank's load, by rows sent, ``[P, P]``. Ranks lie on machines in their order, ``ranks_per_node`` on each.
+def sent_by_rank(rows: Tensor, ranks_per_node: int) -> list[tuple[int, int, int, int]]:
+    """By rank, rows and messages as :class:`HaloLoad` has them, of the rows that each rank sends each: ``[P, P]``.
 
-    ``messages``: in two levels, those that each rank sends, and of these those between machines; None: one level, a
-    message for each pair of ranks with rows.
+    A message for each pair of ranks with rows. Ranks lie on machines in their order, ``ranks_per_node`` on each.
     """
-    machine_of = node_of_rank(len(nodes), ranks_per_node)
-    is_inside = machine_of[:, None] == machine_of
+    machine = node_of_rank(len(rows), ranks_per_node)
+    is_inside = machine[:, None] == machine
     columns = (rows * is_inside, rows * ~is_inside, (rows > 0) & is_inside, (rows > 0) & ~is_inside)
-    loads = [
-        HaloLoad(*numbers)
-        for numbers in zip(nodes, entries, *(column.sum(1).tolist() for column in columns), strict=True)
-    ]
-    if local_entries is not None:
-        loads = [load._replace(local_entries=local) for load, local in zip(loads, local_entries, strict=True)]
-    if rows_made is not None:
-        loads = [load._replace(rows_made=made) for load, made in zip(loads, rows_made, strict=True)]
-    if messages is None:
-        return loads
-    return [
-        load._replace(messages_inside=sent - between, messages_between=between, levels=2)
-        for load, (sent, between) in zip(loads, messages, strict=True)
-    ]
+    return list(zip(*(column.sum(1).tolist() for column in columns), strict=True))
 
 
 class ExchangeCounts(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-from pyg_dist.halo.plan.cost import halo_price, loads_of
+from pyg_dist.halo.plan.cost import HaloLoad, halo_price, sent_by_rank
 from pyg_dist.halo.plan.cover import BothEnds, ExchangeKind, RemoteEdges, both_ends
 from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, node_of_rank, rows_between_nodes
 from pyg_dist.halo.plan.two_level import MachineEdges
@@ -43,13 +43,13 @@ class Counted(NamedTuple):
 
     def price(self, model: Model, machine: Machine, bits: tuple[int, int] = (32, 32)) -> Price:
         """What a training step costs, with the machine's ``ranks_per_node``."""
-        sizes = self.sizes
-        messages = [(s.messages, s.link_messages) for s in sizes] if self.two_levels else None
-        local = [s.edges - s.halo_edges for s in sizes]
-        nodes, work = [s.nodes for s in sizes], [s.work for s in sizes]
-        made = [s.rows_sent + self._rows_added_to(s) for s in sizes]
-        loads = loads_of(nodes, work, self.rows, machine.ranks_per_node, messages, local, made)
-        return halo_price(model, loads, machine, len(sizes), bits)
+        loads, sent = [], sent_by_rank(self.rows, machine.ranks_per_node)
+        for s, (near, far, inside, between) in zip(self.sizes, sent, strict=True):
+            if self.two_levels:
+                inside, between = s.messages - s.link_messages, s.link_messages
+            local, made = s.edges - s.halo_edges, s.rows_sent + self._rows_added_to(s)
+            loads.append(HaloLoad(s.nodes, s.work, near, far, inside, between, 1 + self.two_levels, local, made))
+        return halo_price(model, loads, machine, len(loads), bits)
 
     def _rows_added_to(self, sizes: ShareSizes) -> int:
         """At most so many, by what arrives: of each message, of all by the link together, and of one all-to-all-v.

@@ -328,25 +328,6 @@ def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
     return -(-num_ranks // ranks_per_machine)
 
 
-def rows_across(
-    edge_index: Tensor,
-    parts: Tensor,
-    num_ranks: int,
-    ranks_per_machine: int,
-    exchange: ExchangeKind = "hybrid",
-    two_levels: bool = True,
-) -> int:
-    """Rows that cross machines in one aggregation: of covers by pairs of machines, or by pairs of ranks.
-
-    Not collective, O(E log E) time; shapes as :func:`routes`.
-    """
-    machine = parts // ranks_per_machine
-    crossing = edge_index[:, machine[edge_index[0]] != machine[edge_index[1]]]
-    owner, count = (machine, num_machines(num_ranks, ranks_per_machine)) if two_levels else (parts, num_ranks)
-    cover = RemoteEdges.of(crossing, owner, count).cover(exchange)
-    return int(cover.left.sum() + cover.right.sum())
-
-
 def _peers(ends: Ends) -> Tensor:
     return torch.repeat_interleave(host.arange(len(ends.counts)), host.tensor(ends.counts))
 

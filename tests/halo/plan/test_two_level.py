@@ -18,7 +18,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from stored_graphs import differences, planned_together
 from torch import Tensor
 
-from pyg_dist.backend.ops.row_format import SUM_KEY
+from pyg_dist.backend.ops.quantize import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.cli import main
 from pyg_dist.halo.plan.cover import RemoteEdges
@@ -27,7 +27,7 @@ from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.halo.plan.transfer import UNIT, Transfer
-from pyg_dist.halo.plan.two_level import MachineEdges, Routes, rows_across
+from pyg_dist.halo.plan.two_level import MachineEdges, Routes
 from pyg_dist.partition import partition
 from pyg_dist.pricing.machine import Machine
 
@@ -134,8 +134,9 @@ def test_the_plan_counts_both_levels(exchange: Any) -> None:
     edge_index, parts = random_edges(300, 3000, 6)
     one, two = (Plan.of(edge_index, parts, 6, exchange, ranks_per_node=2, hierarchy=h) for h in ("off", "on"))  # type: ignore[arg-type]
     assert (one.two_levels, two.two_levels) == (False, True)
-    crossing = tuple(rows_across(edge_index, parts, 6, 2, two_levels=levels) for levels in (False, True))
-    assert one.across == two.across == crossing
+    across = edge_index[:, (parts // 2)[edge_index[0]] != (parts // 2)[edge_index[1]]]
+    covers = [RemoteEdges.of(across, owner, 6).cover("hybrid") for owner in (parts, parts // 2)]
+    assert one.across == two.across == tuple(int(c.left.sum() + c.right.sum()) for c in covers)
     ways = routes(edge_index, parts, 6, 2, exchange)
     numbers = two.to_dict()
     assert numbers["rows_between_nodes"] == len(ways.node) < one.to_dict()["rows_between_nodes"]
