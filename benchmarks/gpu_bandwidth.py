@@ -8,7 +8,7 @@ import torch
 from gpu_measure import Log, Place
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops.row_format import packed_row_bytes
+from pyg_dist.backend.ops.quantize import packed_row_bytes
 from pyg_dist.backend.sparse.csr import CSR
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from pyg_dist import DistributedData
 from pyg_dist.backend import ops
 from pyg_dist.backend.ops import library
-from pyg_dist.backend.ops.row_format import packed_row_bytes
+from pyg_dist.backend.ops.quantize import packed_row_bytes
 from pyg_dist.conv import DistributedSAGEConv
 from pyg_dist.graph.protocol import Norm
 

@@ -21,9 +21,9 @@ from torch.nn.parameter import is_lazy
 
 from pyg_dist.backend.autograd.replicated import is_synchronised
 from pyg_dist.backend.comm.checks.noted import Settings, digest_of_words
-from pyg_dist.backend.comm.checks.order import compare_order
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.session.agreement import Control
+from pyg_dist.backend.session.divergence import compare_order
 from pyg_dist.backend.session.state import current
 from pyg_dist.tensor.row_tensor import RowTensor
 
@@ -127,7 +127,7 @@ def note_model(model: nn.Module) -> None:
 def note_step(optimizer: torch.optim.Optimizer) -> None:
     """Note the groups of an optimizer that is about to step over a model's parameters, and now and then gradients.
 
-    Collective where calls have no tags (:mod:`~pyg_dist.backend.comm.checks.order`).
+    Collective where calls have no tags (:mod:`~pyg_dist.backend.session.divergence`).
     """
     if not noted().is_on:
         return

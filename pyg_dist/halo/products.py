@@ -14,7 +14,7 @@ from pyg_dist.backend.autograd.linear_map import begin
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.backend.ops.row_format import row_bytes
+from pyg_dist.backend.ops.quantize import row_bytes
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph import caches

@@ -243,7 +243,7 @@ def test_batches(workers: Pools, world_size: int, exchange: Any) -> None:
 def within_machines(world_size: int, bits: int) -> None:
     """What stays inside machines is exact, unless ``PYG_DIST_LOCAL_BITS`` says otherwise; what crosses is near."""
     import pyg_dist
-    from pyg_dist.backend.ops.row_format import row_bytes
+    from pyg_dist.backend.ops.quantize import row_bytes
 
     with machines(world_size):
         torch.manual_seed(0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.ops.row_format import SUM_KEY, is_packed, node_of, row_bytes
+from pyg_dist.backend.ops.quantize import SUM_KEY, is_packed, node_of, row_bytes
 from pyg_dist.backend.session.settings import Bits
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.backend.timing import phase
@@ -85,7 +85,7 @@ class Quantized:
     """The codec of one aggregation's messages in one direction: see :func:`~pyg_dist.backend.ops.quantize_csr`.
 
     Sums are in full precision and rounded once. Approximate: with keys, the mean over seeds is exact (SuperGCN, 2.4).
-    Rows that packing would not shorten go as they are (:func:`~pyg_dist.backend.ops.row_format.row_bytes`).
+    Rows that packing would not shorten go as they are (:func:`~pyg_dist.backend.ops.quantize.row_bytes`).
 
     One object serves one aggregation, and rounds alike whenever it is used: a second backward pass through it
     (``retain_graph``) repeats the first one's rounding, and the messages of a derivative of the gradient, which go the

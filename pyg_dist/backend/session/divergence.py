@@ -8,6 +8,10 @@ rendezvous store, and reads the others'. Three things prove that the wait will n
 * a rank has ended before the call that others wait for;
 * ranks wait in a circle: each for a call that another one, which waits as well, has not made.
 
+Where a wire has no tags, as nccl's, two calls of one size would exchange each other's numbers, and others would wait
+for ever. So each group keeps a running hash of its calls' tags, and all ranks compare them before an optimizer steps
+(:func:`compare_order`), in one sum of eight bytes that waits for no device.
+
 A rank that computes proves nothing, however long it takes. After ten seconds the wait is logged once a line, and again
 each minute of it; a rank that is stopped publishes nothing, and is named. ``PYG_DIST_WATCH_SECONDS`` ends the run.
 """
@@ -26,9 +30,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import Call, Standing, Wait, line_in_words
+from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.settings import WATCH_SECONDS
-from pyg_dist.errors import describe_ranks
+from pyg_dist.backend.session.state import current
+from pyg_dist.errors import DivergenceError, describe_ranks
 
 logger = logging.getLogger("pyg_dist")
 
@@ -167,6 +174,33 @@ def _listed(says: Mapping[int, str]) -> str:
     if len(shown) > _MAX_PLACES:
         shown[_MAX_PLACES:] = [f"{len(shown) - _MAX_PLACES} other places elsewhere"]
     return "; ".join(shown)
+
+
+def compare_order(control: Group) -> None:
+    """Check that the ranks of each group have made the same calls on wires without tags (collective, all ranks).
+
+    Nothing is sent while there were none.
+
+    ``control`` is the group of all ranks that carries CPU tensors.
+
+    Raises:
+        DivergenceError: On every rank, naming the first call that differs.
+    """
+    sequences = [calls for calls in current().of(Standing).sequences.values() if calls.order]
+    if not sequences:
+        return
+    # Of each group the first rank adds the others' numbers and these take off their own: zero if all are equal.
+    share = sum(c.order * (len(c.ranks) - 1 if control.rank == c.ranks[0] else -1) for c in sequences)
+    total = control.all_reduce_(host.tensor([(share + (1 << 63)) % (1 << 64) - (1 << 63)]), kind="step")
+    if total.item():
+        recent = {c.name: {str(call[0]): in_words(Call(*call)) for call in c.untagged} for c in sequences}
+        gathered = control.gather_bytes(Place(recent=recent).to_json().encode())
+        raise DivergenceError(
+            different_calls([Place.parse(place) for place in gathered])
+            or "Expected the same calls on every rank since the last step (got more on some): make none under is_main()"
+        )
+    for calls in sequences:
+        calls.untagged.clear()
 
 
 class DivergenceWatch:

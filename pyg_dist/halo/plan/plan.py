@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import host
-from pyg_dist.backend.ops.row_format import row_bytes
+from pyg_dist.backend.ops.quantize import row_bytes
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Counted, Crossings, Hierarchy, LevelCounts, is_dense
 from pyg_dist.halo.plan.plan_file import read_plan, write_plan
-from pyg_dist.halo.plan.size_table import imbalance, size_table
-from pyg_dist.halo.plan.sizes import ShareSizes
+from pyg_dist.halo.plan.sizes import ShareSizes, imbalance, size_table
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend import host, ops
-from pyg_dist.backend.ops.row_format import SUM_KEY
+from pyg_dist.backend.ops.quantize import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import Cover, OneWay, masked
 

@@ -148,7 +148,7 @@ def of_halo(rank: int, size: int) -> Iterator[Case]:
     from pyg_dist import DistributedData
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.ops.row_format import SUM_KEY
+    from pyg_dist.backend.ops.quantize import SUM_KEY
     from pyg_dist.halo.exchange import AllToAll, ToNeighbours
     from pyg_dist.halo.graph import HaloGraph
 

@@ -267,8 +267,8 @@ def carries_groups(wire: Wire) -> None:
 
 def tells_of_divergence(wire: Wire) -> None:
     """Another call on one rank: where nothing keeps them apart, the step's end says so on every rank."""
-    from pyg_dist.backend.comm.checks.order import compare_order
     from pyg_dist.backend.session.agreement import Control
+    from pyg_dist.backend.session.divergence import compare_order
     from pyg_dist.backend.session.state import current
 
     control = current().of(Control).group

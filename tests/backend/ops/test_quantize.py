@@ -13,7 +13,7 @@ from torch.library import opcheck
 
 from pyg_dist.backend import ops
 from pyg_dist.backend.comm.codec import Quantized
-from pyg_dist.backend.ops.row_format import packed_row_bytes
+from pyg_dist.backend.ops.quantize import packed_row_bytes
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.errors import DataError, NotFiniteError

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.ids import IdList
 from pyg_dist.backend.ops import quantize_csr
-from pyg_dist.backend.ops.row_format import SUM_KEY
+from pyg_dist.backend.ops.quantize import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind, OneWay, RemoteEdges
-from pyg_dist.halo.plan.leaving import told
+from pyg_dist.halo.plan.restriction import told
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.transfer import UNIT
 from pyg_dist.partition import partition

@@ -4,7 +4,7 @@ Each call has a number in its group's sequence, a kind, a dtype, a size and the 
 is mixed into the call's *tag*, which is the tag of its messages
 (:mod:`~pyg_dist.backend.comm.wires.point_to_point`). Messages of different calls therefore never meet: ranks that
 diverge wait, and :mod:`~pyg_dist.backend.session.divergence` looks at what is noted here and says why. Wires without
-tags: :mod:`~pyg_dist.backend.comm.checks.order`.
+tags: :mod:`~pyg_dist.backend.session.divergence`.
 """
 
 from __future__ import annotations
