@@ -137,7 +137,7 @@ def plain_batch(data: Data, subset: Subset) -> Data:
         elif data.is_node_attr(name):
             value = plain_rows(value, subset.node_id)
         elif data.is_edge_attr(name):
-            value = plain_rows(value, edge_id)
+            value = plain_rows(value, edge_id, data.__cat_dim__(name, value))
         batch[name] = value
     batch.num_nodes = subset.node_id.numel()
     batch.n_id, batch.e_id = subset.node_id, edge_id
@@ -146,11 +146,11 @@ def plain_batch(data: Data, subset: Subset) -> Data:
     return batch
 
 
-def plain_rows(value: object, ids: Tensor) -> object:
-    """Some rows of an attribute of a plain graph."""
+def plain_rows(value: object, ids: Tensor, dim: int = 0) -> object:
+    """Some rows of an attribute of a plain graph: entries of dimension ``dim``."""
     if isinstance(value, np.ndarray):  # as of a file that is mapped into memory: only these rows are read
-        return torch.from_numpy(value[ids.numpy()])
-    return value[ids.to(value.device)] if isinstance(value, Tensor) else value
+        return torch.from_numpy(value.take(ids.numpy(), axis=dim))
+    return value.index_select(dim, ids.to(value.device)) if isinstance(value, Tensor) else value
 
 
 def chosen_nodes(data: Data, subset: object, what: str = "subset") -> Tensor:

@@ -76,8 +76,10 @@ def plain_batch(data: HeteroData, sample: TypedSubset) -> HeteroData:
         for name, value in store.items():
             if name == "edge_index":
                 its.edge_index = kept.edge_index(order).to(value.device)
+            elif store.is_edge_attr(name):
+                its[name] = plain_rows(value, kept.edge_id[order], data.__cat_dim__(name, value, store))
             else:
-                its[name] = plain_rows(value, kept.edge_id[order]) if store.is_edge_attr(name) else value
+                its[name] = value
         its.e_id = kept.edge_id[order]
     for relation, attributes in sample.edge_attributes.items():
         for name, value in attributes.items():

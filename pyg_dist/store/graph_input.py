@@ -116,7 +116,9 @@ def read_edges(data: Data | EdgeStorage) -> tuple[Tensor, GraphForm, Tensor | No
         coo = adj_t.detach().cpu().to_sparse_coo().coalesce()
         target, source = coo.indices()
         return torch.stack([source, target]), GraphForm("adj_t", "add"), _values(coo.values(), adj_t.requires_grad)
-    raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {sorted(data.keys())}): set one")
+    others = [key for key in data.keys() if key.endswith("edge_index")]  # noqa: SIM118 - as of train_test_split_edges
+    how = f"set one, data.edge_index = data.{others[0]}" if others else "set one"
+    raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {sorted(data.keys())}): {how}")
 
 
 def _values(values: Tensor | None, learns: bool) -> Tensor | None:

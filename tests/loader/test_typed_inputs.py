@@ -230,6 +230,16 @@ def test_counts_of_edges() -> None:
         assert batch[BY].num_edges == batch[HAS].num_edges == 0
 
 
+def test_an_attribute_like_edge_index() -> None:
+    """Edges of a plain graph are in the last dimension of ``edge_label_index``, as after ``RandomLinkSplit``."""
+    from pyg_dist.loader import NeighborLoader
+
+    graph = graph_of()
+    graph[CITES].edge_label_index = graph[CITES].edge_index
+    (batch,) = NeighborLoader(graph, [2], input_nodes=PAPER, batch_size=SIZES[PAPER])
+    assert torch.equal(batch[CITES].edge_label_index, graph[CITES].edge_index[:, batch[CITES].e_id])
+
+
 def links(form: str, relation: Any, negatives: Any) -> list[Any]:
     from pyg_dist.loader import LinkNeighborLoader
 

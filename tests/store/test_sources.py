@@ -337,6 +337,7 @@ class Harmful:
     [
         ({"edge_index": torch.tensor([[0.5, 1.0], [1.0, 2.0]])}, "integer node ids .*torch.float32"),
         ({"x": torch.zeros(3)}, "edge_index.*got only"),
+        ({"train_pos_edge_index": torch.zeros(2, 3)}, "set one, data.edge_index = data.train_pos_edge_index"),
         ([torch.zeros(3)], "Expected a Data, or a dict of tensors"),
         (({"edge_index": torch.zeros(2, 4).long()}, {"edge_index": torch.tensor([0, 2, 4])}), "Expected one graph"),
         ([{"edge_index": torch.zeros(2, 4).long()}] * 3, r"Expected one graph .*\(got 3\)"),

@@ -160,8 +160,8 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
         return x[index[0]][within]
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         return _elements(x, index)
-    if isinstance(index, tuple) and len(index) == 2 and x.dim() == 2 and all(map(_is_list_of_one, index)):
-        return _pairs(x, *index)
+    if _is_pairs(x, index):
+        return _pairs(x, *cast(tuple[Any, Any], index))
     if index is None or (isinstance(index, tuple) and index and index[0] is None):
         return x[index[1:] if index and index[1:] else _ALL].unsqueeze(0)
     first, rest = _split(x, index)
@@ -184,9 +184,11 @@ def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
     return as_row_tensor_(indexed_rows.select(x, local_index), chosen.rows)
 
 
-def _is_list_of_one(item: object) -> bool:
-    """Whether ``item`` lists positions in one dimension, or masks it."""
-    return isinstance(item, (list, range)) or (isinstance(item, (Tensor, np.ndarray)) and item.ndim == 1)
+def _is_pairs(x: Tensor, index: object) -> bool:
+    """Whether ``index`` pairs rows with columns: two lists of positions in one dimension each, or masks of it."""
+    if not isinstance(index, tuple) or len(index) != 2 or x.dim() != 2:
+        return False
+    return all(isinstance(i, (list, range)) or (isinstance(i, (Tensor, np.ndarray)) and i.ndim == 1) for i in index)
 
 
 def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
@@ -228,6 +230,19 @@ def _assign_elements(x: RowTensor, mask: Tensor, value: object) -> None:
         x[mask.as_subclass(Tensor)] = as_operand(Tensor.__setitem__, moved_to(rows, value, _VALUES), rows, num_dims)
 
 
+def _assign_pairs(x: RowTensor, index: Any, columns: Any, value: Any) -> None:
+    """An element of each listed row, ``scores[users, seen] = -inf``: a number, or one for each."""
+    columns = host.as_tensor(columns)
+    _note_columns(x, [columns])
+    with local_tensors():
+        rows, local_index = select_rows(x._sharding, index)
+        columns, value = (
+            as_operand(Tensor.__setitem__, moved_to(rows, given, _VALUES), rows, num_dims=1)
+            for given in (columns, value)
+        )
+        x[on_device(local_index, x.device), on_device(columns, x.device)] = value
+
+
 def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
     """A mask of x's elements, with x's rows; to be called under :data:`local_tensors`."""
     size = mask._sharding.size if isinstance(mask, RowTensor) else mask.shape[0]
@@ -258,6 +273,9 @@ def setitem(function: Function, x: Tensor, index: object, value: object) -> None
         return
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         _assign_elements(x, index, value)
+        return
+    if _is_pairs(x, index):
+        _assign_pairs(x, *cast(tuple[Any, Any], index), value)
         return
     first, rest = _split(x, index)
     _note_columns(x, rest)

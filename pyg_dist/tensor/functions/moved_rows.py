@@ -264,11 +264,11 @@ MOVED.update(dict.fromkeys((F.linear, F.layer_norm, F.rms_norm), on_last))
 
 @MOVED.implements("cat", "concat", "concatenate", "stack")
 def _join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate along another dimension than that of the rows, or stack along a new one."""
+    """Concatenate, also along the dimension of the rows, or stack along a new one."""
     first = moved_in([*tensors])[0]
     stacks = function is torch.stack
     (dim,) = dims_of(dim, first.dim() + stacks)
-    if any(t.dim() != first.dim() for t in tensors) or (dim == first.place and not stacks):
+    if any(t.dim() != first.dim() for t in tensors):
         raise refuse_moved(function, first)
     given = [rows_first(t, first, function) for t in tensors]
     if stacks:

@@ -86,7 +86,10 @@ _EQUALITY: dict[Function, Function] = {Tensor.__eq__: torch.eq, Tensor.__ne__: t
 
 
 def pointwise(function: Function, *args: object, **kwargs: object) -> Tensor:
-    """Broadcasting functions of any number of operands: the result has the operands' rows."""
+    """Broadcasting functions of any number of operands: the result has the operands' rows.
+
+    Dimensions align at the right, as torch's do: of ``[N, 1]`` and ``[N]`` come all pairs of rows (collective).
+    """
     if function in _EQUALITY and isinstance(args[-1], DerivedOperand):
         return _EQUALITY[function](*args)  # type: ignore[no-any-return]
     with local_tensors():
@@ -101,17 +104,22 @@ def pointwise(function: Function, *args: object, **kwargs: object) -> Tensor:
                     simple = False
             elif isinstance(arg, Tensor):
                 simple = False
-        if not simple:
+        given = () if simple else (*args, *kwargs.values())
+        num_dims = max((arg.dim() for arg in given if isinstance(arg, Tensor)), default=num_dims)
+        aligns = all(not isinstance(arg, RowTensor) or arg.dim() == num_dims for arg in given)
+        if not simple and aligns:
             out = kwargs.get("out")
             args, kwargs, rows = aligned(function, args, kwargs)
             if kwargs.get("out") is not out:
                 raise MixedRowsError(
                     f"{public_name(function)} expected 'out' to lie as its operands do: assign the result"
                 )
-        elif function in _OF_LARGE and len(args) == 2 and (not kwargs or "alpha" in kwargs):
+        elif simple and function in _OF_LARGE and len(args) == 2 and (not kwargs or "alpha" in kwargs):
             function = _OF_LARGE[function]
-        out = function(*args, **kwargs)
-    return as_row_tensor_(out, rows)  # type: ignore[arg-type]
+        if aligns:
+            return as_row_tensor_(function(*args, **kwargs), rows)  # type: ignore[arg-type]
+    given = (*(a[(None,) * (num_dims - a.dim())] if isinstance(a, RowTensor) else a for a in given),)
+    return function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))  # type: ignore[no-any-return]
 
 
 KEEPS_ROWS.add(pointwise)

@@ -92,9 +92,10 @@ def view(function: Function, x: RowTensor, *sizes: Any, **named: object) -> Tens
     batch = _as_batch(x, sizes) if isinstance(x._sharding, ConcatenatedRows) else None
     if batch is not None:
         return batch
-    place = next((k for k, size in enumerate(sizes) if size != 1), 0)
-    if place > 0 and sizes[place] in (-1, x.shape[0]):
-        return MovedRows.make(x.reshape(sizes[place], *[1] * place, *sizes[place + 1 :]), place)
+    whole = _sizes(x, sizes)
+    place = next((k for k, size in enumerate(whole) if size != 1), 0)
+    if place > 0 and whole[place] == x.shape[0]:
+        return MovedRows.make(x.reshape(-1, *[1] * place, *whole[place + 1 :]), place)
     rows, per_row = _reshaped(function, x, sizes)
     with local_tensors():
         return as_row_tensor_(function(x, (rows.num_local, *per_row)), rows)

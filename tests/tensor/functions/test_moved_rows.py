@@ -161,7 +161,7 @@ EXPRESSIONS: dict[str, Expression] = {
     "in place": lambda t: [(hops(t) * 1).add_(t.x).relu_().sum(0), (hops(t) + 0).mul_(2)[1]],
     "stacked again": lambda t: [
         torch.stack([hops(t), hops(t).sin()], 0)[1, 2], torch.stack([hops(t), hops(t).sin()], -1).sum((0, -1)),
-        torch.cat([hops(t), torch.stack([t.full] * 2)]).sum(0),
+        torch.cat([hops(t), torch.stack([t.full] * 2)]).sum(0), torch.cat([t.x.T, t.y.T], 1).sum(0),
     ],
     "vectors": lambda t: [
         torch.stack([t.v, t.u])[1], torch.vstack([t.full_v, t.v]).sum(1), torch.stack([t.v, t.u, t.v]) @ t.x,
@@ -172,6 +172,8 @@ EXPRESSIONS: dict[str, Expression] = {
         t.label.view(-1, 1) != t.label.view(-1, 1).T, (t.v.view(1, -1) >= t.u.view(-1, 1)).sum(-1),
         torch.maximum(t.x.unsqueeze(1), other=t.y.unsqueeze(0)), torch.sub(input=t.x[None], other=t.y[:, None]),
         (torch.stack([t.v, t.u]) == t.v).sum(0), (t.u == torch.stack([t.v, t.u])).sum(0),
+        t.column - t.v, t.v - t.column, ((t.column - t.label) ** 2).mean(), torch.where(t.column > 0, t.u, t.column),
+        (t.row.T.expand(t.F, t.N) * t.v)[1], (t.matrix[None, :, :1] - t.u)[0, 2],
     ],
     "products": lambda t: [
         t.x.T @ t.y, hops(t).mT @ hops(t), (hops(t) @ t.matrix.unsqueeze(0))[1], (hops(t) @ hops(t).mT)[1],
@@ -231,7 +233,6 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.cat([hops(t), t.c]), MixedRowsError, f"cat {MOVE}"),
     (lambda t: (t.x * 1)[None].mul_(t.x[torch.tensor([3])][:, None]), MixedRowsError, f"mul_ {MOVE}"),
     (lambda t: F.mse_loss(t.x[:, None], t.y[None]), MixedRowsError, f"mse_loss {MOVE}"),
-    (lambda t: torch.cat([hops(t), hops(t)], 1), MixedRowsError, f"cat {MOVE}"),
     (lambda t: F.layer_norm(t.c.permute(2, 1, 0), (t.N,)), MixedRowsError, "layer_norm has no distributed form for"),
     (
         lambda t: nn.MultiheadAttention(t.F, 1, dropout=0.5, batch_first=True).to(t.x.dtype)(t.c, t.c, t.c),

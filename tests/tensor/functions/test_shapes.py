@@ -37,7 +37,7 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.column, (-1,)), lambda f, t: f(t.v, (t.N,)), lambda f, t: f(t.x, (-1,)),
         lambda f, t: f(t.c, (t.N * t.F, 2)), lambda f, t: f(t.c, (-1, 2, 1)), lambda f, t: f(f(t.c, (-1,)), (-1, 2)),
         lambda f, t: f(f(t.c, (-1, 2)), (t.N, t.F, 2)), lambda f, t: f(f(t.x, (-1,)), (-1, t.F)),
-        lambda f, t: f(f(t.x * 2, (-1,))[t.x.reshape(-1) > 0], (-1, 1)),
+        lambda f, t: f(f(t.x * 2, (-1,))[t.x.reshape(-1) > 0], (-1, 1)), lambda f, t: f(t.x, (-1, 1, t.N, t.F))[0, 0],
     ]),
     **each("view_as reshape_as", [lambda f, t: f(t.c, t.d), lambda f, t: f(t.column, t.v)]),
     "expand_as": [lambda f, t: f(t.column, t.x), lambda f, t: f(t.column, t.full)],
