@@ -11,59 +11,69 @@ template <class T, AttentionForm kForm>
 void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end) {
   using E = Edges<T, kForm>;
   using A = typename E::A;
-  constexpr int64_t B = E::B, L = E::L;
+  constexpr int L = E::L;
   const Attention& p = f.attention;
   const E edges(p);
-  const int64_t heads = edges.num_heads, columns = edges.num_columns;
+  const int64_t heads = edges.num_heads, columns = edges.num_columns, lanes = edges.lanes;
   const int64_t edge_columns = kForm == AttentionForm::dot ? edges.num_edge_columns : 0;
-  A *const y = edges.sums, *const z = y + edges.row, *const largest = z + heads * edge_columns;
-  A* const sum = largest + heads;
+  const int64_t step = lanes < L ? L : lanes;  // from a vector to the next one of the same heads
+  A *const y = edges.sums, *const z = y + edges.row, *const sum = z + heads * edge_columns, *const s = edges.logit;
+  A* const largest = sum + heads;  // in whole vectors
   const int64_t batch = edges.batch();
-  const T* value_of[B];
+  const T* value_of[E::B];
   for (int64_t row = row_begin; row < row_end; ++row) {
-    const int64_t target = p.first_row + row, end = p.rowptr[row + 1];
-    clear(y, edges.row + heads * edge_columns);
-    for (int64_t h = 0; h < heads; ++h) {
-      largest[h] = -__builtin_inf();
-      sum[h] = 0;
-    }
-    for (int64_t begin = p.rowptr[row]; begin < end; begin += batch) {
+    const int64_t target = p.first_row + row, first = p.rowptr[row], end = p.rowptr[row + 1];
+    clear(y, edges.row + heads * edge_columns + heads);
+    for (int64_t h = 0; h < heads; ++h) largest[h] = -__builtin_inf();
+    for (int64_t begin = first; begin < end; begin += batch) {
       const int64_t count = batch < end - begin ? batch : end - begin;
-      const int64_t padded = (count + L - 1) / L * L;
       for (int64_t b = 0; b < count; ++b) {
         const int64_t e = begin + b;
         edges.prefetch_source(e);
         edges.set_logits(target, p.col[e], p.edge[e], b);
         value_of[b] = edges.value(p.col[e]);
       }
-      edges.set_dropout(begin, count);
-      for (int64_t h = 0; h < heads; ++h) {
-        A* const s = edges.logit + h * B;
-        if constexpr (kForm == AttentionForm::additive) {
-          for (int64_t b = 0; b < padded; b += L) store<L>(s + b, leaky<A, L>(load<L>(s + b), edges.slope));
+      const int64_t padded = (count * lanes + L - 1) / L * L;
+      for (int64_t k = count * lanes; k < padded; ++k) s[k] = -__builtin_inf();
+      for (int64_t at = 0; at < lanes; at += L) {
+        Vec<A, L> most = Vec<A, L>{} - static_cast<A>(__builtin_inf());
+        for (int64_t k = at; k < padded; k += step) {
+          Vec<A, L> logit = load<L>(s + k);
+          if constexpr (kForm == AttentionForm::additive) logit = leaky<A, L>(logit, edges.slope);
+          if constexpr (kForm == AttentionForm::dot) logit *= edges.scale;
+          store<L>(s + k, logit);
+          most = Most{}(most, logit);
         }
-        for (int64_t b = count; b < padded; ++b) s[b] = -__builtin_inf();
-        Vec<A, L> of_lanes = Vec<A, L>{} - static_cast<A>(__builtin_inf());
-        for (int64_t b = 0; b < padded; b += L) of_lanes = Most{}(of_lanes, load<L>(s + b));
-        const A most = Most{}(largest[h], reduce<L, A>(of_lanes, Most{}));
-        if (!(most == largest[h])) {
-          const A factor = sum[h] > 0 ? exp_of<A, 1>(largest[h] - most) : A{0};
-          largest[h] = most;
-          sum[h] *= factor;
-          for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;
-          for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
+        most = join_edges<L, A>(most, lanes, Most{});
+        if (begin > first) {
+          A before[L];
+          store<L>(before, load<L>(largest + at));
+          most = Most{}(load<L>(largest + at), most);
+          store<L>(largest + at, most);
+          for (int64_t h = at; h < heads && h < at + L; ++h) {
+            if (largest[h] == before[h - at]) continue;
+            const A factor = sum[h] > 0 ? exp_of<A, 1>(before[h - at] - largest[h]) : A{0};
+            sum[h] *= factor;
+            for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;
+            for (int64_t d = 0; d < edge_columns; ++d) z[h * edge_columns + d] *= factor;
+          }
+        } else {
+          store<L>(largest + at, most);
         }
-        const A base = most == -__builtin_inf() ? A{0} : most;  // of -infinities alone: powers are zero, not NaN
-        for (int64_t b = 0; b < padded; b += L) store<L>(s + b, exp_of<A, L>(load<L>(s + b) - base));
-        sum[h] = total_of(sum[h], s, count);
-        for (int64_t b = 0; b < padded; b += L) store<L>(s + b, load<L>(s + b) * load<L>(edges.keep + h * B + b));
-        const auto value = [&](int64_t b) { return value_of[b] + h * columns; };
-        add_rows<A>(y + h * columns, s, count, columns, value);
-        const auto attr = [&](int64_t b) { return edges.edge_attr(p.edge[begin + b]); };
-        if (edge_columns > 0) add_rows<A>(z + h * edge_columns, s, count, edge_columns, attr);
+        // Of -infinities alone powers are zero, not NaN.
+        const Vec<A, L> base = most == static_cast<A>(-__builtin_inf()) ? Vec<A, L>{} : most;
+        for (int64_t k = at; k < padded; k += step) store<L>(s + k, exp_of<A, L>(load<L>(s + k) - base));
       }
+      add_numbers(sum, s, lanes, count, heads);
+      if (p.edge_key != nullptr) {
+        edges.set_dropout(begin, count);
+        for (int64_t k = 0; k < padded; k += L) store<L>(s + k, load<L>(s + k) * load<L>(edges.keep + k));
+      }
+      add_rows(y, s, lanes, count, heads, columns, [&](int64_t b) { return value_of[b]; });
+      const auto attr = [&](int64_t b) { return edges.edge_attr(p.edge[begin + b]); };
+      if (edge_columns > 0) add_rows<true>(z, s, lanes, count, heads, edge_columns, attr);
     }
-    const bool may_be_zero = p.rowptr[row] == end || f.is_part;
+    const bool may_be_zero = first == end || f.is_part;
     for (int64_t h = 0; h < heads; ++h) {
       const A factor = may_be_zero && sum[h] == 0 ? A{1} : A{1} / sum[h];
       for (int64_t c = 0; c < columns; ++c) y[h * columns + c] *= factor;

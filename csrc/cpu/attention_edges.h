@@ -17,9 +17,10 @@ struct Edges {
   static constexpr int64_t B = kAttentionBatch;
 
   const Attention& p;
-  const int64_t num_heads, num_columns, num_edge_columns, row;
+  const int64_t num_heads, num_columns, num_edge_columns, row, lanes;
   const A slope, scale;
-  A *const logit, *const weight, *const keep, *const mean, *const slope_of, *const columns, *const sums;
+  A *const logit, *const weight, *const keep, *const delta, *const lse;  // [edges, lanes]: of head h of edge b
+  A *const columns, *const sums;
   int64_t words_of_edge;
 
   explicit Edges(const Attention& attention)
@@ -28,17 +29,18 @@ struct Edges {
         num_columns(p.num_columns),
         num_edge_columns(p.num_edge_columns),
         row(num_heads * num_columns),
+        lanes(head_lanes(num_heads)),
         slope(static_cast<A>(p.slope)),
         scale(static_cast<A>(p.scale)),
         logit(static_cast<A*>(p.scratch)),
-        weight(logit + num_heads * B),
-        keep(weight + num_heads * B),
-        mean(keep + num_heads * B),
-        slope_of(mean + num_heads * B),
-        columns(slope_of + num_heads * B),
+        weight(logit + lanes * B),
+        keep(weight + lanes * B),
+        delta(keep + lanes * B),
+        lse(delta + lanes * B),
+        columns(lse + lanes * B),
         sums(columns + row),
         words_of_edge((num_heads + 3) / 4) {
-    for (int64_t k = 0; k < num_heads * B; ++k) keep[k] = A{1};
+    for (int64_t k = 0; k < lanes * B; ++k) keep[k] = A{1};
   }
 
   // How many edges are looked at together: words of dropout for all of them lie in one batch of numbers.
@@ -79,40 +81,37 @@ struct Edges {
     });
   }
 
-  // logit[h, b] of one edge; of `additive` before the leaky ReLU, which whole vectors of edges take.
+  // Logits of one edge; of `additive` before the leaky ReLU, and of `dot` before the scale, which whole vectors take.
   PYG_DIST_INLINE void set_logits(int64_t target, int64_t source, int64_t place, int64_t b) const {
+    A* const of_edge = logit + b * lanes;
     if constexpr (kForm == AttentionForm::additive) {
       const T* k = key(source);
-      for (int64_t h = 0; h < num_heads; ++h) {
-        A u = load<1>(k + h);
-        if (p.query != nullptr) u += load<1>(query(target) + h);
-        if (num_edge_columns > 0) {
-          u += dot<A>(edge_weight(target) + h * num_edge_columns, edge_attr(place), num_edge_columns);
-        }
-        logit[h * B + b] = u;
-      }
+      const T* q = p.query == nullptr ? nullptr : query(target);
+      for_vectors<A>(num_heads, [&]<int K>(int64_t h) __attribute__((always_inline)) {
+        store<K>(of_edge + h, q == nullptr ? load<K>(k + h) : load<K>(k + h) + load<K>(q + h));
+      });
     } else if constexpr (kForm == AttentionForm::dot) {
       const T *k = key(source), *q = query(target);
-      for (int64_t h = 0; h < num_heads; ++h) {
-        A u = dot<A>(k + h * num_columns, q + h * num_columns, num_columns);
-        if (num_edge_columns > 0) {
-          u += dot<A>(edge_weight(target) + h * num_edge_columns, edge_attr(place), num_edge_columns);
-        }
-        logit[h * B + b] = u * scale;
-      }
+      sum_heads<A>(of_edge, num_heads, num_columns,
+                   [&]<int K>(int64_t c) __attribute__((always_inline)) { return load<K>(k + c) * load<K>(q + c); });
     } else {
       add_ends(target, source, place);
       const auto* att = static_cast<const A*>(p.att);
-      for (int64_t h = 0; h < num_heads; ++h) {
-        const A *u = columns + h * num_columns, *a = att + h * num_columns;
-        logit[h * B + b] = sum_columns<A>(num_columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
-          return load<K>(a + c) * leaky<A, K>(load<K>(u + c), slope);
-        });
+      sum_heads<A>(of_edge, num_heads, num_columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+        return load<K>(att + c) * leaky<A, K>(load<K>(columns + c), slope);
+      });
+    }
+    if constexpr (kForm != AttentionForm::dynamic) {
+      if (num_edge_columns > 0) {
+        const T *w = edge_weight(target), *attr = edge_attr(place);
+        for (int64_t h = 0; h < num_heads; ++h) {
+          of_edge[h] += dot<A>(w + h * num_edge_columns, attr, num_edge_columns);
+        }
       }
     }
   }
 
-  // keep[h, b] of the edges [begin, begin + count).
+  // Dropout's factors of the edges [begin, begin + count).
   void set_dropout(int64_t begin, int64_t count) const {
     if (p.edge_key == nullptr) return;
     Batch words;
@@ -127,7 +126,7 @@ struct Edges {
     const A factor = static_cast<A>(p.dropout_scale);
     for (int64_t b = 0; b < count; ++b) {
       for (int64_t h = 0; h < num_heads; ++h) {
-        keep[h * B + b] = words.words[4 * b * words_of_edge + h] >= p.threshold ? factor : A{0};
+        keep[b * lanes + h] = words.words[4 * b * words_of_edge + h] >= p.threshold ? factor : A{0};
       }
     }
   }

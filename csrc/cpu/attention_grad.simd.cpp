@@ -4,15 +4,14 @@
 namespace pyg_dist::PYG_DIST_LEVEL {
 namespace {
 
-// logit[h, b] and weight[h, b] of a batch: ds and k p. `other` is the end that col names.
+// Of a batch ds in place of logits, and k p as weights. `other` is the end that col names.
 template <class T, AttentionForm kForm, bool kBySource>
 PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>& edges, int64_t own, int64_t begin,
                                    int64_t count) {
   using A = accumulator_t<T>;
-  constexpr int64_t B = kAttentionBatch;
   constexpr int L = kLanes<A>;
   const Attention& p = g.attention;
-  const int64_t heads = edges.num_heads, columns = edges.num_columns;
+  const int64_t heads = edges.num_heads, columns = edges.num_columns, lanes = edges.lanes;
   const auto* grad_y = static_cast<const T*>(g.grad_y);
   const auto* grad_z = static_cast<const T*>(g.grad_z);
   const auto* lse = static_cast<const A*>(g.lse);
@@ -31,36 +30,34 @@ PYG_DIST_INLINE void set_gradients(const AttentionGrad& g, const Edges<T, kForm>
     }
     edges.set_logits(target, source, place, b);
     const T *row = grad_y + target * edges.row, *x = edges.value(source);
-    for (int64_t h = 0; h < heads; ++h) {
-      if constexpr (kForm == AttentionForm::additive) {
-        edges.slope_of[h * B + b] = lse[target * heads + h];  // until there is a whole vector
-      } else {
-        edges.logit[h * B + b] -= lse[target * heads + h];
-      }
-      edges.mean[h * B + b] = delta[target * heads + h];
-      edges.weight[h * B + b] = dot<A>(row + h * columns, x + h * columns, columns);
-      if (grad_z != nullptr) {
-        const T* of_edge = grad_z + (target * heads + h) * edges.num_edge_columns;
-        edges.weight[h * B + b] += dot<A>(of_edge, edges.edge_attr(place), edges.num_edge_columns);
+    A* const weight = edges.weight + b * lanes;
+    sum_heads<A>(weight, heads, columns,
+                 [&]<int K>(int64_t c) __attribute__((always_inline)) { return load<K>(row + c) * load<K>(x + c); });
+    if (grad_z != nullptr) {
+      const T *of_target = grad_z + target * edge_sum_columns(p), *attr = edges.edge_attr(place);
+      for (int64_t h = 0; h < heads; ++h) {
+        weight[h] += dot<A>(of_target + h * edges.num_edge_columns, attr, edges.num_edge_columns);
       }
     }
+    for_vectors<A>(heads, [&]<int K>(int64_t h) __attribute__((always_inline)) {
+      store<K>(edges.lse + b * lanes + h, load<K>(lse + target * heads + h));
+      store<K>(edges.delta + b * lanes + h, load<K>(delta + target * heads + h));
+    });
   }
-  const int64_t padded = (count + L - 1) / L * L;
-  for (int64_t h = 0; h < heads; ++h) {
-    A *const s = edges.logit + h * B, *const w = edges.weight + h * B;
-    for (int64_t b = 0; b < padded; b += L) {
-      Vec<A, L> logit = load<L>(s + b), slope = {};
-      if constexpr (kForm == AttentionForm::additive) {
-        slope = leaky_slope<A, L>(logit, edges.slope);
-        logit = logit * slope - load<L>(edges.slope_of + h * B + b);
-      }
-      const Vec<A, L> k = load<L>(edges.keep + h * B + b), probability = exp_of<A, L>(logit);
-      Vec<A, L> ds = probability * (k * load<L>(w + b) - load<L>(edges.mean + h * B + b));
-      if constexpr (kForm == AttentionForm::additive) ds *= slope;
-      if constexpr (kForm == AttentionForm::dot) ds *= edges.scale;
-      store<L>(s + b, ds);
-      store<L>(w + b, k * probability);
+  for (int64_t l = 0; l < count * lanes; l += L) {
+    A *const s = edges.logit + l, *const w = edges.weight + l;
+    Vec<A, L> logit = load<L>(s), slope = {};
+    if constexpr (kForm == AttentionForm::additive) {
+      slope = leaky_slope<A, L>(logit, edges.slope);
+      logit *= slope;
     }
+    if constexpr (kForm == AttentionForm::dot) logit *= edges.scale;
+    const Vec<A, L> k = load<L>(edges.keep + l), probability = exp_of<A, L>(logit - load<L>(edges.lse + l));
+    Vec<A, L> ds = probability * (k * load<L>(w) - load<L>(edges.delta + l));
+    if constexpr (kForm == AttentionForm::additive) ds *= slope;
+    if constexpr (kForm == AttentionForm::dot) ds *= edges.scale;
+    store<L>(s, ds);
+    store<L>(w, k * probability);
   }
 }
 
@@ -68,10 +65,10 @@ template <class T, AttentionForm kForm>
 void target_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_end) {
   using E = Edges<T, kForm>;
   using A = typename E::A;
-  constexpr int64_t B = E::B;
   const Attention& p = g.attention;
   const E edges(p);
   const int64_t heads = edges.num_heads, columns = edges.num_columns, edge_columns = edges.num_edge_columns;
+  const int64_t lanes = edges.lanes;
   const int64_t query_columns = logit_columns(p);
   const bool weighs_edges = kForm != AttentionForm::dynamic && edge_columns > 0;
   A *const by_query = edges.sums, *const by_edge_weight = by_query + query_columns;
@@ -86,24 +83,21 @@ void target_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_
     for (int64_t begin = p.rowptr[row]; begin < end; begin += batch) {
       const int64_t count = batch < end - begin ? batch : end - begin;
       set_gradients<T, kForm, false>(g, edges, target, begin, count);
-      for (int64_t h = 0; h < heads; ++h) {
-        const A* const ds = edges.logit + h * B;
-        if constexpr (kForm == AttentionForm::additive) by_query[h] = total_of(by_query[h], ds, count);
-        if constexpr (kForm == AttentionForm::dot) {
-          const auto key = [&](int64_t b) { return edges.key(p.col[begin + b]) + h * columns; };
-          add_rows<A>(by_query + h * columns, ds, count, columns, key);
-        }
-        if (!weighs_edges) continue;
-        const auto attr = [&](int64_t b) { return edges.edge_attr(p.edge[begin + b]); };
-        add_rows<A>(by_edge_weight + h * edge_columns, ds, count, edge_columns, attr);
+      const A* const ds_of = edges.logit;
+      if constexpr (kForm == AttentionForm::additive) add_numbers(by_query, ds_of, lanes, count, heads);
+      if constexpr (kForm == AttentionForm::dot) {
+        const auto key = [&](int64_t b) { return edges.key(p.col[begin + b]); };
+        add_rows(by_query, ds_of, lanes, count, heads, columns, key);
       }
+      const auto attr = [&](int64_t b) { return edges.edge_attr(p.edge[begin + b]); };
+      if (weighs_edges) add_rows<true>(by_edge_weight, ds_of, lanes, count, heads, edge_columns, attr);
       if (kForm != AttentionForm::dynamic && by_attr == nullptr) continue;
       for (int64_t b = 0; b < count; ++b) {
         const int64_t place = p.edge[begin + b];
         if constexpr (kForm == AttentionForm::dynamic) {
           edges.add_ends(target, p.col[begin + b], place);
           for (int64_t h = 0; h < heads; ++h) {
-            const A ds = edges.logit[h * B + b];
+            const A ds = ds_of[b * lanes + h];
             const int64_t at = h * columns;
             A* const u = edges.columns + at;
             for_vectors<A>(columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
@@ -131,10 +125,10 @@ void target_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_
             sum = dot<A>(static_cast<const A*>(p.edge_weight) + d * edges.row, edges.columns, edges.row);
           } else {
             for (int64_t h = 0; h < heads; ++h) {
-              sum += edges.logit[h * B + b] * load<1>(edges.edge_weight(target) + h * edge_columns + d);
+              sum += ds_of[b * lanes + h] * load<1>(edges.edge_weight(target) + h * edge_columns + d);
               if (g.grad_z != nullptr) {
                 const T* of_edge = static_cast<const T*>(g.grad_z) + (target * heads + h) * edge_columns;
-                sum += edges.weight[h * B + b] * load<1>(of_edge + d);
+                sum += edges.weight[b * lanes + h] * load<1>(of_edge + d);
               }
             }
           }
@@ -153,10 +147,10 @@ template <class T, AttentionForm kForm>
 void source_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_end) {
   using E = Edges<T, kForm>;
   using A = typename E::A;
-  constexpr int64_t B = E::B;
   const Attention& p = g.attention;
   const E edges(p);
   const int64_t heads = edges.num_heads, columns = edges.num_columns, num_key_columns = key_columns(p);
+  const int64_t lanes = edges.lanes;
   A *const by_value = edges.sums, *const by_key = by_value + edges.row;
   const auto* grad_y = static_cast<const T*>(g.grad_y);
   const auto* att = static_cast<const A*>(p.att);
@@ -173,7 +167,7 @@ void source_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_
           const T* grad = grad_y + target * edges.row;
           edges.add_ends(target, source, p.edge[begin + b]);
           for (int64_t h = 0; h < heads; ++h) {
-            const A ds = edges.logit[h * B + b], weight = edges.weight[h * B + b];
+            const A ds = edges.logit[b * lanes + h], weight = edges.weight[b * lanes + h];
             const int64_t at = h * columns;
             for_vectors<A>(columns, [&]<int K>(int64_t c) __attribute__((always_inline)) {
               const Vec<A, K> slope = leaky_slope<A, K>(load<K>(edges.columns + at + c), edges.slope);
@@ -184,16 +178,12 @@ void source_rows_of_form(const AttentionGrad& g, int64_t row_begin, int64_t row_
         }
         continue;
       }
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t at = h * columns;
-        const A* const ds = edges.logit + h * B;
-        const auto grad = [&](int64_t b) { return grad_y + p.col[begin + b] * edges.row + at; };
-        add_rows<A>(by_value + at, edges.weight + h * B, count, columns, grad);
-        if constexpr (kForm == AttentionForm::additive) by_key[h] = total_of(by_key[h], ds, count);
-        if constexpr (kForm == AttentionForm::dot) {
-          const auto query = [&](int64_t b) { return edges.query(p.col[begin + b]) + at; };
-          add_rows<A>(by_key + at, ds, count, columns, query);
-        }
+      const auto grad = [&](int64_t b) { return grad_y + p.col[begin + b] * edges.row; };
+      add_rows(by_value, edges.weight, lanes, count, heads, columns, grad);
+      if constexpr (kForm == AttentionForm::additive) add_numbers(by_key, edges.logit, lanes, count, heads);
+      if constexpr (kForm == AttentionForm::dot) {
+        const auto query = [&](int64_t b) { return edges.query(p.col[begin + b]); };
+        add_rows(by_key, edges.logit, lanes, count, heads, columns, query);
       }
     }
     write_row<T, A>(g.by_value, g.wide, row, by_value, edges.row);

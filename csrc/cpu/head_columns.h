@@ -63,36 +63,119 @@ PYG_DIST_INLINE void add(A* sum, const T* x, A factor, int64_t n) {
   });
 }
 
-// sum += factor[b] * row(b), one b after another: sums of a few vectors of columns stay in registers meanwhile.
-template <class A, class Row>
-PYG_DIST_INLINE void add_rows(A* sum, const A* factor, int64_t count, int64_t n, const Row& row) {
+// sum[h] = the sum over the n columns of head h of what f gives for each, as sum_columns makes it. Sums of four heads
+// that fill vectors go through their last additions together.
+template <class A, class F>
+PYG_DIST_INLINE void sum_heads(A* sum, int64_t heads, int64_t n, const F& f) {
   constexpr int L = kLanes<A>;
-  constexpr int kVectors = 4;
-  int64_t c = 0;
-  for (; c + kVectors * L <= n; c += kVectors * L) {
-    Vec<A, L> sums[kVectors];
+  int64_t h = 0;
+  if constexpr (L >= 4) {
+    if (n >= L) {
+      for (; h + 4 <= heads; h += 4) {
+        Vec<A, L> sums[4] = {};
+        int64_t c = h * n;
+        for (const int64_t end = c + n / L * L; c < end; c += L) {
 #pragma GCC unroll 4
-    for (int k = 0; k < kVectors; ++k) sums[k] = load<L>(sum + c + k * L);
-    for (int64_t b = 0; b < count; ++b) {
-      const auto* x = row(b) + c;
-#pragma GCC unroll 4
-      for (int k = 0; k < kVectors; ++k) sums[k] += load<L>(x + k * L) * factor[b];
+          for (int k = 0; k < 4; ++k) sums[k] += f.template operator()<L>(c + k * n);
+        }
+        auto whole = fold<L, A, 2>(join<L, A, 2>(join<L, A, 1>(sums[0], sums[1]), join<L, A, 1>(sums[2], sums[3])));
+        if (n % L > 0) {
+          A rest[4] = {};
+          for (int k = 0; k < 4; ++k) {
+            for_rest<L / 2>(0, n % L, [&]<int K>(int64_t r) __attribute__((always_inline)) {
+              rest[k] += reduce<K, A>(f.template operator()<K>(c + k * n + r), Plus{});
+            });
+          }
+          whole += load<4>(rest);
+        }
+        store<4>(sum + h, whole);
+      }
     }
-#pragma GCC unroll 4
-    for (int k = 0; k < kVectors; ++k) store<L>(sum + c + k * L, sums[k]);
   }
-  for_vectors<A>(n - c, [&]<int K>(int64_t rest) __attribute__((always_inline)) {
-    Vec<A, K> sums = load<K>(sum + c + rest);
-    for (int64_t b = 0; b < count; ++b) sums += load<K>(row(b) + c + rest) * factor[b];
-    store<K>(sum + c + rest, sums);
+  for (; h < heads; ++h) {
+    sum[h] = sum_columns<A>(
+        n, [&]<int K>(int64_t c) __attribute__((always_inline)) { return f.template operator()<K>(h * n + c); });
+  }
+}
+
+// sum += factor[b] * row(b), one b after another, in V vectors of columns that stay in registers meanwhile; the factors
+// of vector k, of one head or of none, lie at factor[k].
+template <int V, class A, class Row>
+PYG_DIST_INLINE void add_tile(A* sum, const A* const* factor, int64_t lanes, int64_t count, const Row& row) {
+  constexpr int L = kLanes<A>;
+  Vec<A, L> sums[V];
+#pragma GCC unroll 8
+  for (int k = 0; k < V; ++k) sums[k] = load<L>(sum + k * L);
+  for (int64_t b = 0; b < count; ++b) {
+    const auto* x = row(b);
+#pragma GCC unroll 8
+    for (int k = 0; k < V; ++k) sums[k] += load<L>(x + k * L) * factor[k][b * lanes];
+  }
+#pragma GCC unroll 8
+  for (int k = 0; k < V; ++k) store<L>(sum + k * L, sums[k]);
+}
+
+// sum[h] += factor[b, h] * row(b)[h] for each head of n columns; factors of two b lie `lanes` apart. Where `shared`,
+// all heads have the same n columns of row(b).
+template <bool kShared = false, class A, class Row>
+PYG_DIST_INLINE void add_rows(A* sum, const A* factor, int64_t lanes, int64_t count, int64_t heads, int64_t n,
+                              const Row& row) {
+  constexpr int L = kLanes<A>, V = kMaxVectors / 2;
+  if (!kShared && n % L == 0) {
+    const int64_t width = heads * n;
+    const A* factors[V];
+    int64_t c = 0, in_head = 0;
+    const auto tile = [&]<int K>() __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int k = 0; k < K; ++k) {
+        factors[k] = factor;
+        in_head += L;
+        const bool is_last = in_head == n;
+        factor += is_last;
+        in_head = is_last ? 0 : in_head;
+      }
+      add_tile<K>(sum + c, factors, lanes, count, [&](int64_t b) { return row(b) + c; });
+      c += K * L;
+    };
+    while (c + V * L <= width) tile.template operator()<V>();
+    while (c + 4 * L <= width) tile.template operator()<4>();
+    while (c < width) tile.template operator()<1>();
+    return;
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    A* const of_head = sum + h * n;
+    const int64_t at = kShared ? 0 : h * n;
+    for_vectors<A>(n, [&]<int K>(int64_t c) __attribute__((always_inline)) {
+      Vec<A, K> sums = load<K>(of_head + c);
+      for (int64_t b = 0; b < count; ++b) sums += load<K>(row(b) + at + c) * factor[b * lanes + h];
+      store<K>(of_head + c, sums);
+    });
+  }
+}
+
+// sum[h] and numbers[b, h], one b after another.
+template <class A>
+PYG_DIST_INLINE void add_numbers(A* sum, const A* numbers, int64_t lanes, int64_t count, int64_t heads) {
+  for_vectors<A>(heads, [&]<int K>(int64_t h) __attribute__((always_inline)) {
+    Vec<A, K> sums = load<K>(sum + h);
+    for (int64_t b = 0; b < count; ++b) sums += load<K>(numbers + b * lanes + h);
+    store<K>(sum + h, sums);
   });
 }
 
-// sum and the numbers, one after another.
-template <class A>
-PYG_DIST_INLINE A total_of(A sum, const A* numbers, int64_t count) {
-  for (int64_t b = 0; b < count; ++b) sum += numbers[b];
-  return sum;
+// Lane l of the result joins the lanes l, l + lanes, l + 2 lanes ... of v, a power of two.
+template <int L, class A, class Join, int S = L / 2>
+PYG_DIST_INLINE Vec<A, L> join_edges(Vec<A, L> v, int64_t lanes, const Join& join) {
+  if constexpr (S > 0) {
+    if (S >= lanes) {
+      const Vec<A, L> others = [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        return shuffle(v, v, std::integer_sequence<int, (I ^ S)...>{});
+      }(std::make_integer_sequence<int, L>{});
+      v = join(v, others);
+    }
+    return join_edges<L, A, Join, S / 2>(v, lanes, join);
+  }
+  return v;
 }
 
 // The largest of both; NaN if one of them is.
