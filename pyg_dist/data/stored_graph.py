@@ -24,7 +24,7 @@ from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph
 from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
-from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
+from pyg_dist.halo.plan.cover import Cover, Ends, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.levels import Hierarchy, shares_machines
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, kinds_of, share_of
@@ -32,7 +32,7 @@ from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts, row
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes, Task, exchanged
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.grid_store import GridStore
-from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.halo_reader import CrossEdges, HaloStore
 from pyg_dist.store.manifest import ADJ_VALUES, Manifest
 from pyg_dist.tensor import RowTensor
 
@@ -194,12 +194,7 @@ class StoreOnRanks:
 
         def cross(leaves: bool) -> tuple[OneWay, Cover]:
             found = store.cross(rank, ranks, leaves)
-            row_ends, sum_ends = found.rows, found.sums
-            edges = OneWay(
-                rank, leaves, found.edge_id, found.row, found.sum, Ends(row_ends.node, row_ends.counts),
-                Ends(sum_ends.node - first_target, sum_ends.counts),
-            )  # fmt: skip
-            left, right = row_ends.is_sent, sum_ends.is_sent
+            edges, left, right = self._one_way(rank, leaves, found), found.rows.is_sent, found.sums.is_sent
             hybrid = edges.cover("hybrid", load) if left is None or right is None else Cover(left, right)
             release_after(edges.row.numel())  # of what matching has left
             return edges, hybrid
@@ -214,29 +209,28 @@ class StoreOnRanks:
         release_free_memory()
         return share
 
+    def _one_way(self, rank: int, leaves: bool, found: CrossEdges) -> OneWay:
+        rows, sums = found.rows, found.sums
+        return OneWay(
+            rank, leaves, found.edge_id, found.row, found.sum, Ends(rows.node, rows.counts),
+            Ends(sums.node - self.first_target, sums.counts),
+        )  # fmt: skip
+
     def ways(self, task: Task) -> dict[ExchangeKind, Routes]:
         """The ways of a task, for rows alone and for sums. Reads the edges between its machines."""
         store, machine, of_part = self.store, task.machine, self.ranks // task.ranks_per_machine
         num_machines = int(of_part.max()) + 1
         load = host.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
         ways_in_and_out = (False, task.sources), (True, task.targets)
-        both = [store.cross(machine, of_part, *way) for way in ways_in_and_out]
-        found: dict[str, tuple[Candidates, Tensor]] = {}
-        for kind in ("rows", "sums"):
-            ends = [getattr(edges, kind) for edges in both]
-            peers = [torch.repeat_interleave(host.arange(num_machines), host.tensor(end.counts)) for end in ends]
-            own = [torch.full_like(peer, machine) for peer in peers]
-            parts = [
-                store.part_of(end.node, machine, of_part, kind, *way)
-                for way, end in zip(ways_in_and_out, ends, strict=True)
-            ]
-            node = torch.cat([end.node for end in ends]) - (self.first_target if kind == "sums" else 0)
-            candidates = Candidates(torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), node)
-            found[kind] = candidates, self.ranks[torch.cat(parts)]
-        (rows, row_owner), (sums, sum_owner) = found["rows"], found["sums"]
-        row = torch.cat([both[0].row, both[1].row + len(both[0].rows.node)])
-        sums_of = torch.cat([both[0].sum, both[1].sum + len(both[0].sums.node)])
-        edges = RemoteEdges(num_machines, row, row, sums_of, rows, sums, load)
+        both = [(way, store.cross(machine, of_part, *way)) for way in ways_in_and_out]
+        row_owner, sum_owner = (
+            self.ranks[torch.cat([
+                store.part_of(getattr(found, kind).node, machine, of_part, kind, *way) for way, found in both
+            ])]
+            for kind in ("rows", "sums")
+        )  # fmt: skip
+        arriving, leaving = (self._one_way(machine, way[0], found) for way, found in both)
+        edges = RemoteEdges.of_ways(arriving, leaving, load)
         of_machine = MachineEdges(edges, row_owner, sum_owner, task.ranks_per_machine, self.num_ranks)
         return {kind: of_machine.routes(kind) for kind in kinds_of(self.exchange)}
 

@@ -21,7 +21,7 @@ from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.protocol import End
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, WHOLE_ROWS
 from pyg_dist.grid.sharding import Grid
-from pyg_dist.halo.plan.cover import OneWay, RemoteEdges
+from pyg_dist.halo.plan.cover import OneWay
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.store.manifest import LoopRule
@@ -215,11 +215,10 @@ def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloSha
     node_id = grid.node_ids(WHOLE_ROWS) - grid.first
     ascending = node_id.sort().values
     crossing = (sender != receiver).nonzero().view(-1)
-    others = RemoteEdges.of_list(
-        crossing, source[crossing], target[crossing], sender[crossing], receiver[crossing], grid.num_nodes,
-        host.zeros(group.size, dtype=torch.int64), rank,
+    arriving, leaving = OneWay.both(
+        crossing, source[crossing], target[crossing], sender[crossing], receiver[crossing], grid.num_nodes, group.size,
+        rank,
     )  # fmt: skip
-    arriving, leaving = OneWay.both(others, rank)
     on_boundary = host.zeros(ascending.numel(), dtype=torch.bool)
     on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 

@@ -49,65 +49,36 @@ class Cover(NamedTuple):
         is_post = exchange == "post"
         return Cover(host.full((num_rows,), is_post), host.full((num_sums,), not is_post))
 
-    def split(self, rows: int, sums: int) -> tuple[Cover, Cover]:
-        """That of the first rows and sums, and that of the others."""
-        return Cover(self.left[:rows], self.right[:sums]), Cover(self.left[rows:], self.right[sums:])
-
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows that could be sent, in the order (sender, receiver, node); of one rank, those that arrive first.
+    """Rows that could be sent, in the order (sender, receiver, node).
 
-    Ranks are int32 ``[k]``, nodes global ids, int64 ``[k]``.
+    Ranks are integers ``[k]``, nodes global ids, int64 ``[k]``.
     """
 
     sender: Tensor
     receiver: Tensor
     node: Tensor
 
-    @staticmethod
-    def of(pair: Tensor, node: Tensor, num_ranks: int, rank: int | None) -> Candidates:
-        """Given ``sender * P + receiver``; of one rank, the peer of what arrives, or P + the peer of what leaves."""
-        sender, receiver = pair // num_ranks, pair % num_ranks
-        if rank is not None:
-            leaves, peer = sender == 1, receiver
-            sender, receiver = torch.where(leaves, rank, peer), torch.where(leaves, peer, rank)
-        return Candidates(sender, receiver, node)
-
     def __len__(self) -> int:
         return self.node.numel()
 
 
-class Arriving(NamedTuple):
-    """How many remote edges, rows and sums of a rank end there; they are before those that begin there."""
-
-    edges: int
-    rows: int
-    sums: int
-
-
 @dataclass(frozen=True)
 class RemoteEdges:
-    """Edges between any ranks, or between one and the others.
+    """Edges between any ranks.
 
     By ascending ``sum``, in input order for each: both ranks of a pair have them in the same order.
-
-    Attributes:
-        num_ranks: number of ranks P.
-        edge: global ids of the edges, int64 ``[m]``.
-        row, sum: which of ``rows``, and which of ``sums``, could carry each edge, int32 ``[m]``.
-        rows: the rows; their node is a source.
-        sums: the partial sums; their node is a target.
-        load: in-edges of the nodes of each rank, ``[P]``.
     """
 
-    num_ranks: int
-    edge: Tensor
-    row: Tensor
-    sum: Tensor
-    rows: Candidates
-    sums: Candidates
-    load: Tensor
+    num_ranks: int  # P
+    edge: Tensor  # global ids of the edges, int64 ``[m]``
+    row: Tensor  # which of ``rows`` could carry each edge, int32 ``[m]``
+    sum: Tensor  # and which of ``sums``, int32 ``[m]``
+    rows: Candidates  # their node is a source
+    sums: Candidates  # partial sums; their node is a target
+    load: Tensor  # in-edges of the nodes of each rank, ``[P]``
 
     @staticmethod
     def of(edge_index: Tensor, parts: BothEnds, num_ranks: int) -> RemoteEdges:
@@ -121,45 +92,31 @@ class RemoteEdges:
         sender, receiver = of_sources[edge_index[0]], of_targets[edge_index[1]]
         load = torch.bincount(receiver, minlength=num_ranks)
         edge = (sender != receiver).nonzero().view(-1)
-        source, target = edge_index[0, edge], edge_index[1, edge]
         num_nodes = max(of_sources.numel(), of_targets.numel())
-        return RemoteEdges.of_list(edge, source, target, sender[edge], receiver[edge], num_nodes, load)
-
-    @staticmethod
-    def of_list(
-        edge: Tensor,
-        source: Tensor,
-        target: Tensor,
-        sender: Tensor,
-        receiver: Tensor,
-        num_nodes: int,
-        load: Tensor,
-        rank: int | None = None,
-    ) -> RemoteEdges:
-        """Of edges in input order that are known with the owners of both ends. Not collective, O(m log m) time.
-
-        With a ``rank``, all of them begin or end there.
-        """
-        num_ranks = load.numel()
-        if rank is None:
-            pair = sender.long() * num_ranks + receiver
-        else:
-            pair = torch.where(sender == rank, num_ranks + receiver.long(), sender.long())
-        num_pairs = num_ranks * (num_ranks if rank is None else 2)
-        row, sums_of, place, *ends = _by_sum(pair, source, target, num_nodes, num_pairs)
-        rows, sums = (Candidates.of(*keys, num_ranks, rank) for keys in ends)
+        pair, (source, target) = sender[edge].long() * num_ranks + receiver[edge], edge_index[:, edge]
+        row, sums_of, place, *ends = _by_sum(pair, source, target, num_nodes, num_ranks**2)
+        rows, sums = (Candidates(pair // num_ranks, pair % num_ranks, node) for pair, node in ends)
         return RemoteEdges(
             num_ranks, edge if place is None else edge.index_select(0, place), row, sums_of, rows, sums, load
         )
 
-    def arriving(self, rank: int) -> Arriving:
-        """How many end on ``rank``, where all of them begin or end: they are the first ones."""
-        rows, sums = (int((kind.receiver == rank).sum()) for kind in (self.rows, self.sums))
-        edges = int(torch.searchsorted(self.sum, host.tensor(sums, dtype=torch.int32)))
-        return Arriving(edges, rows, sums)
+    @staticmethod
+    def of_ways(arriving: OneWay, leaving: OneWay, load: Tensor) -> RemoteEdges:
+        """Those of one rank in both directions; their numbers do not matter."""
 
-    def cover(self, exchange: ExchangeKind, each_step: bool = False) -> Cover:
-        """Which rows and sums are sent; ``each_step``: of mini-batches.
+        def joined(first: Ends, last: Ends) -> Candidates:
+            peers = [ends.peers() for ends in (first, last)]
+            own = [torch.full_like(peer, arriving.rank) for peer in peers]
+            node = torch.cat([first.node, last.node])
+            return Candidates(torch.cat([peers[0], own[1]]), torch.cat([own[0], peers[1]]), node)
+
+        rows, sums = joined(arriving.rows, leaving.rows), joined(arriving.sums, leaving.sums)
+        row = torch.cat([arriving.row, leaving.row + len(arriving.rows)])
+        sums_of = torch.cat([arriving.sum, leaving.sum + len(arriving.sums)])
+        return RemoteEdges(arriving.num_ranks, row, row, sums_of, rows, sums, load)
+
+    def cover(self, exchange: ExchangeKind) -> Cover:
+        """Which rows and sums are sent.
 
         ``hybrid`` sends as few as can be (SuperGCN, Alg. 1). How many go from p to q is the same in every minimum
         cover, and so the traffic of each rank, sent and received. What remains to choose (see
@@ -169,7 +126,7 @@ class RemoteEdges:
         if exchange != "hybrid":
             return Cover.uniform(exchange, len(self.rows), len(self.sums))
         receiver_multiplies = self.load[self.rows.receiver] <= self.load[self.rows.sender]
-        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies, each_step)
+        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), receiver_multiplies)
 
 
 _ROUNDS = 2
@@ -218,6 +175,10 @@ class Ends:
     def __len__(self) -> int:
         return self.node.numel()
 
+    def peers(self) -> Tensor:
+        """Of each, int64 ``[k]``."""
+        return torch.repeat_interleave(host.arange(len(self.counts)), host.tensor(self.counts))
+
     def counts_of(self, place: Tensor) -> list[int]:
         """How many of each peer's there are among some, given by their places, which ascend or stay."""
         bounds = host.tensor((0, *self.counts)).cumsum(0, dtype=place.dtype)
@@ -264,30 +225,32 @@ class OneWay:
         return OneWay(rank, leaves, edge, row, sums_of, rows, sums)
 
     @staticmethod
-    def both(remote: RemoteEdges, rank: int) -> tuple[OneWay, OneWay]:
-        """Those that end on ``rank``, and those that begin there, of edges that all do one of the two."""
-        here = remote.arriving(rank)
+    def both(
+        edge: Tensor, source: Tensor, target: Tensor, sender: Tensor, receiver: Tensor, num_nodes: int, num_ranks: int,
+        rank: int,
+    ) -> tuple[OneWay, OneWay]:  # fmt: skip
+        """Those that end on ``rank``, and those that begin there, of edges in input order that all do one of the two.
 
-        def one_way(leaves: bool) -> OneWay:
-            edges, rows, sums = (slice(n, None) if leaves else slice(n) for n in here)
-            ends = []
-            for kind, some in ((remote.rows, rows), (remote.sums, sums)):
-                peer = (kind.receiver if leaves else kind.sender)[some]
-                ends.append(Ends(kind.node[some], tuple(torch.bincount(peer, minlength=remote.num_ranks).tolist())))
-            row, sums_of = remote.row[edges], remote.sum[edges]
-            if leaves:
-                row, sums_of = row - here.rows, sums_of - here.sums
-            return OneWay(rank, leaves, remote.edge[edges], row, sums_of, *ends)
+        ``sender`` and ``receiver`` are the owners of their ends. Not collective, O(m) time.
+        """
 
-        return one_way(leaves=False), one_way(leaves=True)
+        def one_way(leaves: bool, own: Tensor, peer: Tensor) -> OneWay:
+            some = (own == rank).nonzero().view(-1)
+            number, begin, end, other = (column.index_select(0, some) for column in (edge, source, target, peer))
+            return OneWay.of_list(number, begin, end, other.long(), num_nodes, num_ranks, rank, leaves)
 
-    def cover(self, exchange: ExchangeKind, load: Tensor) -> Cover:
-        """:meth:`RemoteEdges.cover` of these edges; ``load``: in-edges of the nodes of each rank, ``[P]``."""
+        return one_way(False, receiver, sender), one_way(True, sender, receiver)
+
+    def cover(self, exchange: ExchangeKind, load: Tensor, each_step: bool = False) -> Cover:
+        """:meth:`RemoteEdges.cover` of these edges; ``load``: in-edges of the nodes of each rank, ``[P]``.
+
+        ``each_step``: of a mini-batch.
+        """
         if exchange != "hybrid":
             return self.uniform_cover(exchange)
         at_target, at_source = (load, load[self.rank]) if self.leaves else (load[self.rank], load)
         prefer_left = torch.repeat_interleave(at_target <= at_source, host.tensor(self.rows.counts))
-        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), prefer_left)
+        return minimum_vertex_cover(self.row, self.sum, len(self.rows), len(self.sums), prefer_left, each_step)
 
     def batch_cover(self, exchange: ExchangeKind) -> Cover:
         """:meth:`cover` of drawn edges, with a few more rows for ``hybrid``. Both ranks of a pair find the same; O(m).

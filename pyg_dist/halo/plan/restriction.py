@@ -55,9 +55,8 @@ class MachineLinks:
     def routes(self, node_id: Tensor, device: torch.device, exchange: ExchangeKind) -> Routes:
         """The ways of what crosses between nodes of an ascending list."""
         whole, given = self.whole, self.whole.edges
-        _, of_row, of_sum, row, sums_of, _ = edges_between(
-            given.rows, given.sums, self.rowptr, given.row, node_id, device
-        )
+        pattern = self.rowptr, given.row
+        _, of_row, of_sum, row, sums_of, _ = edges_between(given.rows.node, given.sums.node, *pattern, node_id, device)
         rows, sums = some_of(given.rows, of_row), some_of(given.sums, of_sum)
         edges = RemoteEdges(given.num_ranks, row, row, sums_of, rows, sums, given.load)
         row_owner, sum_owner = whole.row_owner[of_row], whole.sum_owner[of_sum]
@@ -65,20 +64,20 @@ class MachineLinks:
 
 
 def edges_between(
-    rows: Candidates, sums: Candidates, rowptr: Tensor, row: Tensor, node_id: Tensor, device: torch.device
+    of_rows: Tensor, of_sums: Tensor, rowptr: Tensor, row: Tensor, node_id: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The edges with both ends in an ascending list, on the host: they are found on ``device``, which is waited for.
 
-    Which rows and sums some edge needs, where the nodes of these rows stand in the list, which row and sum of these
-    each edge has, and which edges these are.
+    Of a pattern, sums by rows, whose nodes are given: which rows and sums some edge needs, where the nodes of these
+    rows stand in the list, which row and sum of these each edge has, and which edges these are.
     """
     rowptr, row, node_id, of_rows, of_sums = (
-        on_device(known, device) for known in (rowptr, row, node_id, rows.node, sums.node)
+        on_device(known, device) for known in (rowptr, row, node_id, of_rows, of_sums)
     )
     at_row = ops.find_sorted(node_id, of_rows)
     of_row = (at_row >= 0).nonzero().view(-1)
     of_sum = (ops.find_sorted(node_id, of_sums) >= 0).nonzero().view(-1)
-    rowptr, row, entry, *_ = ops.restrict_csr(rowptr, row, of_sum, of_row, len(rows))
+    rowptr, row, entry, *_ = ops.restrict_csr(rowptr, row, of_sum, of_row, len(of_rows))
     sums_of, of_sum = _used(torch.repeat_interleave(torch.arange(of_sum.numel(), device=device), rowptr.diff()), of_sum)
     row, of_row = _used(row.long(), of_row)
     found = at_row.index_select(0, of_row), of_row, of_sum, row, sums_of, entry
@@ -102,23 +101,19 @@ def some_of(candidates: Candidates, chosen: Tensor) -> Candidates:
 class RemoteLinks:
     """What a rank knows of the edges between itself and others, and of where its nodes are.
 
-    Attributes:
-        rows, sums: that could be sent.
-        rowptr, row: the edges, sums by rows, in the order that both ranks of a pair have
-            (:class:`~pyg_dist.halo.plan.cover.RemoteEdges`): int64 ``[len(sums) + 1]``, int32 ``[m]``.
-        place: ``[m]`` integers. Of an edge that ends here, its place in the rank's edge storage; of one that begins
-            here, in the list of edges that begin here.
-        load: in-edges of the nodes of each rank, ``[P]``.
-        nodes: the rank's nodes.
+    The edges are a pattern, sums by rows, in the order that both ranks of a pair have
+    (:class:`~pyg_dist.halo.plan.cover.OneWay`): those that end here, then those that begin here.
     """
 
-    rows: Candidates
-    sums: Candidates
-    rowptr: Tensor
-    row: Tensor
+    rows: Ends  # that could be sent; numbers by peer for each way, ``[2 P]``
+    sums: Ends  # likewise
+    rowptr: Tensor  # int64 ``[len(sums) + 1]``
+    row: Tensor  # int32 ``[m]``
+    # ``[m]`` integers: of an edge that ends here, its place in the rank's edge storage; of one that begins here, in the
+    # list of edges that begin here
     place: Tensor
-    load: Tensor
-    nodes: LocalRows
+    load: Tensor  # in-edges of the nodes of each rank, ``[P]``
+    nodes: LocalRows  # the rank's nodes
 
     @staticmethod
     def of(share: HaloShare, incoming: Tensor, outgoing: Tensor, sender: Tensor, receiver: Tensor, load: Tensor) -> (
@@ -132,28 +127,47 @@ class RemoteLinks:
         own = torch.full_like
         edge = torch.cat([incoming[:, 0], outgoing[:, 0]])
         order = torch.argsort(edge)
-        found = RemoteEdges.of_list(
+        arriving, leaving = OneWay.both(
             torch.cat([incoming[:, 3], host.arange(outgoing.shape[0])])[order],
             torch.cat([incoming[:, 1], outgoing[:, 1]])[order],
             torch.cat([incoming[:, 2], outgoing[:, 2]])[order],
             torch.cat([sender, own(receiver, share.rank)])[order],
             torch.cat([own(sender, share.rank), receiver])[order],
             share.num_nodes,
-            load,
+            share.num_ranks,
             share.rank,
         )
-        rowptr = torch.searchsorted(found.sum, host.arange(len(found.sums) + 1, dtype=torch.int32))
-        nodes = LocalRows.of(share.node_id)
-        return RemoteLinks(found.rows, found.sums, rowptr, found.row, _small(found.edge), load, nodes)
-
-    def between(self, node_id: Tensor, device: torch.device) -> tuple[RemoteEdges, Tensor]:
-        """The edges with both ends in an ascending list, and where the nodes of their rows stand in it."""
-        at_row, of_row, of_sum, row, sums_of, entry = edges_between(
-            self.rows, self.sums, self.rowptr, self.row, node_id, device
+        assert arriving.edge is not None
+        assert leaving.edge is not None
+        rows, sums = (
+            Ends(torch.cat([first.node, last.node]), first.counts + last.counts)
+            for first, last in ((arriving.rows, leaving.rows), (arriving.sums, leaving.sums))
         )
-        rows, sums = some_of(self.rows, of_row), some_of(self.sums, of_sum)
-        edges = RemoteEdges(self.load.numel(), self.place[entry].long(), row, sums_of, rows, sums, self.load)
-        return edges, at_row
+        row = torch.cat([arriving.row, leaving.row + len(arriving.rows)])
+        sums_of = torch.cat([arriving.sum, leaving.sum + len(arriving.sums)])
+        rowptr = torch.searchsorted(sums_of, host.arange(len(sums) + 1, dtype=torch.int32))
+        place = _small(torch.cat([arriving.edge, leaving.edge]))
+        return RemoteLinks(rows, sums, rowptr, row, place, load, LocalRows.of(share.node_id))
+
+    def between(self, node_id: Tensor, device: torch.device, rank: int) -> tuple[tuple[OneWay, OneWay], Tensor]:
+        """The edges with both ends in an ascending list, and where the nodes of rows that arrive stand in it."""
+        nodes = self.rows.node, self.sums.node
+        at_row, of_row, of_sum, row, sums_of, entry = edges_between(*nodes, self.rowptr, self.row, node_id, device)
+        row_counts, sum_counts = self.rows.counts_of(of_row), self.sums.counts_of(of_sum)
+        num_ranks, edge = self.load.numel(), self.place[entry].long()
+        num_rows, num_sums = sum(row_counts[:num_ranks]), sum(sum_counts[:num_ranks])  # that arrive
+        num_edges = int(torch.searchsorted(sums_of, host.tensor(num_sums, dtype=torch.int32)))
+
+        def one_way(leaves: bool) -> OneWay:
+            edges, rows, sums = (slice(n, None) if leaves else slice(n) for n in (num_edges, num_rows, num_sums))
+            of_way = slice(num_ranks, None) if leaves else slice(num_ranks)
+            return OneWay(
+                rank, leaves, edge[edges], row[edges] - num_rows * leaves, sums_of[edges] - num_sums * leaves,
+                Ends(self.rows.node[of_row[rows]], tuple(row_counts[of_way])),
+                Ends(self.sums.node[of_sum[sums]], tuple(sum_counts[of_way])),
+            )  # fmt: skip
+
+        return (one_way(leaves=False), one_way(leaves=True)), at_row[:num_rows]
 
 
 _TABLE = 8
@@ -233,10 +247,9 @@ def restricted(
     node_id = subset.node_id
     remote = covers = at_row = None
     if share.num_ranks > 1 and (links.row.numel() or of_machine is not None):
-        between, at_row = links.between(node_id, device)
-        here, remote = between.arriving(share.rank), OneWay.both(between, share.rank)
-        covers = between.cover(share.exchange, each_step=True).split(here.rows, here.sums)
-        at_row = at_row[: here.rows]
+        remote, at_row = links.between(node_id, device, share.rank)
+        arriving, leaving = (way.cover(share.exchange, links.load, each_step=True) for way in remote)
+        covers = arriving, leaving
     local, entry = share.local.to(device).restricted(rows.row, rows.row)
     edges = _Edges(local.on_host, entry, remote, covers, at_row)
     own = LocalRows(_at(node_id, rows.by_number.ascending), rows.by_number.row)

@@ -18,7 +18,7 @@ from torch import Tensor
 from pyg_dist.backend import host, ops
 from pyg_dist.backend.ops.memory import release_after
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, RemoteEdges, both_ends
+from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds, Cover, ExchangeKind, OneWay, both_ends
 from pyg_dist.halo.plan.transfer import Places, Slots, Transfer, receive_lists, send_lists, transfer
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes, Send, Task, exchanged
 
@@ -131,10 +131,8 @@ def halo_share(
     if ranks_per_machine is not None:
         task = (Task.alone if send is None else Task.shared)(rank, num_ranks, ranks_per_machine)
     local_edge, own, between = _edges_of(edge_index, (of_sources, of_targets), rank, task)
-    edge, source, target, sender, receiver = own
-    remote = RemoteEdges.of_list(edge, source, target, sender, receiver, all_nodes, load, rank)
-    here, (arriving, leaving) = remote.arriving(rank), OneWay.both(remote, rank)
-    of_arriving, of_leaving = remote.cover("hybrid").split(here.rows, here.sums)
+    arriving, leaving = OneWay.both(*own, all_nodes, num_ranks, rank)
+    of_arriving, of_leaving = (way.cover("hybrid", load) for way in (arriving, leaving))
     on_boundary = host.zeros(ascending.numel(), dtype=torch.bool)
     on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 
@@ -157,7 +155,7 @@ def halo_share(
         between = None  # not held while the ways are exchanged
         if send is not None:
             ways = exchanged(ways, num_ranks, ranks_per_machine, send)
-    del own, between, edge, source, target, sender, receiver
+    del own, between
     return share_of(
         rank, num_ranks, num_nodes, num_edges, ascending, on_boundary, inside,
         lambda: (arriving, of_arriving), lambda: (leaving, of_leaving), exchange, target_id, rows_of_sources, ways,

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyg_dist.backend import host, ops
 from pyg_dist.halo.plan.agents import Options, choose_agents
-from pyg_dist.halo.plan.cover import Candidates, Cover, Ends, ExchangeKind, OneWay, RemoteEdges
+from pyg_dist.halo.plan.cover import Candidates, Cover, ExchangeKind, OneWay, RemoteEdges
 from pyg_dist.halo.plan.transfer import Counts, RelayLists, Slots
 
 Send = Callable[[Tensor, Sequence[int]], Tensor]
@@ -122,7 +122,7 @@ class Routes:
         rows that arrive so; addends to agents, or rows from them. Each is by peer and node.
         """
         rank, on_each = edges.rank, self.ranks_per_machine
-        row_peer, sum_peer = _peers(edges.rows), _peers(edges.sums)
+        row_peer, sum_peer = edges.rows.peers(), edges.sums.peers()
         row_inside, sum_inside = (peer // on_each == rank // on_each for peer in (row_peer, sum_peer))
         direct = Slots.of(edges, Cover(cover.left & row_inside, cover.right & sum_inside))
         of_rank = self.leaving if edges.leaves else self.arriving
@@ -205,10 +205,13 @@ class MachineEdges:
         of_sender, of_receiver = sender // ranks_per_machine, receiver // ranks_per_machine
         machine, by_machine = rank // ranks_per_machine, _by_machine(load, ranks_per_machine)
         edge = host.arange(source.numel())
-        edges = RemoteEdges.of_list(edge, source, target, of_sender, of_receiver, num_nodes, by_machine, machine)
+        ends = source, target, of_sender, of_receiver
+        ways = OneWay.both(edge, *ends, num_nodes, by_machine.numel(), machine)
+        edges = RemoteEdges.of_ways(*ways, by_machine)
         row_owner, sum_owner = (host.empty(len(kind), dtype=torch.int64) for kind in (edges.rows, edges.sums))
-        row_owner[edges.row.long()] = sender[edges.edge].long()
-        sum_owner[edges.sum.long()] = receiver[edges.edge].long()
+        listed = torch.cat([way.edge for way in ways if way.edge is not None])
+        row_owner[edges.row.long()] = sender[listed].long()
+        sum_owner[edges.sum.long()] = receiver[listed].long()
         return MachineEdges(edges, row_owner, sum_owner, ranks_per_machine, load.numel())
 
     @cached_property
@@ -326,10 +329,6 @@ def _picked(chosen: Tensor, item: Tensor, number: Tensor, other: Tensor, owner: 
 def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
     """Of consecutive ranks, ``ranks_per_machine`` on each and the rest on the last."""
     return -(-num_ranks // ranks_per_machine)
-
-
-def _peers(ends: Ends) -> Tensor:
-    return torch.repeat_interleave(host.arange(len(ends.counts)), host.tensor(ends.counts))
 
 
 def _keys(rank: Tensor, node: Tensor) -> Tensor:

@@ -174,9 +174,8 @@ def test_one_direction_has_the_same_cover(seed: int) -> None:
     for rank in range(4):
         ranks = parts[graph.edge_index]
         edge = ((ranks == rank).sum(0) == 1).nonzero().view(-1)
-        remote = RemoteEdges.of_list(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, whole.load, rank)
-        for edges in OneWay.both(remote, rank):
-            found = edges.cover("hybrid", remote.load)
+        for edges in OneWay.both(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, 4, rank):
+            found = edges.cover("hybrid", whole.load)
             for kind, ends, chosen, expected in (
                 (whole.rows, edges.rows, found.left, cover.left), (whole.sums, edges.sums, found.right, cover.right)
             ):  # fmt: skip
@@ -199,8 +198,7 @@ def test_both_ranks_of_a_pair_find_the_same_cover_of_a_batch(seed: int) -> None:
     found: dict[tuple[int, int], list[tuple[list[int], list[int]]]] = {}
     for rank in range(3):
         edge = ((ranks == rank).sum(0) == 1).nonzero().view(-1)
-        remote = RemoteEdges.of_list(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, load, rank)
-        for edges in OneWay.both(remote, rank):
+        for edges in OneWay.both(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, 3, rank):
             cover, least = edges.batch_cover("hybrid"), edges.cover("hybrid", load)
             assert (cover.left[edges.row] | cover.right[edges.sum]).all()
             of_peers = [ends.node.split(ends.counts) for ends in (edges.rows, edges.sums)]
@@ -221,12 +219,11 @@ def test_what_a_rank_is_told_is_what_it_would_find(exchange: ExchangeKind) -> No
     """The rows and sums that leave, with their nodes, and the edges of the sums; one process plays three ranks."""
     graph = random_graph(60, 240, seed=1)
     parts = torch.randint(0, 3, (60,), generator=torch.Generator().manual_seed(1))
-    ranks, load = parts[graph.edge_index], torch.bincount(parts[graph.edge_index[1]], minlength=3)
+    ranks = parts[graph.edge_index]
     both: list[tuple[OneWay, OneWay]] = []
     for rank in range(3):
         edge = ((ranks == rank).sum(0) == 1).nonzero().view(-1)
-        remote = RemoteEdges.of_list(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, load, rank)
-        both.append(OneWay.both(remote, rank))
+        both.append(OneWay.both(edge, *graph.edge_index[:, edge], *ranks[:, edge], 60, 3, rank))
         arriving = edge[ranks[1, edge] == rank]
         alone = OneWay.of_list(arriving, *graph.edge_index[:, arriving], ranks[0, arriving], 60, 3, rank, leaves=False)
         for name in ("edge", "row", "sum"):
@@ -262,9 +259,8 @@ def test_what_a_rank_is_told_is_what_it_would_find(exchange: ExchangeKind) -> No
 def test_a_batch_sends_a_row_in_place_of_sums_that_it_alone_would_fill() -> None:
     """Node 0 feeds three targets, one of which has another source; nodes 1 to 3 feed a single one."""
     edge_index = torch.tensor([[0, 0, 0, 1, 1, 2, 3], [4, 5, 6, 6, 7, 7, 7]])
-    load, parts = torch.tensor([0, 7]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    remote = RemoteEdges.of_list(torch.arange(7), *edge_index, *parts[edge_index], 8, load, 1)
-    cover = OneWay.both(remote, 1)[0].batch_cover("hybrid")
+    parts = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    cover = OneWay.both(torch.arange(7), *edge_index, *parts[edge_index], 8, 2, 1)[0].batch_cover("hybrid")
     assert cover.left.tolist() == [True, False, False, False]
     assert cover.right.tolist() == [False, False, True, True]
 
