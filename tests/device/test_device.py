@@ -26,7 +26,8 @@ from workers import Workers
 @contextlib.contextmanager
 def staging_may_wait() -> Iterator[None]:
     """Messages pass the host, since no process group carries this device: those copies alone are waited for."""
-    from pyg_dist.backend.comm.wires.staged import StagedWire, _Landing
+    from pyg_dist.backend.comm.wires.point_to_point import Then
+    from pyg_dist.backend.comm.wires.staged import StagedWire
 
     def exempted(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -38,7 +39,7 @@ def staging_may_wait() -> Iterator[None]:
     with (
         patch.object(StagedWire, "_lift", exempted(StagedWire._lift)),
         patch.object(StagedWire, "_land", staticmethod(exempted(StagedWire._land))),
-        patch.object(_Landing, "wait", exempted(_Landing.wait)),
+        patch.object(Then, "wait", exempted(Then.wait)),
     ):
         yield
 

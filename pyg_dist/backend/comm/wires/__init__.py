@@ -123,6 +123,15 @@ class Machines:
         self.of_rank: tuple[int, ...] = ()
 
 
+def by_machine(ranks: Sequence[int], of_rank: Sequence[int]) -> list[list[int]]:
+    """The ranks of each machine, where as many, and several, lie on each of several; else none. Not collective."""
+    found: dict[int, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(of_rank[rank], []).append(rank)
+    sizes = {len(own) for own in found.values()}
+    return [*found.values()] if len(found) > 1 and len(sizes) == 1 and sizes != {1} else []
+
+
 def wires_of(process_group: dist.ProcessGroup) -> tuple[Wire, ...]:
     """The wires among the ranks of a group of torch's, one for each device that its backends carry (not collective)."""
     from pyg_dist.backend.comm.wires.c10d import C10dWire

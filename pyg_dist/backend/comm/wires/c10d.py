@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.wires import Flight, Message, Piece, Work
-from pyg_dist.backend.comm.wires.point_to_point import summed
+from pyg_dist.backend.comm.wires.point_to_point import Then, summed
 from pyg_dist.errors import UnsupportedError
 
 LOST = ("closed by remote peer", "remote process exited", "ncclRemoteError", "NCCL communicator was aborted")
@@ -54,7 +54,7 @@ class C10dWire:
         arriving = _room(out, counts, longest)
         sent = _padded(rows, rows.shape[:1], longest)
         work = _all_gather(arriving, sent, group=self._group, async_op=True)
-        return Flight(others=[Message(_Unpadded(work, arriving, out, counts, sent), None)])
+        return _unpadded(work, arriving, out, counts, sent)
 
     def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
         """See :class:`~pyg_dist.backend.comm.wires.Wire`; parts are padded to the longest.
@@ -69,7 +69,7 @@ class C10dWire:
         total = _room(out, out.shape[:1], longest)
         sent = _padded(rows, counts, longest)
         work = _reduce_scatter(total, sent, group=self._group, async_op=True)
-        return Flight(others=[Message(_Unpadded(work, total, out, out.shape[:1], sent), None)])
+        return _unpadded(work, total, out, out.shape[:1], sent)
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
         work = dist.all_to_all_single(out, rows, list(received), list(sent), group=self._group, async_op=True)
@@ -105,14 +105,12 @@ def _padded(rows: Tensor, counts: Sequence[int], longest: int) -> Tensor:
     return padded
 
 
-class _Unpadded:
-    """Padded parts under way, which are copied to where they belong; keeps alive what is sent."""
+def _unpadded(work: Work, arriving: Tensor, out: Tensor, counts: Sequence[int], sent: Tensor) -> Flight:
+    """Padded parts under way, which are copied to where they belong."""
 
-    def __init__(self, work: Work, arriving: Tensor, out: Tensor, counts: Sequence[int], sent: Tensor) -> None:
-        self._work, self._arriving, self._out, self._counts, self._sent = work, arriving, out, counts, sent
+    def copy() -> None:
+        if arriving is not out:
+            parts = torch.split(arriving, arriving.shape[0] // len(counts))
+            torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)], out=out)
 
-    def wait(self) -> None:
-        self._work.wait()
-        if self._arriving is not self._out:
-            parts = torch.split(self._arriving, self._arriving.shape[0] // len(self._counts))
-            torch.cat([part[:count] for part, count in zip(parts, self._counts, strict=True)], out=self._out)
+    return Flight(others=[Message(Then([Message(work, None)], copy, sent), None)])

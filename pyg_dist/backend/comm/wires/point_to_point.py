@@ -25,7 +25,7 @@ from torch import Tensor
 from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import wait
-from pyg_dist.backend.comm.wires import Flight, Machines, Message, Piece, Wire
+from pyg_dist.backend.comm.wires import Flight, Machines, Message, Piece, Wire, by_machine
 from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, SharedMemory
 from pyg_dist.backend.session.state import current
 
@@ -74,20 +74,13 @@ class PointToPoint(ABC):
 
     def _levels(self) -> tuple[PointToPoint, PointToPoint] | None:
         """The ranks of this machine, and those that have this one's number on theirs; None: machines share no work."""
-        of_rank = current().of(Machines).of_rank
+        of_rank, own = current().of(Machines).of_rank, self.ranks[self.rank]
         if of_rank not in self._by_machine:
-            by_machine: dict[int, list[int]] = {}
-            for rank in self.ranks if of_rank else ():
-                by_machine.setdefault(of_rank[rank], []).append(rank)
-            sizes = {len(ranks) for ranks in by_machine.values()}
-            if len(by_machine) < 2 or sizes == {1} or len(sizes) > 1:
-                self._by_machine[of_rank] = None
-            else:
-                inner = by_machine[of_rank[self.ranks[self.rank]]]
-                number = inner.index(self.ranks[self.rank])
-                self._by_machine[of_rank] = (
-                    self.among(inner), self.among([ranks[number] for ranks in by_machine.values()])
-                )  # fmt: skip
+            machines, levels = by_machine(self.ranks, of_rank) if of_rank else [], None
+            if machines:
+                inner = next(ranks for ranks in machines if own in ranks)
+                levels = self.among(inner), self.among([ranks[inner.index(own)] for ranks in machines])
+            self._by_machine[of_rank] = levels
         return self._by_machine[of_rank]
 
     @abstractmethod
@@ -289,7 +282,7 @@ class PointToPoint(ABC):
                 way.read(place, out.data_ptr() + start, num_bytes)
 
         word = self.receive(told, peer, message_tag(tag, num_bytes))
-        return Message(_Then([word], read), word.peer)
+        return Message(Then([word], read), word.peer)
 
     def _pieces(self, starts: Sequence[int], counts: Sequence[int]) -> list[Piece]:
         """Where the rows of each other rank are, without those that have none."""
@@ -309,14 +302,14 @@ def summed(wire: Wire, out: Tensor, rows: Tensor, counts: Sequence[int], tag: in
     def add() -> None:
         torch.sum(addends.view(wire.size, *out.shape), 0, dtype=out.dtype, out=out)
 
-    return Flight(others=[Message(_Then(flight.others, add), None)])
+    return Flight(others=[Message(Then(flight.others, add), None)])
 
 
-class _Then:
-    """Messages, and what is done when all have arrived."""
+class Then:
+    """Messages, and what is done when all have left or arrived; ``kept`` lives until then."""
 
-    def __init__(self, messages: Sequence[Message], finish: Callable[[], None]) -> None:
-        self._messages, self._finish = messages, finish
+    def __init__(self, messages: Sequence[Message], finish: Callable[[], object], *kept: object) -> None:
+        self._messages, self._finish, self._kept = messages, finish, kept
         self._is_done = False
 
     def wait(self) -> None:

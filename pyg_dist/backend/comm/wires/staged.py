@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.wires import Flight, Message, Piece, Wire
+from pyg_dist.backend.comm.wires.point_to_point import Then
 from pyg_dist.backend.session.state import current
 
 logger = logging.getLogger("pyg_dist")
@@ -68,7 +68,7 @@ class StagedWire:
         staged_rows, staged_out = self._lift(rows), self._like(out)
         flight = start(staged_out, staged_rows, *args)
         messages = [*flight.arriving.values(), *flight.others]
-        return Flight(others=[Message(_Landing(messages, [(staged_out, out)], staged_rows), None)])
+        return Flight(others=[Message(_landing(messages, [(staged_out, out)], staged_rows), None)])
 
     def exchange(
         self, out: Tensor, rows: Tensor, receivers: Sequence[Piece], senders: Sequence[Piece], tag: int
@@ -77,10 +77,10 @@ class StagedWire:
         flight = self._wire.exchange(staged_out, staged_rows, receivers, senders, tag)
         pieces = {sender: (staged_out[low:high], out[low:high]) for sender, low, high in senders}
         arriving = {
-            sender: Message(_Landing([message], [pieces.pop(sender)]), message.peer)
+            sender: Message(_landing([message], [pieces.pop(sender)]), message.peer)
             for sender, message in flight.arriving.items()
         }
-        return Flight(arriving, [Message(_Landing(flight.others, [*pieces.values()], staged_rows), None)])
+        return Flight(arriving, [Message(_landing(flight.others, [*pieces.values()], staged_rows), None)])
 
     def _lift(self, x: Tensor) -> Tensor:
         """A copy that is sent (waits for it)."""
@@ -95,16 +95,11 @@ class StagedWire:
         return arrived if arrived.device == device else arrived.to(device, non_blocking=device != _HOST)
 
 
-class _Landing:
-    """Messages whose rows are copied to where they belong when they have arrived; keeps alive what is sent."""
+def _landing(messages: Sequence[Message], pieces: Sequence[tuple[Tensor, Tensor]], sent: Tensor | None = None) -> Then:
+    """Messages whose rows are copied to where they belong when they have arrived."""
 
-    def __init__(
-        self, messages: Sequence[Message], pieces: Sequence[tuple[Tensor, Tensor]], sent: Tensor | None = None
-    ) -> None:
-        self._messages, self._pieces, self._sent = messages, pieces, sent
-
-    def wait(self) -> None:
-        for message in self._messages:
-            wait(message)
-        for staged, out in self._pieces:
+    def copy() -> None:
+        for staged, out in pieces:
             out.copy_(staged, non_blocking=True)
+
+    return Then(messages, copy, sent)

@@ -40,7 +40,7 @@ def on_parts() -> int:
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.wires import staged
 
-    with patch.object(staged, "_Landing", wraps=staged._Landing) as landings:
+    with patch.object(staged, "_landing", wraps=staged._landing) as landings:
         compare(script)
     assert isinstance(world_group().wire(torch.zeros(1)), staged.StagedWire)
     return landings.call_count
