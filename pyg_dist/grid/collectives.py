@@ -37,7 +37,7 @@ from pyg_dist.backend.autograd.replicated import CopyToRanks, SumOverRanks
 from pyg_dist.backend.comm.group import Group, group_within, world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Levels, Pending, Traffic, Transport
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape, in_order
 
 
 class Mesh:
@@ -109,13 +109,11 @@ def _groups_by_machine(lists: list[list[int]]) -> tuple[Group, Group] | None:
     """
     of_rank, inner, outer = machines(), list[list[int]](), list[list[int]]()
     for ranks in lists:
-        found = [of_rank[rank] for rank in ranks]
-        count = found.count(found[0])
-        if not 1 < count < len(ranks) or found != [m for m in dict.fromkeys(found) for _ in range(count)]:
+        found = in_order(ranks, of_rank)
+        if not found:
             return None
-        by_machine = [ranks[k : k + count] for k in range(0, len(ranks), count)]
-        inner += by_machine
-        outer += [list(numbered) for numbered in zip(*by_machine, strict=True)]
+        inner += found
+        outer += [list(numbered) for numbered in zip(*found, strict=True)]
     return group_within(inner), group_within(outer)
 
 

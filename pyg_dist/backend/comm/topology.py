@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +62,30 @@ def ranks_per_machine() -> int | None:
 _AXES = ("data", "part")
 
 
+def mesh_sizes(layout: str, axes: Sequence[str], mesh: Mapping[str, int], num_ranks: int) -> list[int]:
+    """The sizes of a user's mesh along the axes of a layout; one left out is 1. Not collective.
+
+    Raises:
+        OptionError: An unknown axis, a size that is no positive integer, or sizes that do not multiply to the ranks.
+    """
+    for axis, size in mesh.items():
+        if axis not in axes:
+            names = ", ".join(map(repr, axes[:-1]))
+            raise OptionError(
+                f"Expected the axes of a {layout} mesh to be {names} and {axes[-1]!r} (got {axis!r}): rename it"
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise OptionError(f"Expected mesh axis {axis!r} to be a positive integer (got {size!r}): leave it out or 1")
+    sizes = [mesh.get(axis, 1) for axis in axes]
+    if math.prod(sizes) != num_ranks:
+        got = " x ".join(f"{axis}={n}" for axis, n in zip(axes, sizes, strict=True) if n > 1 or axis != "data")
+        raise OptionError(
+            f"Expected a mesh of {num_ranks} ranks (got {got}, which makes {math.prod(sizes)}): choose sizes whose "
+            f"product is {num_ranks}, or mesh=None"
+        )
+    return sizes
+
+
 @dataclass(frozen=True)
 class DataGroups:
     """The groups of a mesh ``data x part``, whose ranks run part fastest."""
@@ -73,28 +98,9 @@ class DataGroups:
 
     @staticmethod
     def of(mesh: Mapping[str, int] | None) -> DataGroups:
-        """The groups of a user's ``mesh``; an axis left out is 1 (collective over all ranks).
-
-        Raises:
-            OptionError: An unknown axis, a size that is no positive integer, or sizes that do not multiply to the
-                number of ranks.
-        """
+        """The groups of a user's ``mesh`` (collective over all ranks); see :func:`mesh_sizes`."""
         world = world_group()
-        if mesh is None:
-            return DataGroups(world, None, world)
-        for axis, size in mesh.items():
-            if axis not in _AXES:
-                raise OptionError(f"Expected the axes of a halo mesh to be 'data' and 'part' (got {axis!r}): rename it")
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise OptionError(
-                    f"Expected mesh axis {axis!r} to be a positive integer (got {size!r}): leave it out or 1"
-                )
-        num_groups, num_parts = (mesh.get(axis, 1) for axis in _AXES)
-        if num_groups * num_parts != world.size:
-            raise OptionError(
-                f"Expected a mesh of {world.size} ranks (got data={num_groups} x part={num_parts}, which makes "
-                f"{num_groups * num_parts}): choose sizes whose product is {world.size}, or mesh=None"
-            )
+        num_groups, num_parts = (1, world.size) if mesh is None else mesh_sizes("halo", _AXES, mesh, world.size)
         if num_groups == 1:
             return DataGroups(world, None, world)
         by_group = [[g * num_parts + p for p in range(num_parts)] for g in range(num_groups)]

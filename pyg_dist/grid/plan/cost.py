@@ -19,6 +19,7 @@ from pyg_dist.grid.plan.mesh_shape import (
     MeshShape,
     Sums,
     column_range,
+    in_order,
     meshes,
     nearest_cube,
     row_range,
@@ -69,15 +70,9 @@ def all_to_all_seconds(
 @cache
 def _goes_in_two_steps(shape: MeshShape, axis: str, ranks_per_node: int) -> bool:
     """Whether every line of an axis has as many ranks, and several, on each of several machines."""
-    stride, size = shape.stride(axis), shape[axis]
-    for first in range(shape.size):
-        if shape.coordinates(first)[axis]:
-            continue
-        machines = [rank // ranks_per_node for rank in range(first, first + size * stride, stride)]
-        count = machines.count(machines[0])
-        if not (1 < count < size and machines == [m for m in dict.fromkeys(machines) for _ in range(count)]):
-            return False
-    return True
+    stride, size, of_rank = shape.stride(axis), shape[axis], [rank // ranks_per_node for rank in range(shape.size)]
+    begins = (rank for rank in range(shape.size) if not shape.coordinates(rank)[axis])
+    return all(in_order(range(first, first + size * stride, stride), of_rank) for first in begins)
 
 
 def _line(shape: MeshShape, axes: tuple[str, ...], rank: int) -> tuple[int, int, int]:

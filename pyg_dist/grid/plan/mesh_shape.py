@@ -18,7 +18,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from pyg_dist.errors import OptionError
+from pyg_dist.backend.comm.topology import mesh_sizes
+from pyg_dist.backend.comm.wires import by_machine
 
 GRID_AXES = ("x", "y", "z")
 RANK_ORDER = ("y", "x", "z", "data")
@@ -37,22 +38,8 @@ class MeshShape:
     @staticmethod
     def of(mesh: Mapping[str, int], num_ranks: int) -> MeshShape:
         """The shape that a user's ``mesh`` names; an axis left out is 1. Raises OptionError where it does not fit."""
-        for axis, size in mesh.items():
-            if axis not in RANK_ORDER:
-                raise OptionError(
-                    f"Expected the axes of a grid mesh to be 'data', 'x', 'y' and 'z' (got {axis!r}): rename it"
-                )
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise OptionError(
-                    f"Expected mesh axis {axis!r} to be a positive integer (got {size!r}): leave it out or 1"
-                )
-        shape = MeshShape(**mesh)
-        if shape.size != num_ranks:
-            raise OptionError(
-                f"Expected a mesh of {num_ranks} ranks (got {shape}, which makes {shape.size}): "
-                f"choose sizes whose product is {num_ranks}, or mesh=None"
-            )
-        return shape
+        data, x, y, z = mesh_sizes("grid", ("data", *GRID_AXES), mesh, num_ranks)
+        return MeshShape(x, y, z, data)
 
     def __str__(self) -> str:
         data = f"data={self.data} x " if self.data > 1 else ""
@@ -88,6 +75,12 @@ class MeshShape:
         for axis in reversed(RANK_ORDER):
             rank = rank * self[axis] + coordinates.get(axis, 0)
         return rank
+
+
+def in_order(ranks: Sequence[int], of_rank: Sequence[int]) -> list[list[int]]:
+    """:func:`by_machine`, where those of a machine also follow one another: sums then go in two steps."""
+    found = by_machine(ranks, of_rank)
+    return found if [rank for own in found for rank in own] == [*ranks] else []
 
 
 def meshes(num_ranks: int) -> list[MeshShape]:
