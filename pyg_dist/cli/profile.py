@@ -197,17 +197,14 @@ def profile(overlap: bool = True) -> Iterator[Profile]:
     finally:
         timing.record(None)
     seconds, spans = recorder.end()
-    mine = host.tensor(spans, dtype=torch.float64).view(-1, len(Span._fields))
-    counts = world.gather_counts(mine.shape[0])
-    gathered = torch.split(world.gather_rows(mine, counts), counts)
-    numbers = host.tensor(
-        [[seconds, recorder.sent_bytes, peak_bytes(), recorder.hidden_seconds, recorder.id_bytes]], dtype=torch.float64
-    )
-    of_ranks = world.gather_rows(numbers, [1] * world.size)
-    result.seconds, result.hidden_seconds = (of_ranks[:, k].tolist() for k in (0, 3))
-    result.sent_bytes, result.peak_bytes, result.id_bytes = (of_ranks[:, k].long().tolist() for k in (1, 2, 4))
-    result.product_forms = [json.loads(forms) for forms in world.gather_bytes(json.dumps(timed_forms()).encode())]
-    result.spans = [[Span(int(a), int(b), *rest) for a, b, *rest in rows.tolist()] for rows in gathered]
+    told = {
+        "seconds": seconds, "sent_bytes": recorder.sent_bytes, "id_bytes": recorder.id_bytes, "spans": spans,
+        "hidden_seconds": recorder.hidden_seconds, "peak_bytes": peak_bytes(), "product_forms": timed_forms(),
+    }  # fmt: skip
+    of_ranks = [json.loads(content) for content in world.gather_bytes(json.dumps(told).encode())]
+    for name in told:
+        setattr(result, name, [of_rank[name] for of_rank in of_ranks])
+    result.spans = [[Span(*span) for span in of_rank["spans"]] for of_rank in of_ranks]
 
 
 def peak_bytes() -> int:

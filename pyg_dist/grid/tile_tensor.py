@@ -74,41 +74,6 @@ class _Redistributed:
 _redistributed: weakref.WeakKeyDictionary[nn.Module, _Redistributed] = weakref.WeakKeyDictionary()
 
 
-def note_layer_input(local: Tensor, tile: Tile, version: int | None, layer: nn.Module) -> LayerInput:
-    """Note a layer's input, and start to redistribute it if the last one was redistributed (collective then)."""
-    entry, way = LayerInput(weakref.ref(layer), version), _redistributed.get(layer)
-    if way is None:
-        return entry
-    if way.under_way is not None:  # started, and not used
-        assert way.under_way.pending is not None
-        way.under_way.pending.wait()
-        del _redistributed[layer]
-    elif tile.layout == way.before and version is not None:
-        entry.target = tile.grid.tile(way.after, tile.width)
-        entry.pending = tile.start_to(local, entry.target)
-        way.under_way = entry
-    return entry
-
-
-def start_redistribution(
-    local: Tensor, tile: Tile, version: int | None, entry: LayerInput | None, target: Tile
-) -> Pending[Tensor]:
-    """The piece of ``target``, under way; differentiable once it is waited for (collective where they differ).
-
-    ``entry`` is what :func:`note_layer_input` has returned for these values, if they were a layer's input.
-    """
-    pending: Pending[Tensor] | None = None
-    layer = None if entry is None else entry.layer()
-    if entry is not None and layer is not None and target is not tile:
-        way = _redistributed.setdefault(layer, _Redistributed(tile.layout, target.layout))
-        way.before, way.after = tile.layout, target.layout
-        if way.under_way is entry and entry.target is target and entry.version == version:
-            pending, way.under_way = entry.pending, None
-    if pending is None and target is not tile:
-        pending = tile.start_to(local, target)
-    return Pending(lambda: tile.to(local, target, pending))
-
-
 TILES = Table()
 """Handlers for tiles. One that returns ``NotImplemented`` leaves the call to the table of whole rows."""
 
@@ -167,16 +132,41 @@ class TileTensor(NodeTensor):
             return cast(NodeTensor, rows)
 
     def note_layer_input(self, layer: nn.Module) -> None:
-        """Note that this is a layer's input: as its residual it may be redistributed early (collective then)."""
+        """Note that this is a layer's input, and start to redistribute it if the last one was (collective then).
+
+        As the layer's residual it may be redistributed.
+        """
+        tile, way = self._sharding, _redistributed.get(layer)
         with local_tensors():
-            self._entry = note_layer_input(self.as_subclass(Tensor), self._sharding, version_of(self), layer)
+            local, version = self.as_subclass(Tensor), version_of(self)
+        self._entry = entry = LayerInput(weakref.ref(layer), version)
+        if way is None:
+            return
+        if way.under_way is not None:  # started, and not used
+            assert way.under_way.pending is not None
+            way.under_way.pending.wait()
+            del _redistributed[layer]
+        elif tile.layout == way.before and version is not None:
+            entry.target = tile.grid.tile(way.after, tile.width)
+            entry.pending = tile.start_to(local, entry.target)
+            way.under_way = entry
 
     def start_redistribution(self, sharding: RowSharding) -> Pending[Tensor]:
-        tile = self._sharding
+        tile, entry = self._sharding, self._entry
         if not isinstance(sharding, Tile) or sharding.grid is not tile.grid or sharding.width != tile.width:
             return super().start_redistribution(sharding)
         with local_tensors():
-            return start_redistribution(self.as_subclass(Tensor), tile, version_of(self), self._entry, sharding)
+            local, pending = self.as_subclass(Tensor), None
+            layer = None if entry is None else entry.layer()
+            if entry is not None and layer is not None and sharding is not tile:
+                way = _redistributed.setdefault(layer, _Redistributed(tile.layout, sharding.layout))
+                way.before, way.after = tile.layout, sharding.layout
+                is_of_now = entry.target is sharding and entry.version == version_of(self)
+                if way.under_way is entry and is_of_now:
+                    pending, way.under_way = entry.pending, None
+            if pending is None and sharding is not tile:
+                pending = tile.start_to(local, sharding)
+            return Pending(lambda: tile.to(local, sharding, pending))
 
 
 row_tensor.register_class("tile", TileTensor)

@@ -23,15 +23,12 @@ from pyg_dist.halo.exchange import Arrival, Exchange
 class Codecs(NamedTuple):
     """How rows travel, forward and backward.
 
-    Attributes:
-        direct: in one level; in two between ranks of a machine. Addends to agents are exact: a sum is rounded once,
-            when it leaves its machine.
-        rows, sums: in two levels by the link, and of rows on from there.
+    Addends to agents are exact: a sum is rounded once, when it leaves its machine.
     """
 
-    direct: tuple[Codec, Codec] = (EXACT, EXACT)
-    rows: tuple[Codec, Codec] = (EXACT, EXACT)
-    sums: tuple[Codec, Codec] = (EXACT, EXACT)
+    direct: tuple[Codec, Codec] = (EXACT, EXACT)  # in one level; in two between ranks of a machine
+    rows: tuple[Codec, Codec] = (EXACT, EXACT)  # in two levels by the link, and on from there
+    sums: tuple[Codec, Codec] = (EXACT, EXACT)  # likewise, by the link
 
     @property
     def transposed(self) -> Codecs:

@@ -195,12 +195,7 @@ class Transport:
 
 
 class Levels(NamedTuple):
-    """The messages within a machine and between machines of a group with as many ranks on each.
+    """The messages within a machine and between machines of a group with as many ranks on each."""
 
-    Attributes:
-        inner: the ranks of this machine.
-        outer: those that have this one's number on their machines.
-    """
-
-    inner: Transport
-    outer: Transport
+    inner: Transport  # the ranks of this machine
+    outer: Transport  # those that have this one's number on their machines

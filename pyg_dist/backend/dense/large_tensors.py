@@ -46,28 +46,27 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Linear(LocalFunction[Tensor]):
-    """The formulas are torch's own, product by product, so that the bits are."""
+    """Plus a bias, or written into ``out``. The formulas are torch's own, product by product, so that the bits are."""
 
     @staticmethod
-    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        if out is not None:
+            ctx.mark_dirty(out)
+            return out.addmm_(x, weight.t())
         out = ops.empty_rows(x, x.shape[0], weight.shape[0])
         return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        return *_factor_grads(ctx, grad, of_x, of_weight), grad.sum(0) if of_bias else None
-
-
-def _factor_grads(ctx: Context, grad: Tensor, of_x: bool, of_weight: bool) -> tuple[Tensor | None, Tensor | None]:
-    """The derivatives of ``x weight^T``, which are all that ``ctx`` has saved, by both."""
-    x, weight = ctx.saved_tensors
-    product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
-    by_weight = product(grad.t(), x) if of_weight else None
-    del x  # unless something else refers to it, its memory is free for its gradient
-    ctx.maybe_clear_saved_tensors()
-    return product(grad, weight) if of_x else None, by_weight
+        of_x, of_weight, of_bias, of_out = ctx.needs_input_grad
+        x, weight = ctx.saved_tensors
+        product = torch.mm if torch.is_grad_enabled() else _product  # with create_graph, torch differentiates again
+        by_weight = product(grad.t(), x) if of_weight else None
+        del x  # unless something else refers to it, its memory is free for its gradient
+        ctx.maybe_clear_saved_tensors()
+        by_x = product(grad, weight) if of_x else None
+        return by_x, by_weight, grad.sum(0) if of_bias else None, grad if of_out else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -75,7 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dim() == weight.dim() == 2 and is_large(x, x.shape[0] * weight.shape[0]):
         same = x.dtype == weight.dtype and (bias is None or (bias.dtype == x.dtype and bias.dim() == 1))
         if same and x.shape[1] == weight.shape[1] and not torch.is_autocast_enabled("cpu"):
-            return _Linear.apply(x.as_subclass(Tensor), weight, bias)
+            return _Linear.apply(x.as_subclass(Tensor), weight, bias, None)
     return F.linear(x, weight, bias)
 
 
@@ -107,26 +106,11 @@ def linear_pair(x: Tensor, weight: Tensor, narrow: Tensor) -> tuple[Tensor, Tens
     return F.linear(x, weight), F.linear(x, narrow)
 
 
-class _AddProduct(LocalFunction[Tensor]):
-    """``out + x weight^T``, written into out."""
-
-    @staticmethod
-    def forward(ctx: Context, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.mark_dirty(out)
-        return out.addmm_(x, weight.t())
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
-        of_out, *of_factors = ctx.needs_input_grad
-        return grad if of_out else None, *_factor_grads(ctx, grad, *of_factors)
-
-
 def add_product_(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """``out + x weight^T``, written into ``out`` as :func:`add_into_` does. Shapes: ``[N, O], [N, F], [O, F]``."""
     is_plain = out.dtype == x.dtype == weight.dtype and not torch.is_autocast_enabled(x.device.type)
     if is_plain and is_large(x, out.numel()) and not out._is_view() and not torch._C._len_torch_dispatch_stack():
-        return _AddProduct.apply(out, x, weight)
+        return _Linear.apply(x, weight, None, out)
     return add_into_(out, linear(x, weight))
 
 

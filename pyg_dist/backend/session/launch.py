@@ -149,10 +149,8 @@ def _choose(environ: Mapping[str, str]) -> tuple[_Claim | None, int | None]:
 
 
 def _script_claim(environ: Mapping[str, str]) -> _Claim | None:
-    claim = _claim("env", environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
-    if claim and "TORCHELASTIC_RUN_ID" in environ:
-        return _Claim("torchrun", claim.rank, claim.world_size, claim.local_rank, claim.source)
-    return claim
+    launcher: Launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "env"
+    return _claim(launcher, environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def _mpi_claim(environ: Mapping[str, str]) -> _Claim | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.ops.library import as_rows
 from pyg_dist.backend.sparse.csr import CSR
@@ -70,22 +71,9 @@ class Matrix:
         """``diag(row_scale) self diag(col_scale) x``; see :meth:`~pyg_dist.backend.sparse.csr.CSR.multiply`."""
         return self.pattern.multiply(x, self.value, tries, **options)
 
-    def product(self, x: Tensor) -> Tensor:
-        """``self x``, differentiable by x to any order; not collective. Shapes: ``[num_cols, F] -> [num_rows, F]``."""
-        return _Product.apply(x, self)
-
-
-class _Product(LocalFunction[Tensor]):
-    """The derivative is the product with the transpose."""
-
-    @staticmethod
-    def forward(ctx: Context, x: Tensor, matrix: Matrix) -> Tensor:
-        ctx.matrix = matrix
-        return matrix.multiply(as_rows(x), tries=True)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
-        return _Product.apply(grad, ctx.matrix.transposed), None
+    def start(self, x: Tensor) -> Pending[Tensor]:
+        """``self x``: it is a :class:`~pyg_dist.backend.autograd.linear_map.LinearMap`, of one rank."""
+        return Pending(lambda: self.multiply(as_rows(x), tries=True))
 
 
 class _EdgeProduct(LocalFunction[Tensor]):

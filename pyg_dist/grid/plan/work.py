@@ -27,29 +27,19 @@ from pyg_dist.pricing.model import Layer, Model
 
 @dataclass
 class Work:
-    """What one rank does in one step.
+    """What one rank does in one step."""
 
-    Attributes:
-        sent: bytes sent to other ranks, by product of axes.
-        collectives: how many all-to-alls there are, by product of axes.
-        spmm: for each sparse product: entries and rows of the sparse tile, and columns of the dense one.
-        gemm_flops: of the dense products.
-        copied: numbers read and written beside the products: packing, sums of what arrived, element-wise functions.
-        kept_numbers: kept for the backward.
-        passing_numbers: the largest temporary ones.
-        tiles: row axis, column axis and source order of the adjacency tiles that it multiplies by.
-        routes: changes of layout, each with its way back.
-    """
-
-    sent: dict[tuple[str, ...], int] = field(default_factory=dict)
-    collectives: dict[tuple[str, ...], int] = field(default_factory=dict)
+    sent: dict[tuple[str, ...], int] = field(default_factory=dict)  # bytes to other ranks, by product of axes
+    collectives: dict[tuple[str, ...], int] = field(default_factory=dict)  # all-to-alls, by product of axes
+    # for each sparse product: entries and rows of the sparse tile, and columns of the dense one
     spmm: list[tuple[float, int, int]] = field(default_factory=list)
-    gemm_flops: float = 0.0
-    copied: int = 0
-    kept_numbers: int = 0
-    passing_numbers: int = 0
+    gemm_flops: float = 0.0  # of the dense products
+    copied: int = 0  # numbers read and written beside products: packing, sums of what arrived, element-wise functions
+    kept_numbers: int = 0  # kept for the backward
+    passing_numbers: int = 0  # the largest temporary ones
+    # row axis, column axis and source order of the adjacency tiles that it multiplies by
     tiles: set[tuple[str, str, int]] = field(default_factory=set)
-    routes: set[frozenset[TileLayout]] = field(default_factory=set)
+    routes: set[frozenset[TileLayout]] = field(default_factory=set)  # changes of layout, each with its way back
 
     @property
     def num_bytes(self) -> int:

@@ -35,19 +35,15 @@ Counts = tuple[int, ...]
 class RelayLists(NamedTuple):
     """What a rank does with rows and sums that go by agents (:mod:`pyg_dist.halo.plan.two_level`).
 
-    Attributes:
-        rows, sums: by the link, how many leave for each rank, and how many arrive from each.
-        gather, spread: likewise, addends to agents and rows from them.
-        into: which of the sums that leave each addend that arrives goes into, int64.
-        out_of: which of the rows that arrive by the link each row to spread is, int64.
+    Of each kind, how many leave for each rank, and how many arrive from each.
     """
 
-    rows: tuple[Counts, Counts]
-    sums: tuple[Counts, Counts]
-    gather: tuple[Counts, Counts]
-    spread: tuple[Counts, Counts]
-    into: Tensor
-    out_of: Tensor
+    rows: tuple[Counts, Counts]  # by the link
+    sums: tuple[Counts, Counts]  # likewise
+    gather: tuple[Counts, Counts]  # addends to agents
+    spread: tuple[Counts, Counts]  # rows from agents
+    into: Tensor  # which of the sums that leave each addend that arrives goes into, int64
+    out_of: Tensor  # which of the rows that arrive by the link each row to spread is, int64
 
 
 @dataclass(frozen=True)
@@ -270,21 +266,14 @@ def _runs(rowptr: Tensor) -> Iterator[tuple[int, int]]:
 
 
 class Slots(NamedTuple):
-    """What of the rows and sums of some edges is in a rank's buffer, and where.
+    """What of the rows and sums of some edges is in a rank's buffer, and where."""
 
-    Attributes:
-        left: which rows carry their edges, bool ``[L]``.
-        rows, sums: those in the buffer, int64.
-        row_slot, sum_slot: where each of these is, int64.
-        counts: slots by peer; in two levels, of the first piece.
-    """
-
-    left: Tensor
-    rows: Tensor
-    sums: Tensor
-    row_slot: Tensor
-    sum_slot: Tensor
-    counts: Counts
+    left: Tensor  # which rows carry their edges, bool ``[L]``
+    rows: Tensor  # those in the buffer, int64
+    sums: Tensor  # likewise
+    row_slot: Tensor  # where each of these rows is, int64
+    sum_slot: Tensor  # and each of these sums
+    counts: Counts  # slots by peer; in two levels, of the first piece
 
     @staticmethod
     def of(edges: OneWay, cover: Cover) -> Slots:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.autograd.replicated import copy_to_ranks, reduce_from_ranks
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -88,7 +89,7 @@ def product(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     matrix = sparse_rows(x, weight)
     if matrix is None:
         return large_tensors.linear(x.as_subclass(Tensor), weight, bias)
-    out = matrix.product(weight.t())
+    out = apply(matrix, weight.t())
     return out if bias is None else large_tensors.add_into_(out, bias)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.layers import sparse_rows, with_parameters
@@ -48,7 +49,7 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
 
 def _times(function: Function, x: RowTensor, other: Tensor) -> Tensor:
     matrix = sparse_rows(x, other) if x.shape[-1] == other.shape[0] else None
-    product: Tensor = function(x, other) if matrix is None else matrix.product(other)
+    product: Tensor = function(x, other) if matrix is None else apply(matrix, other)
     return product
 
 
