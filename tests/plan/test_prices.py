@@ -9,7 +9,6 @@ from itertools import pairwise
 import pytest
 
 from pyg_dist.errors import OptionError
-from pyg_dist.halo.plan.cost import halo_price
 from pyg_dist.plan.prices import HYBRID_SHARE, GraphStatistics, crossover, epoch, even_load, model_of, speedup
 from pyg_dist.pricing.machine import Machine
 
@@ -79,11 +78,3 @@ def test_fewer_bits_have_the_shape_of_fig_7() -> None:
     assert speedup(even_load(CITATIONS, 512, 4), 10**6, fast, 512, 2) == pytest.approx(
         (pairs[5][1], pairs[5][1]), rel=0.1
     )
-
-
-def test_savings_are_ours_alone() -> None:
-    machine, model = CLUSTER, model_of(CITATIONS, 3, 256)
-    load = even_load(CITATIONS, 768, 4)
-    ours, theirs = (halo_price(model, [load], machine, 768, saves=saves) for saves in (True, False))
-    assert ours.messages < theirs.messages
-    assert ours.dense == theirs.dense

@@ -10,7 +10,8 @@ map                                   forward                                   
 ``halo.exchange.Exchange``            rows to the ranks that need them            they come back
 ``halo.transfer.HaloTransfer``        matrices and exchanges in turn              the same reversed
 ``grid.collectives.AllGather``        every rank's piece                          ``ReduceScatter``
-``grid.aggregate.TileProduct``        a matrix in tiles times x                   the same with its sides swapped
+``grid.operator.TileProduct``         a matrix in tiles times x                   the same with its sides swapped
+``sparse.matrix.Matrix``              a matrix of one rank times x                the transposed matrix
 ====================================  ==========================================  ==================================
 """
 

@@ -143,15 +143,13 @@ def halo_price(
     machine: Machine,
     num_ranks: int,
     bits: tuple[int, int] = (32, 32),
-    saves: bool = True,
 ) -> Price:
     """A training step, forward and backward, on the machine that it takes longest (see above).
 
     The narrower side of a layer is aggregated; a constant input is, whatever its width, and its sums are remembered.
 
     ``loads`` are those of every rank, or of those that stand for all, counted with the machine's ``ranks_per_node``;
-    ``bits`` of a number in the messages forward and backward (SuperGCN, eq. 3-6). Without ``saves`` every layer
-    aggregates its input anew, as published systems do.
+    ``bits`` of a number in the messages forward and backward (SuperGCN, eq. 3-6).
     """
     on_each, alone = min(machine.ranks_per_node, num_ranks), machine
     means: list[HaloLoad] = []
@@ -161,28 +159,28 @@ def halo_price(
             mean = HaloLoad(*(sum(numbers) / on_each for numbers in of_machine))
             means.append(mean._replace(levels=loads[0].levels))
         alone = replace(machine, cores=on_each)
-    prices = [_price(model, load, machine, num_ranks, bits, saves) for load in means]
-    prices += [_price(model, load, alone, num_ranks, bits, saves) for load in loads]
+    prices = [_price(model, load, machine, num_ranks, bits) for load in means]
+    prices += [_price(model, load, alone, num_ranks, bits) for load in loads]
     return max(prices, key=lambda price: price.seconds)
 
 
-def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits: tuple[int, int], saves: bool) -> Price:
+def _price(model: Model, load: HaloLoad, machine: Machine, num_ranks: int, bits: tuple[int, int]) -> Price:
     turns = machine.turns(num_ranks)
     sparse = flops = messages = quantize = 0.0
     streams = float(model.update_bytes)
     for layer in model.layers():
-        directions = bits if layer.learns else () if saves and layer.is_cached else bits[:1]
-        aggregated = min(layer.in_channels, layer.out_channels) if saves and layer.learns else layer.in_channels
+        directions = bits if layer.learns else () if layer.is_cached else bits[:1]
+        aggregated = min(layer.in_channels, layer.out_channels) if layer.learns else layer.in_channels
         of_matrix = 2.0 * load.nodes * layer.in_channels * layer.out_channels  # flops
         for number, direction in enumerate(directions):
             sparse += machine.spmm_seconds(load.entries, load.nodes + load.rows_made, aggregated)
             messages += exchange_seconds(load, aggregated, machine, num_ranks, direction)
-            if saves:  # while the link's messages travel: local edges, those inside, the root once forward, twice back
-                meanwhile = turns * machine.spmm_seconds(load.local_entries, 0, aggregated)
-                meanwhile += turns * (model.num_matrices - 1) * (1 + number) * of_matrix / machine.gemm_rate
-                meanwhile += _inside_seconds(load, aggregated, machine, num_ranks, direction)
-                link, core = _link_seconds(load, aggregated, machine, num_ranks, direction)
-                messages -= min(meanwhile, link - core)
+            # While the link's messages travel: local edges, those inside, the root once forward, twice back.
+            meanwhile = turns * machine.spmm_seconds(load.local_entries, 0, aggregated)
+            meanwhile += turns * (model.num_matrices - 1) * (1 + number) * of_matrix / machine.gemm_rate
+            meanwhile += _inside_seconds(load, aggregated, machine, num_ranks, direction)
+            link, core = _link_seconds(load, aggregated, machine, num_ranks, direction)
+            messages -= min(meanwhile, link - core)
             quantize += quantize_seconds(load, aggregated, machine, num_ranks, direction)
             quantize += pre_quantize_seconds(load, aggregated, machine, num_ranks, direction)
         flops += of_matrix * model.num_matrices * (3 if layer.learns else 2)
