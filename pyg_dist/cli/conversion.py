@@ -130,7 +130,7 @@ def write_grid_store(
         best = grid_plans(model, options.parts, machine, wanted)[0]
         plan, orders = GridPlan.of(
             lambda: ((torch.from_numpy(ends[0]), torch.from_numpy(ends[1])) for ends in edges.ends(CHUNK)), model,
-            best.shape, best.sums, best.price, machine, options.seed, digest(repr((edge_digest, options.seed))),
+            best, machine, options.seed, digest(repr((edge_digest, options.seed))),
         )  # fmt: skip
         shards = write_grid(
             work.folder, edges, work.attributes(), [order.node_id.numpy() for order in orders], tiles, options.memory,

@@ -161,11 +161,8 @@ def _plan(args: argparse.Namespace, graph: inputs.PlannedGraph, ranks: int, mode
         if args.layout == "auto" and parts is not None:
             halo = halo_candidates(graph.edge_index, parts, ranks, model, machine, args.hierarchy, bits)
         if parts is None or (halo and grid[0].seconds < halo[0].seconds):
-            best = grid[0]
-            tiles, _ = GridPlan.of(
-                in_one_piece(graph.edge_index), model, best.shape, best.sums, best.price, machine, args.seed,
-                digest(repr((digest(graph.edge_index), args.seed))),
-            )  # fmt: skip
+            identity = digest(repr((digest(graph.edge_index), args.seed)))
+            tiles, _ = GridPlan.of(in_one_piece(graph.edge_index), model, grid[0], machine, args.seed, identity)
             return Planned(tiles, halo, grid)
         exchange = halo[0].exchange if halo else args.exchange
         counted = Plan.of(

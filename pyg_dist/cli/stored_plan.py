@@ -71,7 +71,7 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
     machine = Machine.load() if machine is None else machine
     best = grid_plans(written.model, ranks, machine)[0]
     edges = tuple(edges_of_tile(store, best.shape, best.shape.coordinates(rank)) for rank in range(ranks))
-    return on_mesh(written, best.shape, best.sums, best.price, machine, edges)
+    return on_mesh(written, best, machine, edges)
 
 
 def plans_of_types(args: argparse.Namespace, machine: Machine) -> list[HeteroPlan] | None:

@@ -23,7 +23,6 @@ from pyg_dist.grid.plan.mesh_shape import (
     GRID_AXES,
     WHOLE_ROWS,
     MeshShape,
-    Sums,
     TileLayout,
     Tiling,
     row_range,
@@ -35,7 +34,7 @@ from pyg_dist.grid.plan.plan import GridPlan
 from pyg_dist.grid.sharding import Grid, Tile
 from pyg_dist.partition.inputs import Array
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.pricing.model import Model, Price
+from pyg_dist.pricing.model import Model
 from pyg_dist.store.format import torch_dtype
 from pyg_dist.store.graph_input import GraphInput
 from pyg_dist.store.grid_store import GridStore
@@ -47,14 +46,10 @@ def on_grid(
     graph_input: GraphInput, options: Options, model: Model, machine: Machine, identity: str
 ) -> tuple[GridGraph, GridPlan]:
     """The runtime form and the plan (collective)."""
-    num_ranks = world_group().size
-    best = candidates(model, num_ranks, options, machine)[0]
-    given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
-    shape = best.shape if given is None else given
-    plan, orders = GridPlan.of(
-        in_one_piece(graph_input.edge_index), model, shape, best.sums, best.price, machine, options.seed, identity
-    )
-    grid = Grid(Mesh(shape), orders, best.sums, GRID_BLOCKS.value(), options.comm_dtype)
+    best = cheapest(model, options, machine)
+    edges = in_one_piece(graph_input.edge_index)
+    plan, orders = GridPlan.of(edges, model, best, machine, options.seed, identity)
+    grid = Grid(Mesh(best.shape), orders, best.sums, GRID_BLOCKS.value(), options.comm_dtype)
     return GridGraph.of(grid, graph_input.edge_index, graph_input.form.loop_rule), plan
 
 
@@ -63,6 +58,13 @@ def candidates(model: Model, num_ranks: int, options: Options, machine: Machine)
     given = None if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
     wanted = None if given is None else MeshShape(given.x, given.y, given.z)
     return grid_plans(model, num_ranks if wanted is None else wanted.size, machine, wanted)
+
+
+def cheapest(model: Model, options: Options, machine: Machine) -> Candidate:
+    """The first of the candidates for all ranks, on as many data groups as are wanted (not collective)."""
+    num_ranks = world_group().size
+    best = candidates(model, num_ranks, options, machine)[0]
+    return best if options.mesh is None else replace(best, shape=MeshShape.of(options.mesh, num_ranks))
 
 
 class StoredOrder(NodeOrder):
@@ -92,15 +94,14 @@ def stored_grid_plan(store: GridStore) -> GridPlan:
         raise StoreError(f"Expected the plan of a grid in {store.path} (got {error}): write it again") from error
 
 
-def on_mesh(
-    written: GridPlan, shape: MeshShape, sums: Sums, price: Price, machine: Machine, edges: tuple[int, ...]
-) -> GridPlan:
+def on_mesh(written: GridPlan, best: Candidate, machine: Machine, edges: tuple[int, ...]) -> GridPlan:
     """A plan for another mesh than its store was written for; the node orders stay (not collective)."""
     balance = Balance(written.tries[-1].method, max(edges) * len(edges) / max(sum(edges), 1))
-    name = digest(repr((written.hash, shape, sums)))
+    name = digest(repr((written.hash, best.shape, best.sums)))
     return replace(
-        written, shape=shape, sums=sums, edges=edges, tries=(balance,), predicted=price, machine=machine, hash=name
-    )
+        written, shape=best.shape, sums=best.sums, edges=edges, tries=(balance,), predicted=best.price,
+        machine=machine, hash=name,
+    )  # fmt: skip
 
 
 def edges_of_tile(store: GridStore, shape: MeshShape, place: Mapping[str, int]) -> int:
@@ -116,23 +117,20 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
     """
     num_ranks, written = world_group().size, stored_grid_plan(store)
     shape = written.shape if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
-    plan, is_as_written = written, shape == written.shape and shape.size == num_ranks
-    if not is_as_written:
-        machine = common_machine()
-        best = candidates(written.model, num_ranks, options, machine)[0]
-        shape = best.shape if options.mesh is None else shape
-        plan = on_mesh(written, shape, best.sums, best.price, machine, (0,))
+    is_as_written = shape == written.shape and shape.size == num_ranks
+    machine = written.machine if is_as_written else common_machine()
+    best = None if is_as_written else cheapest(written.model, options, machine)
+    shape, sums = (shape, written.sums) if best is None else (best.shape, best.sums)
     with raised_on_all_ranks():
         orders = tuple(StoredOrder(*store.order(number)) for number in range(store.num_orders))
-    grid = Grid(Mesh(shape), orders, plan.sums, GRID_BLOCKS.value(), options.comm_dtype)
+    grid = Grid(Mesh(shape), orders, sums, GRID_BLOCKS.value(), options.comm_dtype)
     with raised_on_all_ranks():
         graph = _graph(store, grid)
-        mine = 0 if is_as_written else edges_of_tile(store, shape, grid.mesh.coordinates)
+        mine = 0 if best is None else edges_of_tile(store, shape, grid.mesh.coordinates)
         attributes = _attributes(store, graph)
-    if not is_as_written:
-        edges = tuple(world_group().gather_counts(mine))
-        plan = on_mesh(written, shape, plan.sums, plan.predicted, plan.machine, edges)
-    return graph, plan, attributes
+    if best is None:
+        return graph, written, attributes
+    return graph, on_mesh(written, best, machine, tuple(world_group().gather_counts(mine))), attributes
 
 
 def _graph(store: GridStore, grid: Grid) -> GridGraph:

@@ -25,6 +25,7 @@ from pyg_dist.grid.plan.mesh_shape import (
     row_range,
 )
 from pyg_dist.grid.plan.work import Work, work_of
+from pyg_dist.pricing.base import columns
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price, reduction_seconds
 
@@ -206,12 +207,14 @@ def grid_plans(model: Model, num_ranks: int, machine: Machine, wanted: MeshShape
 def grid_table(candidates: Sequence[Candidate], num_ranks: int) -> str:
     """The candidates as a table for people; the first one is marked as chosen, and the baseline as nearest cube."""
     cube = nearest_cube(num_ranks)
-    lines = [f"{'x':>4} {'y':>4} {'z':>4}  {'sums':<14} {'seconds':>11} {'MiB, about':>10} {'MiB a rank':>10}"]
-    for candidate in candidates:
-        sides = " ".join(f"{candidate.shape[axis]:>4}" for axis in GRID_AXES)
-        marks = ["chosen"] * (candidate is candidates[0]) + ["nearest cube"] * (candidate.shape == cube)
-        lines.append(
-            f"{sides}  {candidate.sums:<14} {candidate.seconds:>11.4g} {candidate.num_bytes / 2**20:>10.2f} "
-            f"{candidate.memory / 2**20:>10.2f}  {', '.join(marks)}".rstrip()
-        )
+
+    def marks(one: Candidate) -> str:
+        return ", ".join(["chosen"] * (one is candidates[0]) + ["nearest cube"] * (one.shape == cube))
+
+    lines = columns(
+        candidates, ("x", lambda one: str(one.shape.x)), ("y", lambda one: str(one.shape.y)),
+        ("z", lambda one: str(one.shape.z)), ("sums", lambda one: one.sums),
+        ("seconds", lambda one: f"{one.seconds:.4g}"), ("MiB, about", lambda one: f"{one.num_bytes / 2**20:.2f}"),
+        ("MiB a rank", lambda one: f"{one.memory / 2**20:.2f}"), ("", marks), left=(3, 7),
+    )  # fmt: skip
     return "\n".join(lines)

@@ -10,7 +10,7 @@ import torch
 
 from pyg_dist.backend import host
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.grid.plan.cost import memory_of, price_of
+from pyg_dist.grid.plan.cost import Candidate, memory_of, price_of
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, RANK_ORDER, MeshShape, Sums, row_range
 from pyg_dist.grid.plan.node_order import Balance, EdgeChunks, ListedOrder, choose_orders, tile_counts
 from pyg_dist.grid.plan.work import Work, aggregation_bytes, work_of
@@ -54,16 +54,10 @@ class GridPlan(DistributionPlan):
 
     @staticmethod
     def of(
-        edges: EdgeChunks,
-        model: Model,
-        shape: MeshShape,
-        sums: Sums,
-        price: Price,
-        machine: Machine,
-        seed: int,
-        identity: str,
+        edges: EdgeChunks, model: Model, best: Candidate, machine: Machine, seed: int, identity: str
     ) -> tuple[GridPlan, tuple[ListedOrder, ...]]:
         """The plan of a mesh, and its node orders (not collective); ``identity`` is the digest of graph and options."""
+        shape, sums = best.shape, best.sums
         orders, tries = choose_orders(edges, model.num_nodes, shape, seed, sums)
         counts = host.zeros(shape.z, shape.x, dtype=torch.int64)
         for source, target in edges():
@@ -71,7 +65,7 @@ class GridPlan(DistributionPlan):
         places = [shape.coordinates(rank) for rank in range(shape.size)]
         by_rank = tuple(int(counts[place["z"], place["x"]]) for place in places)
         name = digest(identity + repr((shape, sums)))
-        return GridPlan(shape, sums, model.num_nodes, by_rank, tries, model, price, machine, name), orders
+        return GridPlan(shape, sums, model.num_nodes, by_rank, tries, model, best.price, machine, name), orders
 
     @property
     def ranks(self) -> int:

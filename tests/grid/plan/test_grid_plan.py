@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyg_dist.errors import OptionError
-from pyg_dist.grid.plan.cost import price_of
+from pyg_dist.grid.plan.cost import Candidate, price_of
 from pyg_dist.grid.plan.mesh_shape import (
     GRID_AXES,
     INPUT,
@@ -149,7 +149,8 @@ def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     edge_index, shape = torch.randint(0, 50, (2, 300)), MeshShape(x=2, y=1, z=3)
     model, free = Model.of_layers(50, 300, 8, 3), Price(0, 0, 0, 0)
-    plan, _ = GridPlan.of(in_one_piece(edge_index), model, shape, "all_reduce", free, Machine(), 0, "")
+    best = Candidate(shape, "all_reduce", free, num_bytes=0, memory=0)
+    plan, _ = GridPlan.of(in_one_piece(edge_index), model, best, Machine(), 0, "")
     assert plan.price() is free  # what it was chosen by
     slow = Machine(gemm_rate=1.0)
     assert plan.price(machine=slow).seconds == price_of(model, shape, "all_reduce", slow).seconds > 0

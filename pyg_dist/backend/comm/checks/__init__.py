@@ -1,1 +1,1 @@
-"""What ranks must do and have alike, checked above every wire: calls, replicas, the order of calls without tags."""
+"""What ranks must do and have alike, checked above every wire: numbered calls and replicas."""
