@@ -63,86 +63,135 @@ PYG_DIST_INLINE void add(A* sum, const T* x, A factor, int64_t n) {
   });
 }
 
-// sum[h] = the sum over the n columns of head h of what f gives for each, as sum_columns makes it. Sums of four heads
-// that fill vectors go through their last additions together.
+// Calls f.operator()<G>() for heads of which G fill a vector, G = 2 or 4, and returns whether there is such a G.
+template <int L, class F>
+PYG_DIST_INLINE bool for_heads_in_vector(int64_t n, const F& f) {
+  if constexpr (L >= 4) {
+    if (2 * n == L) return f.template operator()<2>(), true;
+    if (4 * n == L) return f.template operator()<4>(), true;
+  }
+  return false;
+}
+
+// The G V sums of V vectors, which have the lanes of G sums each in runs of equal length.
+template <int L, class A, int G, int V>
+PYG_DIST_INLINE Vec<A, G * V> sums_of_runs(const Vec<A, L>* v) {
+  if constexpr (V == 1) {
+    return fold<L, A, G / 2>(v[0]);
+  } else {
+    Vec<A, L> joined[V / 2];
+    for (int k = 0; k < V / 2; ++k) joined[k] = join<L, A, G>(v[2 * k], v[2 * k + 1]);
+    return sums_of_runs<L, A, 2 * G, V / 2>(joined);
+  }
+}
+
+// sum[h] = the sum over the n columns of head h of what f gives for each, as sum_columns makes it. Several heads go
+// through their last additions together.
 template <class A, class F>
 PYG_DIST_INLINE void sum_heads(A* sum, int64_t heads, int64_t n, const F& f) {
   constexpr int L = kLanes<A>;
   int64_t h = 0;
-  if constexpr (L >= 4) {
-    if (n >= L) {
-      for (; h + 4 <= heads; h += 4) {
-        Vec<A, L> sums[4] = {};
-        int64_t c = h * n;
-        for (const int64_t end = c + n / L * L; c < end; c += L) {
+  if (L >= 4 && n >= L) {
+    for (; h + 4 <= heads; h += 4) {
+      Vec<A, L> sums[4] = {};
+      int64_t c = h * n;
+      for (const int64_t end = c + n / L * L; c < end; c += L) {
 #pragma GCC unroll 4
-          for (int k = 0; k < 4; ++k) sums[k] += f.template operator()<L>(c + k * n);
-        }
-        auto whole = fold<L, A, 2>(join<L, A, 2>(join<L, A, 1>(sums[0], sums[1]), join<L, A, 1>(sums[2], sums[3])));
-        if (n % L > 0) {
-          A rest[4] = {};
-          for (int k = 0; k < 4; ++k) {
-            for_rest<L / 2>(0, n % L, [&]<int K>(int64_t r) __attribute__((always_inline)) {
-              rest[k] += reduce<K, A>(f.template operator()<K>(c + k * n + r), Plus{});
-            });
-          }
-          whole += load<4>(rest);
-        }
-        store<4>(sum + h, whole);
+        for (int k = 0; k < 4; ++k) sums[k] += f.template operator()<L>(c + k * n);
+      }
+      if constexpr (L >= 4) store<4>(sum + h, sums_of_runs<L, A, 1, 4>(sums));
+      if (n % L == 0) continue;
+      for (int k = 0; k < 4; ++k) {
+        A rest = 0;
+        for_rest<L / 2>(0, n % L, [&]<int K>(int64_t r) __attribute__((always_inline)) {
+          rest += reduce<K, A>(f.template operator()<K>(c + k * n + r), Plus{});
+        });
+        sum[h + k] += rest;
       }
     }
   }
+  for_heads_in_vector<L>(n, [&]<int G>() __attribute__((always_inline)) {
+    constexpr int V = L / G < 4 ? L / G : 4;
+    for (; h + V * G <= heads; h += V * G) {
+      Vec<A, L> products[V];
+#pragma GCC unroll 4
+      for (int k = 0; k < V; ++k) products[k] = f.template operator()<L>(h * n + k * L);
+      store<V * G>(sum + h, sums_of_runs<L, A, G, V>(products));
+    }
+  });
   for (; h < heads; ++h) {
     sum[h] = sum_columns<A>(
         n, [&]<int K>(int64_t c) __attribute__((always_inline)) { return f.template operator()<K>(h * n + c); });
   }
 }
 
-// sum += factor[b] * row(b), one b after another, in V vectors of columns that stay in registers meanwhile; the factors
-// of vector k, of one head or of none, lie at factor[k].
-template <int V, class A, class Row>
+// sum += factor[b] * row(b), one b after another, in V vectors of columns that stay in registers meanwhile. Factors of
+// vector k begin at factor[k]: one for G heads each, or one for a part of a head.
+template <int V, int G, class A, class Row>
 PYG_DIST_INLINE void add_tile(A* sum, const A* const* factor, int64_t lanes, int64_t count, const Row& row) {
   constexpr int L = kLanes<A>;
+  const auto of_columns = [](const A* numbers) __attribute__((always_inline)) {
+    if constexpr (G == 1) {
+      return *numbers;
+    } else {
+      const Vec<A, L> of_heads = load<L>(numbers);
+      return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        return shuffle(of_heads, of_heads, std::integer_sequence<int, (I * G / L)...>{});
+      }(std::make_integer_sequence<int, L>{});
+    }
+  };
   Vec<A, L> sums[V];
 #pragma GCC unroll 8
   for (int k = 0; k < V; ++k) sums[k] = load<L>(sum + k * L);
   for (int64_t b = 0; b < count; ++b) {
     const auto* x = row(b);
 #pragma GCC unroll 8
-    for (int k = 0; k < V; ++k) sums[k] += load<L>(x + k * L) * factor[k][b * lanes];
+    for (int k = 0; k < V; ++k) sums[k] += load<L>(x + k * L) * of_columns(factor[k] + b * lanes);
   }
 #pragma GCC unroll 8
   for (int k = 0; k < V; ++k) store<L>(sum + k * L, sums[k]);
 }
 
-// sum[h] += factor[b, h] * row(b)[h] for each head of n columns; factors of two b lie `lanes` apart. Where `shared`,
-// all heads have the same n columns of row(b).
+// The same for all whole vectors of the row, of heads of n columns.
+template <int G, class A, class Row>
+PYG_DIST_INLINE void add_vectors(A* sum, const A* factor, int64_t lanes, int64_t count, int64_t num_vectors, int64_t n,
+                                 const Row& row) {
+  constexpr int L = kLanes<A>, V = kMaxVectors / 2;
+  const A* factors[V];
+  int64_t done = 0, in_head = 0;
+  const auto tile = [&]<int K>() __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int k = 0; k < K; ++k) {
+      factors[k] = factor;
+      in_head += L;
+      const bool ends = G > 1 || in_head == n;
+      factor += ends ? G : 0;
+      in_head = ends ? 0 : in_head;
+    }
+    const int64_t c = done * L;
+    add_tile<K, G>(sum + c, factors, lanes, count, [&](int64_t b) { return row(b) + c; });
+    done += K;
+  };
+  while (done + V <= num_vectors) tile.template operator()<V>();
+  while (done + 4 <= num_vectors) tile.template operator()<4>();
+  while (done < num_vectors) tile.template operator()<1>();
+}
+
+// sum[h] += factor[b, h] * row(b)[h] for each head of n columns; factors of two b lie `lanes` apart. Where kShared, all
+// heads have the same n columns of row(b).
 template <bool kShared = false, class A, class Row>
 PYG_DIST_INLINE void add_rows(A* sum, const A* factor, int64_t lanes, int64_t count, int64_t heads, int64_t n,
                               const Row& row) {
-  constexpr int L = kLanes<A>, V = kMaxVectors / 2;
-  if (!kShared && n % L == 0) {
-    const int64_t width = heads * n;
-    const A* factors[V];
-    int64_t c = 0, in_head = 0;
-    const auto tile = [&]<int K>() __attribute__((always_inline)) {
-#pragma GCC unroll 8
-      for (int k = 0; k < K; ++k) {
-        factors[k] = factor;
-        in_head += L;
-        const bool is_last = in_head == n;
-        factor += is_last;
-        in_head = is_last ? 0 : in_head;
-      }
-      add_tile<K>(sum + c, factors, lanes, count, [&](int64_t b) { return row(b) + c; });
-      c += K * L;
-    };
-    while (c + V * L <= width) tile.template operator()<V>();
-    while (c + 4 * L <= width) tile.template operator()<4>();
-    while (c < width) tile.template operator()<1>();
-    return;
+  constexpr int L = kLanes<A>;
+  int64_t h = 0;
+  if constexpr (!kShared) {
+    if (n % L == 0) return add_vectors<1>(sum, factor, lanes, count, heads * n / L, n, row);
+    for_heads_in_vector<L>(n, [&]<int G>() __attribute__((always_inline)) {
+      add_vectors<G>(sum, factor, lanes, count, heads / G, n, row);
+      h = heads / G * G;
+    });
   }
-  for (int64_t h = 0; h < heads; ++h) {
+  for (; h < heads; ++h) {
     A* const of_head = sum + h * n;
     const int64_t at = kShared ? 0 : h * n;
     for_vectors<A>(n, [&]<int K>(int64_t c) __attribute__((always_inline)) {
