@@ -27,7 +27,12 @@ from torch_geometric.nn import GraphConv, SAGEConv
 
 # What comes once and stays, the same for all.
 _STAYS = {
-    *("torch.tensor", "torch.as_tensor", "torch.asarray"),  # hooks that live while distributed rows do
+    *(
+        "torch.tensor",
+        "torch.as_tensor",
+        "torch.asarray",
+        "torch.sparse_coo_tensor",
+    ),  # hooks that live while distributed rows do
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
     *("environment variable GLOO_SOCKET_IFNAME", "environment variable TORCH_GLOO_LAZY_INIT"),

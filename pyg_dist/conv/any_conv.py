@@ -14,7 +14,7 @@ from traceback import walk_tb
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
+from torch_geometric.nn import LabelPropagation, MessagePassing
 
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv import attention, polynomials, typed_attention  # noqa: F401  # register
@@ -221,6 +221,8 @@ class _OnEdges(MessagePassing):
                     return self.stock.forward(self, *args, **kwargs)
                 given[name] = self._edges(handle, given)
         graph = given[first].graph
+        if issubclass(self.stock, LabelPropagation) and graph.loop_rule == "replace":
+            given["edge_weight"] = given[first].weight  # which it takes as they are, of a SparseTensor
         self._require_cached(graph)
         if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
             require_all_nodes(_name(self), graph, given["size"])

@@ -19,6 +19,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView, End, NodeSharding, nodes_at
+from pyg_dist.graph.sparse_matrix import adjacency
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
@@ -59,6 +60,8 @@ def edge_handle(
             targets = at_targets._sharding.whole if isinstance(at_targets, NodeTensor) else whole
             ends = (targets, whole) if turns else (whole, targets)
             laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, ends[1], device, sources=ends[0])
+        elif at_targets is None:
+            laid_out = adjacency(edge_index, features)
         if laid_out is None:
             if world_size() > 1 or isinstance(features, NodeTensor):
                 raise DataError(

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch_geometric.typing import SparseTensor
 
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
@@ -18,7 +20,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle, class_unless_tensor_is_asked_for
+from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import functions
@@ -27,7 +29,15 @@ from pyg_dist.tensor.sharding import RowSharding, require_same
 
 _PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
 
+_MUL = {*functions("mul", "__mul__", "__rmul__")}
+
 _NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
+
+
+def _linear(adjacency: DistributedEdgeIndex, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer of the rows of a matrix, as LINK has it."""
+    out = adjacency.matmul(weight.t())
+    return out if bias is None else out + bias
 
 
 class DistributedEdgeIndex(EdgeHandle):
@@ -61,7 +71,10 @@ class DistributedEdgeIndex(EdgeHandle):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[DistributedEdgeIndex]:  # what isinstance reads where the type says no
-        return class_unless_tensor_is_asked_for(DistributedEdgeIndex, sys._getframe(1))
+        graph = self.__dict__.get("graph")
+        is_sparse_tensor = self.__dict__.get("is_sparse") and graph is not None and graph.loop_rule == "replace"
+        kind = SparseTensor if is_sparse_tensor else Tensor
+        return class_as_asked(DistributedEdgeIndex, kind, sys._getframe(1))
 
     def __init__(self, graph: DistributedGraph, sparse: bool = False, weight: RowTensor | None = None) -> None:
         self.graph = graph
@@ -108,7 +121,9 @@ class DistributedEdgeIndex(EdgeHandle):
         return self.graph.full_edge_index()
 
     def to(self, device: object, *args: object, **kwargs: object) -> DistributedEdgeIndex:
-        """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
+        """Itself: a graph moves together with its node tensors, through ``data.to(device)``. A matrix may be cast."""
+        if isinstance(device, torch.dtype) and self.is_sparse:
+            return self.set_value(self.values().to(device))
         if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
             raise LayoutMismatchError(
                 f"Expected edge_index to stay on {self.device} (got {device}): move the graph, data.to({device!r})"
@@ -130,7 +145,7 @@ class DistributedEdgeIndex(EdgeHandle):
         """Itself: it is immutable."""
         return self
 
-    contiguous = detach = long = clone
+    contiguous = detach = long = coalesce = clone
 
     def cpu(self) -> DistributedEdgeIndex:
         return self.to("cpu")
@@ -201,7 +216,7 @@ class DistributedEdgeIndex(EdgeHandle):
         """The same edges from targets to sources, made once (collective: gathers all edges)."""
         graph = self.graph
         turned = self.over(
-            self.full_tensor().flip(0), graph.sources, graph.device, graph.loop_rule, sources=graph.targets
+            graph.full_edge_index().flip(0), graph.sources, graph.device, graph.loop_rule, sources=graph.targets
         )
         assert turned is not None
         return turned
@@ -275,6 +290,59 @@ class DistributedEdgeIndex(EdgeHandle):
         operator = graph.operator(norm, values, accumulation_dtype(dtype))
         return graph.aggregate(graph.place(x.to(dtype)), operator)  # type: ignore[arg-type]
 
+    def values(self) -> EdgeTensor:
+        """The values of an ``adj_t``; ones, where it has none."""
+        rows = self.graph.edge_sharding
+        if self.weight is not None:
+            return self.weight.redistribute(rows)  # type: ignore[return-value]
+        return EdgeTensor.from_local(torch.ones(rows.num_local, device=self.device), rows)
+
+    def set_value(self, value: Tensor | None, layout: object = None) -> DistributedEdgeIndex:
+        """An ``adj_t`` of the same edges with other values, ``[E]``, in the order of :meth:`values`."""
+        if value is not None and not isinstance(value, RowTensor):
+            value = EdgeTensor.from_local(self.graph.edge_sharding.slice(value), self.graph.edge_sharding)
+        return DistributedEdgeIndex(self.graph, self.is_sparse, value)
+
+    def nnz(self) -> int:
+        """How many edges there are."""
+        return self.graph.edge_sharding.size
+
+    _nnz = nnz
+
+    def t(self) -> DistributedEdgeIndex:
+        """The transpose of an ``adj_t`` (collective at the first use)."""
+        if not self.is_sparse:
+            self._refuse("edge_index.t()")
+        return DistributedEdgeIndex(self.reversed.graph, True, self.weight)
+
+    def transpose(self, dim0: int, dim1: int) -> DistributedEdgeIndex:
+        """Like ``Tensor.transpose``."""
+        return self if dim0 % 2 == dim1 % 2 else self.t()
+
+    def sum(self, dim: int | None = None) -> Tensor:
+        """The sum of an ``adj_t``'s values; of each node's in-edges (1), or out-edges (0). Exact, differentiable."""
+        if not self.is_sparse:
+            return self.full_tensor().sum() if dim is None else self.full_tensor().sum(dim)
+        if dim is None:
+            return self.values().sum()
+        return self.edges(by_operator=True).end(dim % 2).add_up(self.values())  # type: ignore[arg-type]
+
+    def mul(self, scale: Any) -> DistributedEdgeIndex:
+        """An ``adj_t`` times a number, or with its rows (``[N, 1]``) or columns (``[1, N]``) scaled."""
+        if not self.is_sparse:
+            self._refuse_operator()
+        if not isinstance(scale, Tensor) or scale.dim() == 0:
+            return self.set_value(self.values() * scale)
+        end = int(scale.shape[1] == 1 and scale.shape[0] == self.graph.targets.size)
+        nodes = self.graph.targets if end else self.graph.sources
+        factor: Any = scale.view(-1) if end else scale.movedim(1, 0).reshape(-1)
+        if not isinstance(factor, RowTensor):
+            factor = NodeTensor.from_local(nodes.slice(factor), nodes)
+        of_edges = factor[self.edges(by_operator=True).end(end)]  # type: ignore[arg-type]
+        return self.set_value(of_edges if self.weight is None else of_edges * self.values())
+
+    __mul__ = __rmul__ = mul
+
     def _refuse(self, what: str) -> NoReturn:
         raise MixedRowsError(
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
@@ -284,7 +352,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def _refuse_operator(self, *args: object) -> NoReturn:
         self._refuse("Arithmetic or comparison with edge_index")
 
-    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_operator
+    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = _refuse_operator
     __mod__ = __floordiv__ = __truediv__ = __neg__ = __invert__ = __and__ = __or__ = _refuse_operator
 
     def __len__(self) -> int:
@@ -301,6 +369,8 @@ class DistributedEdgeIndex(EdgeHandle):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.is_sparse and name in ("float", "double"):
+            return lambda: self.to(getattr(torch, name))
         if name in ("tolist", "numpy", "max", "min"):  # of all edges (collective)
             return lambda *args, **kwargs: getattr(self.full_tensor().cpu(), name)(*args, **kwargs)
         self._refuse(f"edge_index.{name}")
@@ -313,6 +383,12 @@ class DistributedEdgeIndex(EdgeHandle):
             return getattr(first, name)(*args[1:], **kwargs)
         if func in _PRODUCTS and isinstance(first, DistributedEdgeIndex) and len(args) + len(kwargs) == 2:
             return first.matmul(*args[1:], **kwargs)
+        if func is F.linear and isinstance(first, DistributedEdgeIndex):
+            return _linear(first, *args[1:], **kwargs)
+        if func in (torch.sparse.sum, torch._sparse_sum) and isinstance(first, DistributedEdgeIndex):
+            return first.sum(*args[1:], **kwargs)
+        if func in _MUL:
+            return args[1].mul(first) if isinstance(args[1], DistributedEdgeIndex) else first.mul(*args[1:])
         if func in (torch.cat, torch.concat) and (*args[1:], *kwargs.values()) in ((1,), (-1,)):
             # Further edges, such as self loops: a plain tensor, which convs lay out.
             return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in first], dim=1)

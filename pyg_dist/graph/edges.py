@@ -377,3 +377,12 @@ class NodeIds(RowIndex):
 
     def selected(self, mask: RowTensor) -> NodeIds:
         return self.edges.selected(mask).end(self.end)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if func is torch.stack and all(isinstance(ids, NodeIds) for ids in args[0]):
+            out.nodes = tuple(nodes_at(ids.edges.graph, ids.end) for ids in args[0])  # what the stacked ids are of
+        return out

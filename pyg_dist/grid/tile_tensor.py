@@ -20,6 +20,7 @@ from pyg_dist.errors import MixedRowsError
 from pyg_dist.grid.plan.mesh_shape import WHOLE_ROWS, TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.tensor import row_tensor
+from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.functions.autograd import (
     backward,
     backward_of_one,
@@ -89,7 +90,7 @@ class TileTensor(NodeTensor):
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        if len(types) > 1 and any(issubclass(type_, DerivedOperand) for type_ in types):
+        if len(types) > 1 and any(issubclass(type_, (DerivedOperand, EdgeHandle)) for type_ in types):
             return NotImplemented
         kwargs = kwargs or {}
         handler = TILES.get(func)

@@ -188,12 +188,13 @@ _ADJ_T = (
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 
 
-def class_unless_tensor_is_asked_for(class_: T, frame: FrameType) -> T:
-    """``class_``, what ``__class__`` is, if the line of ``frame`` does not ask whether edges are a ``Tensor``.
+def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
+    """What ``__class__`` of a handle of edges is: ``stands_for`` where the line of ``frame`` asks for it, else itself.
 
-    ``isinstance(edge_index, Tensor)`` is False for the handle, so a script's branch would be skipped. Python calls no
+    ``isinstance(edge_index, Tensor)`` would be False for the handle, and a script's branch skipped. Python calls no
     code of an object whose type is tested, except that ``isinstance`` reads ``__class__`` where the type does not
-    match. That cannot return ``Tensor``: torch's C++ tests in the same way, and would read memory where there is none.
+    match. torch's C++ tests in the same way, and would read memory where there is none: so only a line of the script's
+    own that asks, and does nothing else with these edges, gets ``Tensor``; one that does raises.
     """
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
@@ -212,13 +213,14 @@ def class_unless_tensor_is_asked_for(class_: T, frame: FrameType) -> T:
             else of_whole_graphs() or function_that_needs_all_edges(asker) or _needs_all_edges(asker)
         )
     if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
-        name = _asked_name(asker.f_code.co_filename, asker.f_lineno)
-        if name:
-            raise UnsupportedError(
-                f"{asker.f_code.co_filename}:{asker.f_lineno} asks whether {name} is a Tensor, and that of a "
-                f"DistributedData is a handle, for which this branch would be skipped: ask whether it is no "
-                f"SparseTensor, or {name}.is_sparse"
-            )
+        name, kinds, is_all = _asked(asker.f_code.co_filename, asker.f_lineno)
+        if stands_for.__name__ in kinds:
+            if not is_all:
+                raise UnsupportedError(
+                    f"{asker.f_code.co_filename}:{asker.f_lineno} asks whether {name} is a {stands_for.__name__}, and "
+                    f"uses it: that of a DistributedData is a handle, so ask in a line of its own"
+                )
+            return stands_for
     return class_
 
 
@@ -228,25 +230,33 @@ def _fails_unless_tensor(asker: FrameType) -> bool:
     return asker.f_code.co_name in _UNLESS_TENSOR or line.lstrip().startswith("assert isinstance(")
 
 
+_NOTHING_ASKED = "", frozenset[str](), True
+
+
 @cache
-def _asked_name(file: str, line: int) -> str:
-    """What a question for ``Tensor`` in this line of a script's own code is about, if it is called after edges."""
+def _asked(file: str, line: int) -> tuple[str, frozenset[str], bool]:
+    """Of edges whose type this line of a script's own code asks for: their name, the types, and if that is all of it.
+
+    What is called after edges is taken for edges.
+    """
     if file.startswith(_INSTALLED):
-        return ""
+        return _NOTHING_ASKED
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # a notebook's cell with commands
-        return ""
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and node.args and node.lineno <= line <= (node.end_lineno or line)):
-            continue
-        question = _last_name(node.func)
-        asked = ast.unparse(node.args[0])
-        kinds = {_last_name(kind) for kind in ast.walk(ast.Tuple([*node.args[1:]], ast.Load()))}
-        is_asked_for_tensor = question == "is_tensor" or (question == "isinstance" and "Tensor" in kinds)
-        if is_asked_for_tensor and any(word in asked.lower() for word in ("edge", "adj")):
-            return asked
-    return ""
+        return _NOTHING_ASKED
+    nodes = [node for node in ast.walk(tree) if getattr(node, "lineno", line + 1) <= line <= (node.end_lineno or line)]  # type: ignore[attr-defined]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
+    questions = [node for node in calls if _last_name(node.func) in ("isinstance", "is_tensor")]
+    harmless = [id(node.args[0]) for node in questions] + [id(n.value) for n in nodes if isinstance(n, ast.Attribute)]
+    for node in questions:
+        name = ast.unparse(node.args[0])
+        kinds = ast.walk(ast.Tuple([*node.args[1:]], ast.Load()))
+        asked = {_last_name(kind) for kind in kinds} if node.args[1:] else {"Tensor"}
+        if {"Tensor", "SparseTensor"} & asked and any(word in name.lower() for word in ("edge", "adj")):
+            used = [n for n in nodes if isinstance(n, ast.expr) and id(n) not in harmless and ast.unparse(n) == name]
+            return name, frozenset(asked), not used
+    return _NOTHING_ASKED
 
 
 def _last_name(node: ast.AST) -> str:

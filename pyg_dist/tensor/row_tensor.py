@@ -23,7 +23,7 @@ from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor.calling_code import is_constructor_call
+from pyg_dist.tensor.calling_code import EdgeHandle, is_constructor_call
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
     KEEPS_ROWS,
@@ -190,7 +190,7 @@ class RowTensor(Tensor):
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
-        if len(types) > 1 and any(issubclass(type_, DerivedOperand) for type_ in types):
+        if len(types) > 1 and any(issubclass(type_, (DerivedOperand, EdgeHandle)) for type_ in types):
             return NotImplemented
         handler = TABLE.get(func)
         if handler is None:

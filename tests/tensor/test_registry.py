@@ -44,12 +44,14 @@ ELSEWHERE = {
     "test_full_tensor": "__repr__ __format__ _convert_indices_from_coo_to_csr",
     "test_attention_layers": "multi_head_attention_forward scaled_dot_product_attention",
     "test_assignment": "__setitem__",
+    "test_sparse_matrix": "_sparse_mm",
 }
 SYNTAX = {
     "__deepcopy__": "deepcopy", "__reduce_ex__": "dumps", "__dlpack_device__": "from_dlpack", "__repr__": "repr",
     "__format__": "JoinedStr", "__delete__": "Delete", "__set__": "data",
     "multi_head_attention_forward": "MultiheadAttention", "_standard_gamma": "Gamma", "_sample_dirichlet": "Dirichlet",
     "_has_compatible_shallow_copy_type": "METADATA", "__setitem__": "__setitem__",
+    "_sparse_mm": "mm",
 }  # fmt: skip
 
 
@@ -62,7 +64,7 @@ def compared() -> set[Function]:
 
 def used_in(module: str) -> set[str]:
     """The names that the code of a test module uses, and the kinds of its expressions."""
-    nodes = list(ast.walk(ast.parse(next(Path(__file__).parent.rglob(f"{module}.py")).read_text())))
+    nodes = list(ast.walk(ast.parse(next(Path(__file__).parents[1].rglob(f"{module}.py")).read_text())))
     names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name)}
     return names | {type(node).__name__ for node in nodes}

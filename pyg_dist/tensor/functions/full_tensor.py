@@ -84,6 +84,11 @@ torch_stock: dict[str, Constructor] = {name: getattr(torch, name) for name in ("
 _WRAPPERS = {name: _of_all_rows(stock) for name, stock in torch_stock.items()}
 
 
+def stand_for_constructor(name: str, wrapper: Constructor) -> None:
+    """While distributed rows are, ``wrapper`` is ``torch.<name>``."""
+    torch_stock[name], _WRAPPERS[name] = getattr(torch, name), wrapper
+
+
 def _add() -> None:
     # Tables that torch fills once with its functions must have its own, whenever it fills them.
     torch.utils._device._device_constructors()

@@ -160,7 +160,7 @@ abs absolute neg negative positive sign sgn exp exp2 expm1 log log2 log10 log1p 
 atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh sigmoid logit erf erfc erfinv lgamma
 digamma floor ceil round trunc fix frac reciprocal relu relu6 silu gelu elu celu selu leaky_relu softplus softsign
 softshrink hardshrink hardtanh hardsigmoid hardswish mish logsigmoid tanhshrink threshold isnan isinf isfinite isneginf
-isposinf isreal signbit logical_not bitwise_not nan_to_num deg2rad rad2deg sinc i0 i0e i1 i1e expit clone
+isposinf isreal signbit logical_not bitwise_not nan_to_num deg2rad rad2deg sinc i0 i0e i1 i1e expit clone to_dense
 contiguous type float double half bfloat16 int long short char byte bool cpu cuda fill
 zeros_like ones_like empty_like full_like entr erfcx gammaln psi polygamma ndtr ndtri log_ndtr bessel_j0 bessel_j1
 """

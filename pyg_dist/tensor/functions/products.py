@@ -20,15 +20,21 @@ from pyg_dist.tensor.functions.layers import sparse_rows, with_parameters
 from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, moved_in, on_last, refuse_moved, rows_and_place
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import Function, dims_of, implements, public_name, refuse
+from pyg_dist.tensor.registry import TABLE, Function, dims_of, implements, public_name, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, like_rows, local_tensors
 
-_MATMUL = ("matmul", "mm", "mv", "bmm", "__matmul__", "__rmatmul__")
+_MATMUL = ("matmul", "mm", "mv", "spmm", "bmm", "__matmul__", "__rmatmul__")
+
+
+def matrix_of_edges(matrix: Any, rows: Any) -> Any:
+    """A plain sparse matrix as an ``adj_t`` over the nodes of ``rows``: :mod:`pyg_dist.graph.sparse_matrix` sets it."""
+    return None
 
 
 @implements(*_MATMUL)
 def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
-    """``rows @ plain matrix``, a product of two matrices per row, or ``(x @ y.T) @ z``, which gathers z's (collective).
+    """``rows @ plain matrix``, a product of two matrices per row, ``(x @ y.T) @ z``, which gathers z's (collective), or
+    ``adjacency @ rows``, of a plain sparse matrix.
 
     Whatever else would mix rows.
     """
@@ -39,12 +45,18 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
         return pointwise(function, x, other)
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
         return with_parameters(run=partial(_times, function))(function, x, other)
+    adjacency = None if isinstance(x, RowTensor) else matrix_of_edges(x, other)
+    if adjacency is not None:
+        return adjacency @ other
     if isinstance(x, RowTensor) and isinstance(other, RowTensor) and x.dim() == 2 and x.shape[1] == other.shape[0]:
         return torch.matmul(x, other.full_tensor())  # a row of `x` has a column for each row of `other`
     raise MixedRowsError(
         f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows use "
         f"x.T @ y, for all pairs x @ y.T, for neighbours data.adj_t @ x, else .full_tensor()"
     )
+
+
+TABLE[torch.sparse.mm] = matmul
 
 
 def _times(function: Function, x: RowTensor, other: Tensor) -> Tensor:

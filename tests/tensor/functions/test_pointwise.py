@@ -78,6 +78,7 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.vector, t.v.float()), lambda f, t: f(t.x, t.vector),
     ]),
     "type_as": [lambda f, t: f(t.i, t.v), lambda f, t: f(t.i, t.vector), lambda f, t: f(t.full_i, t.v)],
+    "to_dense": [lambda f, t: f(t.x)],
     "clone": [lambda f, t: f(t.x), lambda f, t: f(t.c, memory_format=torch.contiguous_format)],
     **each("clamp clip", [
         lambda f, t: f(t.x, -0.5, 0.5), lambda f, t: f(t.x, min=t.y), lambda f, t: f(t.x, max=t.vector),

@@ -42,6 +42,7 @@ FORMS: dict[str, Sequence[Form]] = {
     ]),
     "__rmatmul__": [lambda f, t: f(t.matrix, t.x), lambda f, t: f(t.c.mT, t.d), lambda f, t: f(t.vector, t.x)],
     "mm": MATRIX,
+    "spmm": MATRIX,
     "mv": VECTOR,
     "bmm": BATCHED,
     "addmm": [
