@@ -218,7 +218,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "products": [
         ("sum", "none", "dist dot vdot inner einsum"),
-        ("none", "sum", "matmul __matmul__ __rmatmul__ mm mv"),
+        ("none", "sum", "matmul __matmul__ __rmatmul__ mm mv spmm"),
         ("none", "none", "bmm cross"),
         ("none", "2 sum", "addmm"),
         ("gather", "sum", "diag diagonal"),
@@ -270,7 +270,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
 # backward pass for each that learns. What is written in place goes back: once more each. These have a form for tiles,
 # and this is what it adds.
 TILES_ADD: list[tuple[str, str, str]] = [
-    ("scattered-sum", "pieces", "linear matmul __matmul__ mm"),  # over columns
+    ("scattered-sum", "pieces", "linear matmul __matmul__ mm spmm"),  # over columns
     ("pieces", "none", "batch_norm"),  # every rank has the running statistics of all columns
     ("2 sum", "2 sum", "layer_norm"),  # over columns, which lie on several ranks
     ("sum", "sum", "rms_norm"),
