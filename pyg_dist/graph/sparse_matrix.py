@@ -102,7 +102,7 @@ def _spmm(function: Function, row: object, rowptr: Tensor, col: Tensor, values: 
 def install() -> None:
     """Add these to the table of functions of rows, and to the constructors."""
     stand_for_constructor("sparse_coo_tensor", _coo)
-    products.matrix_of_edges = adjacency
+    products.matrix_of_edges = adjacency  # type: ignore[assignment]
     if WITH_TORCH_SPARSE:
         SparseTensor.__init__ = _copying_edges(SparseTensor.__init__)
         TABLE[torch.ops.torch_sparse.spmm_sum] = _spmm
