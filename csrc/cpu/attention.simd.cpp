@@ -33,14 +33,15 @@ void rows_of_form(const AttentionForward& f, int64_t row_begin, int64_t row_end)
         edges.set_logits(target, p.col[e], p.edge[e], b);
         value_of[b] = edges.value(p.col[e]);
       }
-      const int64_t padded = (count * lanes + L - 1) / L * L;
-      for (int64_t k = count * lanes; k < padded; ++k) s[k] = -__builtin_inf();
+      const int64_t used = count * lanes, padded = (used + L - 1) / L * L;
       for (int64_t at = 0; at < lanes; at += L) {
-        Vec<A, L> most = Vec<A, L>{} - static_cast<A>(__builtin_inf());
+        const Vec<A, L> least = Vec<A, L>{} - static_cast<A>(__builtin_inf());
+        Vec<A, L> most = least;
         for (int64_t k = at; k < padded; k += step) {
           Vec<A, L> logit = load<L>(s + k);
           if constexpr (kForm == AttentionForm::additive) logit = leaky<A, L>(logit, edges.slope);
           if constexpr (kForm == AttentionForm::dot) logit *= edges.scale;
+          if (k + L > used) logit = first_lanes<L, A>(used - k) ? logit : least;
           store<L>(s + k, logit);
           most = Most{}(most, logit);
         }

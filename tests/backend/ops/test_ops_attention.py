@@ -104,6 +104,17 @@ def test_kernels_equal_the_reference(form: Any, dtype: torch.dtype, heads_column
     assert_near(got, expected, 2 * heads * columns**0.5 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("slope", [0.0, 1.5])
+@pytest.mark.parametrize("form", FORMS)
+def test_any_slope_and_any_scale(form: Any, slope: float) -> None:
+    """Rows of edges that fill no vector: what stands for the others must not count, whatever logits are scaled by."""
+    csr, spec = pattern(), AttentionSpec(form, 3, slope=slope, scale=-slope)
+    given = inputs(csr, form, 3, 4, 0, torch.float64)
+    got = results(lambda: attend(RankAttention(csr, None, spec), given), given, False)
+    expected = results(lambda: reference.attention_csr(csr.rowptr, csr.col, csr.edge, given, None, spec), given, False)
+    assert_near(got, expected, 1e-12)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_kernels_at_extreme_logits(form: Any) -> None:
     """Differences of logits beyond what exp holds, descending and ascending over batches; infinities and NaN."""
