@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dist.conv.inputs import snapshot
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edges import SINGLE_EDGES, Edges
-from pyg_dist.graph.protocol import DistributedGraph, EdgeView, Norm, Operator, learns
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView, Norm, Operator
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.registry import Args, Function, Kwargs, mapped
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
@@ -65,7 +65,7 @@ class LazyNorm:
 
     @property
     def _learns(self) -> bool:
-        return learns(self._weight)
+        return self._weight is not None and self._weight.requires_grad and torch.is_grad_enabled()
 
     @property
     def graph(self) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeGuard
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -66,11 +66,6 @@ class Operator(Protocol):
     @property
     def learns(self) -> bool:
         """Whether its values require a gradient. Such an operator holds for one forward pass."""
-
-
-def learns(weight: RowTensor | None) -> TypeGuard[RowTensor]:
-    """Whether products are to be differentiated by ``weight``."""
-    return weight is not None and weight.requires_grad and torch.is_grad_enabled()
 
 
 class NodeSharding(RowSharding):

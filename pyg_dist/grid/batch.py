@@ -19,13 +19,13 @@ from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import refuse_learning_weights, refuse_other_weights
-from pyg_dist.graph.protocol import Norm, learns
+from pyg_dist.graph.protocol import Norm
 from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.grid.adjacency import AdjacencyTile, Entries
 from pyg_dist.grid.operator import GridOperator, TiledOperator
 from pyg_dist.grid.plan.mesh_shape import TileLayout, Tiling
 from pyg_dist.grid.plan.node_order import RedistributionPlan, SampledOrder
-from pyg_dist.grid.products import GridProducts
+from pyg_dist.grid.products import GridProducts, learns
 from pyg_dist.grid.sharding import Grid, GridNodes, Tile
 from pyg_dist.grid.tile_tensor import TileTensor
 from pyg_dist.tensor.row_index import PickedNodes, origin_of

@@ -18,7 +18,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph import caches
 from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.graph.protocol import End, NodeSharding, Norm, learns
+from pyg_dist.graph.protocol import End, NodeSharding, Norm
 from pyg_dist.grid.adjacency import AdjacencyTile, Entries, ReadTile
 from pyg_dist.grid.collectives import sum_all
 from pyg_dist.grid.functions import linear_sum
@@ -279,7 +279,7 @@ class GridProducts(CopiedToDevices):
         def of(layout: TileLayout) -> GridOperator:
             tile = self.adjacency(layout)
             whole_key = (key, tile.tiling)
-            if learns(weight):
+            if weight is not None and learns(weight):
                 if whole_key not in learning:
                     values = apply(tile.dispatch, weight.to_local().to(dtype))
                     learning[whole_key] = build(tile, values)
@@ -293,6 +293,11 @@ class GridProducts(CopiedToDevices):
             return self._operators.get(whole_key, weight, build_constant)
 
         return of
+
+
+def learns(weight: Tensor | None) -> bool:
+    """Whether products are to be differentiated by ``weight``."""
+    return weight is not None and weight.requires_grad and torch.is_grad_enabled()
 
 
 def as_tiles(x: NodeTensor) -> TileTensor:

@@ -27,7 +27,7 @@ from pyg_dist.graph.edge_sets import (
     refuse_other_weights,
 )
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import NodeSharding, Norm, learns, the_one
+from pyg_dist.graph.protocol import NodeSharding, Norm, the_one
 from pyg_dist.graph.sample import KeptEdges, PairProbability, Subset
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
@@ -261,7 +261,7 @@ class HaloBatch(HaloGraph):
             if weight is None and norm.kind != "gcn":  # whose norm needs messages
                 self.parent.asked.note(("exact", norm, dtype), lambda batch, _: batch._exact_ahead(norm, dtype))
             return super().operator(norm, weight, dtype)
-        if learns(weight):
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             return self._learning_at_sample(norm, weight.to_local(), dtype)
         return self._operators.get((norm, dtype), weight, lambda: self._at_sample(norm, weight, dtype))
 

@@ -20,7 +20,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph import caches
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
-from pyg_dist.graph.protocol import Norm, learns, the_one
+from pyg_dist.graph.protocol import Norm, the_one
 from pyg_dist.halo.exchange import Exchange, exchange_of
 from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, require_dtype
 from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
@@ -44,7 +44,7 @@ class HaloProducts(HaloView):
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> HaloOperator:
         if norm.kind == "gcn" or norm.identity:
             the_one(self.sources, self.targets)
-        if learns(weight):
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             return self._learning(norm, weight.to_local())
         make = self._gcn if norm.kind == "gcn" else self._neighbourhood
         return self._operators.get((norm, dtype), weight, lambda: make(norm, _constant(weight, dtype), dtype))
@@ -180,7 +180,7 @@ class HaloProducts(HaloView):
             place[self._remote.cpu()] = edges.remote.cpu()
             return self._sums_stored(edges.rows.num_local, lambda stored: place[stored.long()])  # of -1: of any
 
-        if learns(weight):
+        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             sums = lambda: edges.kept.get("sums", None, remote_sums)  # noqa: E731
             return LearningOperator(norm, weight.to_local(), here, there, sums, degree)
 
