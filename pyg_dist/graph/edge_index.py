@@ -312,7 +312,7 @@ class DistributedEdgeIndex(EdgeHandle):
     def t(self) -> DistributedEdgeIndex:
         """The transpose of an ``adj_t`` (collective at the first use)."""
         if not self.is_sparse:
-            self._refuse("edge_index.t()")
+            self._refuse("edge_index.t")
         return DistributedEdgeIndex(self.reversed.graph, True, self.weight)
 
     def transpose(self, dim0: int, dim1: int) -> DistributedEdgeIndex:
