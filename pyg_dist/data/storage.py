@@ -18,7 +18,8 @@ from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
-from pyg_dist.store.graph_input import GraphInput
+from pyg_dist.store.graph_input import GraphInput, read_adj_t
+from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.sharding import RowSharding
@@ -123,6 +124,9 @@ class DistributedStorage(RowStorage, GlobalStorage):
                     f"{value.kind}s of another graph or selection): assign a full_tensor(){name}"
                 )
             return graph.place_attribute(key, value)
+        of_adj_t = read_adj_t(value)
+        if of_adj_t is not None:
+            return self._further_edges(graph, *of_adj_t)
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
         nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
@@ -134,6 +138,19 @@ class DistributedStorage(RowStorage, GlobalStorage):
                 key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
             )
         return value
+
+    def _further_edges(
+        self, graph: DistributedGraph, edges: Tensor, loop_rule: LoopRule, values: Tensor | None
+    ) -> DistributedEdgeIndex | None:
+        """A sparse matrix beside the graph's own, as ``full_adj_t``: these, where they are the same (collective)."""
+        own: DistributedEdgeIndex | None = next((self._mapping[k] for k in GRAPH_KEYS if k in self._mapping), None)
+        is_alike = own is not None and own.is_sparse and own.weight is None and values is None
+        if is_alike and tuple(edges.shape) == (2, graph.edge_sharding.size):
+            is_alike = torch.equal(graph.full_edge_index().cpu(), edges)
+            if is_alike:
+                return own
+        laid_out = DistributedEdgeIndex.over(edges, graph.node_sharding, graph.device, loop_rule, is_kept=False)
+        return None if laid_out is None else laid_out.as_adj_t(values)
 
 
 class TypedNodes(RowStorage, NodeStorage):

@@ -238,6 +238,13 @@ class DistributedEdgeIndex(EdgeHandle):
     def __iter__(self) -> Iterator[EdgeTensor]:
         return iter(self.unbind())
 
+    def coo(self) -> tuple[EdgeTensor, EdgeTensor, RowTensor | None]:
+        """Targets, sources and values of ``adj_t``, as those of a ``SparseTensor``."""
+        if not self.is_sparse:
+            self._refuse("edge_index.coo()")
+        edges = self.edges(by_operator=True)
+        return edges.end(1), edges.end(0), self.weight
+
     def __getitem__(self, index: object) -> object:
         """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective)."""
         first, *rest = index if isinstance(index, tuple) else (index,)

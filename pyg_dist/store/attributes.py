@@ -90,8 +90,8 @@ def sort_attributes(
 
 
 def by_kind(others: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Of attributes without rows: tensors, and what is none."""
-    tensors = {name: value for name, value in others.items() if isinstance(value, Tensor)}
+    """Of attributes without rows: dense tensors, and what is none."""
+    tensors = {name: v for name, v in others.items() if isinstance(v, Tensor) and v.layout == torch.strided}
     return tensors, {name: value for name, value in others.items() if name not in tensors}
 
 
@@ -99,6 +99,8 @@ def _kind_of(name: str, value: object, num_nodes: int | None, num_edges: int | N
     if name in _OWN:
         raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
     if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
+        if (value.size(0), value.size(1)) == (num_nodes, num_nodes):
+            return None  # further edges
         raise UnsupportedError(f"Expected '{name}' to be a dense tensor (got a sparse one): use .to_dense()")
     if not isinstance(value, Tensor) or value.dim() == 0:
         return None

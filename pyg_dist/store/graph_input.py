@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from pyg_dist.store.attributes import (
     num_nodes_of,
     sort_attributes,
 )
-from pyg_dist.store.manifest import ADJ_VALUES, GraphForm
+from pyg_dist.store.manifest import ADJ_VALUES, GraphForm, LoopRule
 
 
 @dataclass
@@ -107,24 +107,29 @@ def read_edges(data: Data | EdgeStorage) -> tuple[Tensor, GraphForm, Tensor | No
         )
     if data.get("edge_index") is not None:
         return as_edges(data.edge_index), GraphForm("edge_index", "remaining"), None
-    adj_t = data.get("adj_t")
-    if isinstance(adj_t, SparseTensor):
-        target, source, values = adj_t.coo()
-        learns = values is not None and values.requires_grad
-        return torch.stack([source, target]).cpu(), GraphForm("adj_t", "replace"), _values(values, learns)
-    if adj_t is not None and is_torch_sparse_tensor(adj_t):
-        coo = adj_t.detach().cpu().to_sparse_coo().coalesce()
-        target, source = coo.indices()
-        return torch.stack([source, target]), GraphForm("adj_t", "add"), _values(coo.values(), adj_t.requires_grad)
+    of_adj_t = read_adj_t(data.get("adj_t"))
+    if of_adj_t is not None:
+        edges, loop_rule, values = of_adj_t
+        if values is not None:
+            values = values.detach().cpu().requires_grad_(values.requires_grad)
+        return edges, GraphForm("adj_t", loop_rule), values
     others = [key for key in data.keys() if key.endswith("edge_index")]  # noqa: SIM118 - as of train_test_split_edges
     how = f"set one, data.edge_index = data.{others[0]}" if others else "set one"
     raise DataError(f"Expected 'edge_index' or a sparse 'adj_t' in data (got only {sorted(data.keys())}): {how}")
 
 
-def _values(values: Tensor | None, learns: bool) -> Tensor | None:
-    if values is None or (bool((values == 1).all()) and not learns):
+def read_adj_t(adj_t: object) -> tuple[Tensor, LoopRule, Tensor | None] | None:
+    """Edges (sources, targets) of a sparse matrix, its rule for loops, its values unless all are one; or ``None``."""
+    loop_rule: LoopRule = "replace"
+    if isinstance(adj_t, SparseTensor):
+        target, source, values = adj_t.coo()
+    elif is_torch_sparse_tensor(adj_t):
+        coo = cast(Tensor, adj_t).to_sparse_coo().coalesce()
+        (target, source), values, loop_rule = coo.indices(), coo.values(), "add"
+    else:
         return None
-    return values.detach().cpu().requires_grad_(learns)
+    is_one = values is None or (not values.requires_grad and bool((values == 1).all()))
+    return torch.stack([source, target]).cpu(), loop_rule, None if is_one else values
 
 
 def _device(data: Data) -> torch.device:

@@ -34,6 +34,7 @@ WORLD_SIZES = [1, 3]
 SHAPE = NUM_FEATURES, NUM_CLASSES
 
 OTHER = torch.randint(0, NUM_NODES, (2, 90), generator=torch.Generator().manual_seed(2))
+DISTINCT = OTHER.unique(dim=1)
 ROUND = torch.arange(310) % NUM_NODES
 LONELY = torch.tensor([[5, 5, 5], [5, 8, 8]])
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
@@ -42,6 +43,11 @@ NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
 def products(x: Tensor, ends: Any) -> Tensor:
     """A weight for each edge that learns with the features."""
     return (x[ends[0]] * x[ends[1]]).sum(-1).sigmoid()
+
+
+def matrix(values: Tensor) -> Tensor:
+    """Edges of the script's own as ``[N, N]``, targets by sources."""
+    return torch.sparse_coo_tensor(DISTINCT.flip(0), values, (NUM_NODES, NUM_NODES)).to_sparse_csr()
 
 
 Edges = Callable[[Any, Tensor], tuple[Any, ...]]
@@ -73,6 +79,8 @@ EDGES: dict[str, Edges] = {  # the edges and weights that a script makes of its 
     "dropout of pairs": lambda d, x: (dropout_edge(d.edge_index, 0.4, force_undirected=True)[0],),
     "self loops": lambda d, x: (add_self_loops(d.edge_index, num_nodes=NUM_NODES)[0],),
     "no dropout": lambda d, x: (dropout_edge(d.edge_index.clone(), 0.4, training=False)[0],),
+    "sparse matrix": lambda d, x: (matrix(torch.ones(DISTINCT.shape[1]).to(x.dtype)),),
+    "weights of a sparse matrix": lambda d, x: (matrix(torch.linspace(0.1, 1, DISTINCT.shape[1]).to(x.dtype)),),
     "weights of others": lambda d, x: (OTHER, torch.linspace(0.1, 1, 90).to(x.dtype)),
     "weights of the reversed": lambda d, x: (d.edge_index.flip(0), d.edge_weight),
     "weights of some": lambda d, x: (d.edge_index[:, d.edge_weight > 0.5], d.edge_weight[d.edge_weight > 0.5]),

@@ -200,6 +200,34 @@ def whole_edges() -> None:
     assert data.is_coalesced()
     with pytest.raises(MixedRowsError, match="apply it to the graph before DistributedData"):
         data.adj_t.full_tensor()
+    target, source, values = data.adj_t.coo()
+    assert torch.equal(
+        torch.stack([target.full_tensor(), source.full_tensor()]), sparse.adj_t.to_sparse_coo().indices()
+    )
+    assert values is None
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_second_adjacency(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(second_adjacency)
+
+
+def second_adjacency() -> None:
+    """``full_adj_t`` of OGB's scripts: the graph's own edges, or those with the validation set's."""
+    from torch_geometric.nn import GraphConv
+
+    from pyg_dist import DistributedData, distribute
+
+    graph = random_graph(31, 130)
+    edges = graph.edge_index.flip(0), torch.randint(0, 31, (2, 150), generator=torch.Generator().manual_seed(3))
+    both = [e.unique(dim=1) for e in edges]
+    adj_t, full = (torch.sparse_coo_tensor(e, torch.ones(e.shape[1]).double(), (31, 31)).to_sparse_csr() for e in both)
+    sparse = Data(x=graph.x.double(), adj_t=adj_t, same=adj_t.clone(), full_adj_t=full * 0.5)
+    conv = GraphConv(graph.num_features, 4).double()
+    expected = conv(sparse.x, sparse.full_adj_t)
+    data = DistributedData(sparse)
+    assert data.same is data.adj_t
+    torch.testing.assert_close(distribute(conv)(data.x, data.full_adj_t).full_tensor(), expected)
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)

@@ -12,9 +12,10 @@ from torch import Tensor
 from pyg_dist.backend import host
 from pyg_dist.backend.dense import indexed_rows
 from pyg_dist.backend.on_device import on_device
-from pyg_dist.errors import DataError, MixedRowsError
+from pyg_dist.errors import DataError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import of_each_row
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.registry import Function, dims_of, implements, refuse
 from pyg_dist.tensor.row_index import PickedRows, RowIndex
@@ -27,7 +28,7 @@ from pyg_dist.tensor.row_tensor import (
     local_tensors,
     moved_to,
 )
-from pyg_dist.tensor.selection import Selection, rows_by_index, rows_by_whole_mask
+from pyg_dist.tensor.selection import Selection, elements_of, rows_by_index, rows_by_whole_mask
 from pyg_dist.tensor.sharding import RowSharding
 
 _ALL = slice(None)
@@ -41,10 +42,7 @@ def select_rows(rows: RowSharding, index: object) -> Selection:
     if isinstance(index, RowTensor):
         if index.dtype == torch.bool and index.dim() == 1:
             return by_row_mask(rows, index)
-        raise MixedRowsError(
-            f"Indexing rows with a {type(index).__name__} of {index.dtype} and {index.dim()} dimensions would mix "
-            f"rows: use a one-dimensional bool mask, edge_index[0] or [1] as they are, or index.full_tensor()"
-        )
+        index = index.full_tensor()  # ids, such as some of edge_index[0]
     if not isinstance(index, Tensor):
         index = host.as_tensor(np.asarray(index))
         index = index.long() if index.numel() == 0 else index
@@ -160,6 +158,8 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
         return x[index[0]][within]
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         return _elements(x, index)
+    if isinstance(index, Tensor) and not isinstance(index, RowTensor) and index.dim() > 1 and index.numel() > 0:
+        return _tables(x, index)
     if _is_pairs(x, index):
         return _pairs(x, *cast(tuple[Any, Any], index))
     if index is None or (isinstance(index, tuple) and index and index[0] is None):
@@ -189,6 +189,18 @@ def _is_pairs(x: Tensor, index: object) -> bool:
     if not isinstance(index, tuple) or len(index) != 2 or x.dim() != 2:
         return False
     return all(isinstance(i, (list, range)) or (isinstance(i, (Tensor, np.ndarray)) and i.ndim == 1) for i in index)
+
+
+def _tables(x: RowTensor, index: Tensor) -> Tensor:
+    """Rows for each entry of ``[K, 2]`` or ``[2, K]``: they lie along the longer of the first two dimensions."""
+    if index.shape[0] < index.shape[1]:
+        return MovedRows.make(_tables(x, index.transpose(0, 1)), 1)
+    width = index[0].numel()
+    entries = x[index.reshape(-1)]
+    with local_tensors():
+        rows = select_rows(x._sharding, index.reshape(len(index), -1)[:, 0]).rows
+        local: Tensor = moved_to(elements_of(rows, width), entries, "Expected entries")
+        return as_row_tensor_(local.reshape(rows.num_local, *index.shape[1:], *x.shape[1:]), rows)
 
 
 def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:

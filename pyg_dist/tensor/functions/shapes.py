@@ -23,8 +23,8 @@ from pyg_dist.tensor.functions.moved_rows import (
     refuse_moved,
     rows_and_place,
 )
-from pyg_dist.tensor.registry import Function, dims_of, implements, refuse
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, global_shape, local_tensors, on_rows
+from pyg_dist.tensor.registry import Function, dims_of, implements, public_name, refuse
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, global_shape, local_tensors, moved_to, on_rows
 from pyg_dist.tensor.selection import ConcatenatedRows, elements_of
 from pyg_dist.tensor.sharding import RowSharding
 
@@ -84,7 +84,8 @@ def _refuse(function: Function, x: Tensor, what: str) -> MixedRowsError:
 def view(function: Function, x: RowTensor, *sizes: Any, **named: object) -> Tensor:
     """Reshape each row, or split each into several, or put those together that were one.
 
-    Dimensions of size one may also come before the rows.
+    Dimensions of size one may also come before the rows. Of a list's rows several may become one (collective): they are
+    moved by position.
     """
     sizes = flat_sizes(sizes, named)
     if sizes and isinstance(sizes[0], torch.dtype):
@@ -96,6 +97,12 @@ def view(function: Function, x: RowTensor, *sizes: Any, **named: object) -> Tens
     place = next((k for k, size in enumerate(whole) if size != 1), 0)
     if place > 0 and whole[place] == x.shape[0]:
         return MovedRows.make(x.reshape(-1, *[1] * place, *whole[place + 1 :]), place)
+    width = x.shape[0] // max(whole[0], 1) if whole else 0
+    if width > 1 and x._sharding.derives_from_index and whole[0] * width == x.shape[0] and prod(whole) == x.numel():
+        rows = x._sharding.block_sharding(whole[0])
+        with local_tensors():
+            local: Tensor = moved_to(elements_of(rows, width), x, f"{public_name(function)} expected rows")
+            return as_row_tensor_(local.reshape(rows.num_local, *whole[1:]), rows)
     rows, per_row = _reshaped(function, x, sizes)
     with local_tensors():
         return as_row_tensor_(function(x, (rows.num_local, *per_row)), rows)

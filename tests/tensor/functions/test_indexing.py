@@ -177,8 +177,19 @@ def elements() -> None:
     assert t.x[missing]._sharding is t.y[missing]._sharding, "a mask is counted once"
 
 
+TABLE = torch.tensor([[0, 3], [3, 3], [1, 0], [2, 1], [0, 2]])
 PAIRED: dict[str, Callable[[Operands], Any]] = {
     "labels mixed up": lambda t: t.x[t.mask] * t.y[torch.arange(t.N).flip(0)][t.mask],
+    "ids of rows": lambda t: [t.x[t.position], t.x[t.position] * t.y, t.v[t.position[t.mask]]],
+    "tables of ids": lambda t: [
+        t.x[TABLE].prod(1),
+        t.x[TABLE.T].prod(0),
+        t.v[TABLE],
+        t.c[TABLE][:, 0],
+        t.x[TABLE[:, None].expand(-1, 3, -1)],
+        t.x[t.mask][TABLE % 2],
+        t.x[TABLE - 1][:, 1] * t.y[TABLE[:, 0]],
+    ],
     "a plain tensor by a mask": lambda t: [t.full[t.mask], t.full[t.mask, 0], torch.arange(t.N)[t.mask]],
     "and its rows beside others": lambda t: (t.full[t.mask] * t.x[t.mask]).sum(0),
     "assigned": lambda t: permuted_column(t),
@@ -371,12 +382,7 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x[t.c > 0], IndexError, "Expected a mask of x's elements"),
     (lambda t: t.x[torch.ones(t.N + 1, t.F) > 0], IndexError, "Expected a mask of x's elements [7, 3] (got [8, 3])"),
     (lambda t: t.x[torch.ones(t.N - 1, t.F) > 0], IndexError, "Expected a mask of x's elements [7, 3] (got [6, 3])"),
-    (
-        lambda t: t.x[t.label],
-        MixedRowsError,
-        "use a one-dimensional bool mask, edge_index[0] or [1] as they are, or index",
-    ),
-    (lambda t: t.x[torch.zeros(2, 2, dtype=torch.int64)], DataError, "one-dimensional bool mask or list of ids (got"),
+    (lambda t: t.x[t.order], DataError, "one-dimensional bool mask or list of ids (got"),
     (lambda t: t.x[torch.zeros(7)], DataError, "use .bool() or .long()"),
     (lambda t: t.x[torch.zeros(7, dtype=torch.uint8)], DataError, "use .bool() or .long()"),
     (lambda t: t.x[torch.ones(5, dtype=torch.bool)], DataError, "Expected a mask over 7 nodes (got 5 entries)"),
