@@ -144,10 +144,14 @@ class DistributedStorage(RowStorage, GlobalStorage):
     ) -> DistributedEdgeIndex | None:
         """A sparse matrix beside the graph's own, as ``full_adj_t``: these, where they are the same (collective)."""
         own: DistributedEdgeIndex | None = next((self._mapping[k] for k in GRAPH_KEYS if k in self._mapping), None)
-        is_alike = own is not None and own.is_sparse and own.weight is None and values is None
-        if is_alike and tuple(edges.shape) == (2, graph.edge_sharding.size):
-            is_alike = torch.equal(graph.full_edge_index().cpu(), edges)
-            if is_alike:
+        has_as_many = own is not None and own.is_sparse and graph.edge_sharding.size == edges.shape[1]
+        if own is not None and has_as_many and torch.equal(graph.full_edge_index().cpu(), edges):
+            if own.weight is None or values is None:
+                is_own = own.weight is values
+            else:
+                learns = own.weight.requires_grad or values.requires_grad
+                is_own = not learns and torch.equal(own.weight.full_tensor().cpu(), values.cpu())
+            if is_own:
                 return own
         laid_out = DistributedEdgeIndex.over(edges, graph.node_sharding, graph.device, loop_rule, is_kept=False)
         return None if laid_out is None else laid_out.as_adj_t(values)

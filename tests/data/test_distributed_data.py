@@ -227,6 +227,11 @@ def second_adjacency() -> None:
     expected = conv(sparse.x, sparse.full_adj_t)
     data = DistributedData(sparse)
     assert data.same is data.adj_t
+    data = DistributedData(Data(x=sparse.x, adj_t=full * 0.5, same=full * 0.5, full_adj_t=full * 0.5))
+    assert data.same is data.adj_t
+    data.full_adj_t = full
+    assert data.full_adj_t is not data.adj_t
+    data.full_adj_t = full * 0.5
     torch.testing.assert_close(distribute(conv)(data.x, data.full_adj_t).full_tensor(), expected)
 
 
