@@ -154,7 +154,7 @@ class DistributedStorage(RowStorage, GlobalStorage):
             if is_own:
                 return own
         laid_out = DistributedEdgeIndex.over(edges, graph.node_sharding, graph.device, loop_rule, is_kept=False)
-        return None if laid_out is None else laid_out.as_adj_t(values)
+        return None if laid_out is None else DistributedEdgeIndex(laid_out.graph, sparse=True).set_value(values)
 
 
 class TypedNodes(RowStorage, NodeStorage):
