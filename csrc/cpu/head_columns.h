@@ -63,16 +63,6 @@ PYG_DIST_INLINE void add(A* sum, const T* x, A factor, int64_t n) {
   });
 }
 
-// Calls f.operator()<G>() for heads of which G fill a vector, G = 2 or 4, and returns whether there is such a G.
-template <int L, class F>
-PYG_DIST_INLINE bool for_heads_in_vector(int64_t n, const F& f) {
-  if constexpr (L >= 4) {
-    if (2 * n == L) return f.template operator()<2>(), true;
-    if (4 * n == L) return f.template operator()<4>(), true;
-  }
-  return false;
-}
-
 // The G V sums of V vectors, which have the lanes of G sums each in runs of equal length.
 template <int L, class A, int G, int V>
 PYG_DIST_INLINE Vec<A, G * V> sums_of_runs(const Vec<A, L>* v) {
@@ -110,15 +100,15 @@ PYG_DIST_INLINE void sum_heads(A* sum, int64_t heads, int64_t n, const F& f) {
       }
     }
   }
-  for_heads_in_vector<L>(n, [&]<int G>() __attribute__((always_inline)) {
-    constexpr int V = L / G < 4 ? L / G : 4;
-    for (; h + V * G <= heads; h += V * G) {
+  if (L >= 4 && 2 * n == L) {
+    constexpr int V = L / 2 < 4 ? L / 2 : 4;
+    for (; h + 2 * V <= heads; h += 2 * V) {
       Vec<A, L> products[V];
 #pragma GCC unroll 4
       for (int k = 0; k < V; ++k) products[k] = f.template operator()<L>(h * n + k * L);
-      store<V * G>(sum + h, sums_of_runs<L, A, G, V>(products));
+      if constexpr (L >= 4) store<2 * V>(sum + h, sums_of_runs<L, A, 2, V>(products));
     }
-  });
+  }
   for (; h < heads; ++h) {
     sum[h] = sum_columns<A>(
         n, [&]<int K>(int64_t c) __attribute__((always_inline)) { return f.template operator()<K>(h * n + c); });
@@ -126,7 +116,7 @@ PYG_DIST_INLINE void sum_heads(A* sum, int64_t heads, int64_t n, const F& f) {
 }
 
 // sum += factor[b] * row(b), one b after another, in V vectors of columns that stay in registers meanwhile. Factors of
-// vector k begin at factor[k]: one for G heads each, or one for a part of a head.
+// vector k begin at factor[k]: one for each of two heads (G = 2), or one for a part of a head (G = 1).
 template <int V, int G, class A, class Row>
 PYG_DIST_INLINE void add_tile(A* sum, const A* const* factor, int64_t lanes, int64_t count, const Row& row) {
   constexpr int L = kLanes<A>;
@@ -141,14 +131,14 @@ PYG_DIST_INLINE void add_tile(A* sum, const A* const* factor, int64_t lanes, int
     }
   };
   Vec<A, L> sums[V];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int k = 0; k < V; ++k) sums[k] = load<L>(sum + k * L);
   for (int64_t b = 0; b < count; ++b) {
     const auto* x = row(b);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int k = 0; k < V; ++k) sums[k] += load<L>(x + k * L) * of_columns(factor[k] + b * lanes);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
   for (int k = 0; k < V; ++k) store<L>(sum + k * L, sums[k]);
 }
 
@@ -156,11 +146,11 @@ PYG_DIST_INLINE void add_tile(A* sum, const A* const* factor, int64_t lanes, int
 template <int G, class A, class Row>
 PYG_DIST_INLINE void add_vectors(A* sum, const A* factor, int64_t lanes, int64_t count, int64_t num_vectors, int64_t n,
                                  const Row& row) {
-  constexpr int L = kLanes<A>, V = kMaxVectors / 2;
+  constexpr int L = kLanes<A>, V = 4;
   const A* factors[V];
   int64_t done = 0, in_head = 0;
   const auto tile = [&]<int K>() __attribute__((always_inline)) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int k = 0; k < K; ++k) {
       factors[k] = factor;
       in_head += L;
@@ -173,7 +163,6 @@ PYG_DIST_INLINE void add_vectors(A* sum, const A* factor, int64_t lanes, int64_t
     done += K;
   };
   while (done + V <= num_vectors) tile.template operator()<V>();
-  while (done + 4 <= num_vectors) tile.template operator()<4>();
   while (done < num_vectors) tile.template operator()<1>();
 }
 
@@ -186,10 +175,10 @@ PYG_DIST_INLINE void add_rows(A* sum, const A* factor, int64_t lanes, int64_t co
   int64_t h = 0;
   if constexpr (!kShared) {
     if (n % L == 0) return add_vectors<1>(sum, factor, lanes, count, heads * n / L, n, row);
-    for_heads_in_vector<L>(n, [&]<int G>() __attribute__((always_inline)) {
-      add_vectors<G>(sum, factor, lanes, count, heads / G, n, row);
-      h = heads / G * G;
-    });
+    if (2 * n == L) {
+      add_vectors<2>(sum, factor, lanes, count, heads / 2, n, row);
+      h = heads / 2 * 2;
+    }
   }
   for (; h < heads; ++h) {
     A* const of_head = sum + h * n;
