@@ -99,7 +99,7 @@ def _kind_of(name: str, value: object, num_nodes: int | None, num_edges: int | N
     if name in _OWN:
         raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
     if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
-        if (value.size(0), value.size(1)) == (num_nodes, num_nodes):
+        if name != "x" and (value.size(0), value.size(1)) == (num_nodes, num_nodes):
             return None  # further edges
         raise UnsupportedError(f"Expected '{name}' to be a dense tensor (got a sparse one): use .to_dense()")
     if not isinstance(value, Tensor) or value.dim() == 0:

@@ -218,7 +218,7 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
             if not is_all:
                 raise UnsupportedError(
                     f"{asker.f_code.co_filename}:{asker.f_lineno} asks whether {name} is a {stands_for.__name__}, and "
-                    f"uses it: that of a DistributedData is a handle, so ask in a line of its own"
+                    f"uses edges: that of a DistributedData is a handle, so ask in a line of its own"
                 )
             return stands_for
     return class_
@@ -235,9 +235,10 @@ _NOTHING_ASKED = "", frozenset[str](), True
 
 @cache
 def _asked(file: str, line: int) -> tuple[str, frozenset[str], bool]:
-    """Of edges whose type this line of a script's own code asks for: their name, the types, and if that is all of it.
+    """Of edges whose types this line of a script's own code asks for: their names, the types, and if that is all of it.
 
-    What is called after edges is taken for edges.
+    What is called after edges is taken for edges. Reading an attribute or calling a method is no use of them, nor is
+    asking whether they are ``None``.
     """
     if file.startswith(_INSTALLED):
         return _NOTHING_ASKED
@@ -246,17 +247,32 @@ def _asked(file: str, line: int) -> tuple[str, frozenset[str], bool]:
     except SyntaxError:  # a notebook's cell with commands
         return _NOTHING_ASKED
     nodes = [node for node in ast.walk(tree) if getattr(node, "lineno", line + 1) <= line <= (node.end_lineno or line)]  # type: ignore[attr-defined]
-    calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
-    questions = [node for node in calls if _last_name(node.func) in ("isinstance", "is_tensor")]
-    harmless = [id(node.args[0]) for node in questions] + [id(n.value) for n in nodes if isinstance(n, ast.Attribute)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    questions = [node for node in calls if node.args and _last_name(node.func) in ("isinstance", "is_tensor")]
+    names, kinds = set(), set()
     for node in questions:
-        name = ast.unparse(node.args[0])
-        kinds = ast.walk(ast.Tuple([*node.args[1:]], ast.Load()))
-        asked = {_last_name(kind) for kind in kinds} if node.args[1:] else {"Tensor"}
-        if {"Tensor", "SparseTensor"} & asked and any(word in name.lower() for word in ("edge", "adj")):
-            used = [n for n in nodes if isinstance(n, ast.expr) and id(n) not in harmless and ast.unparse(n) == name]
-            return name, frozenset(asked), not used
-    return _NOTHING_ASKED
+        of_node = ast.walk(ast.Tuple([*node.args[1:]], ast.Load()))
+        asked = {_last_name(kind) for kind in of_node} if node.args[1:] else {"Tensor"}
+        if {"Tensor", "SparseTensor"} & asked and _is_of_edges(name := ast.unparse(node.args[0])):
+            names.add(name)
+            kinds |= asked
+    if not names:
+        return _NOTHING_ASKED
+    harmless = {id(node.args[0]) for node in questions} | {id(node.func) for node in calls}
+    harmless |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    comparisons = [node for node in nodes if isinstance(node, ast.Compare)]
+    harmless |= {id(n.left) for n in comparisons if all(isinstance(op, (ast.Is, ast.IsNot)) for op in n.ops)}
+    used = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if id(node) not in harmless and (_is_of_edges(_last_name(node)) or ast.unparse(node) in names)
+    ]
+    return " and ".join(sorted(names)), frozenset(kinds), not used
+
+
+def _is_of_edges(name: str) -> bool:
+    return any(word in name.lower() for word in ("edge", "adj"))
 
 
 def _last_name(node: ast.AST) -> str:

@@ -51,7 +51,16 @@ ASKING: list[Callable[[Any], object]] = [
     lambda data: torch.is_tensor(data.edge_index),
     lambda data: isinstance(data.edge_index, torch.Tensor) and data.edge_index.size(0) == 2,
     lambda data: over_lines(data.edge_index),
+    lambda data: asked_for_two(data.edge_index, torch.ones(60)),
 ]
+
+
+def asked_for_two(edge_index: Any, edge_weight: Any) -> bool:
+    return isinstance(edge_weight, SparseTensor) or (isinstance(edge_index, Tensor) and edge_weight is not None)
+
+
+def used_beside(edge_index: Any, edge_weight: Any) -> Any:
+    return torch.LongTensor([edge_index]) if isinstance(edge_weight, Tensor) else None
 
 
 def used_where_asked(edge_index: Any) -> Any:
@@ -66,6 +75,8 @@ def questions(partition: str) -> str:
     assert [ask(data) for ask in ASKING] == [True] * len(ASKING)
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"asks whether edge_index is a Tensor") as caught:
         used_where_asked(data.edge_index)
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"asks whether edge_weight is a Tensor, and uses edges"):
+        used_beside(data.edge_index, torch.ones(60))
     for module in (Looped(), LoopedUnlessSparse()):
         looped = module(data.x, data.edge_index)
         assert torch.equal(looped, pyg.add_self_loops(graph.edge_index, num_nodes=20)[0])

@@ -69,7 +69,7 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.cdist(t.full, t.y), MixedRowsError, "cdist is row-wise only for distributed rows and plain"),
     (lambda t: t.x.as_strided((2, 2), (1, 1)), MixedRowsError, f"as_strided {NO_FORM}"),
     (lambda t: t.x.untyped_storage(), MixedRowsError, f"untyped_storage {NO_FORM}"),
-    (lambda t: torch.eye(t.N).double().to_sparse() @ t.x, MixedRowsError, "is row-wise only as rows @ plain matrix"),
+    (lambda t: torch.eye(t.N + 1).double().to_sparse() @ t.x, DataError, "Expected a matrix of all nodes by all nodes"),
     (lambda t: t.x.index_add(1, t.label, t.x), MixedRowsError, "of columns by a distributed index would mix rows"),
     (lambda t: torch.ops.aten.sum(t.x), MixedRowsError, "has no distributed form"),
     (lambda t: scripted_linear()(t.x), MixedRowsError, "torch.jit's forward has no distributed form"),
