@@ -101,6 +101,7 @@ def changed_values(layouts: list[dict[str, Any]]) -> None:
         found = {
             "both": d.view(-1, 1) * adj_t * d.view(1, -1) @ data.x,
             "row": d.view(-1, 1) * d.view(-1, 1) * adj_t @ data.x,
+            "column": torch.mul(d.view(1, -1), d[None] * adj_t) @ data.x,
             "plain": (adj_t * scale.view(1, -1) * 2.0).t() @ data.x,
             "ones": adj_t.set_value(None) @ data.x,
             "all": adj_t.sum(),
@@ -108,6 +109,7 @@ def changed_values(layouts: list[dict[str, Any]]) -> None:
         expected = {
             "both": scale.view(-1, 1) * dense * scale @ stock.x,
             "row": scale.view(-1, 1) ** 2 * dense @ stock.x,
+            "column": dense * scale**2 @ stock.x,
             "plain": (dense * scale * 2).t() @ stock.x,
             "ones": (dense != 0).double() @ stock.x,
             "all": dense.sum(),

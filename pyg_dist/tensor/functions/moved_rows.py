@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.errors import MixedRowsError
+from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.functions.pointwise import pointwise, pointwise_
 from pyg_dist.tensor.registry import (
     TABLE,
@@ -71,6 +72,8 @@ class MovedRows(DerivedOperand):
     def __torch_function__(
         cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
     ) -> Any:
+        if any(issubclass(type_, EdgeHandle) for type_ in types):
+            return NotImplemented
         kwargs = dict(as_torch_names(kwargs or {}))
         if not args and "input" in kwargs:
             args = (kwargs.pop("input"),)
