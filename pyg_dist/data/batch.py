@@ -135,7 +135,7 @@ def plain_batch(data: Data, subset: Subset) -> Data:
         if name == "edge_index":
             value = kept.edge_index(order).to(value.device)
         elif data.is_node_attr(name):
-            value = plain_rows(value, subset.node_id)
+            value = plain_rows(value, subset.node_id, data.__cat_dim__(name, value))
         elif data.is_edge_attr(name):
             value = plain_rows(value, edge_id, data.__cat_dim__(name, value))
         batch[name] = value

@@ -66,7 +66,9 @@ def plain_batch(data: HeteroData, sample: TypedSubset) -> HeteroData:
     for kind, store in data.node_items():
         nodes, its = sample.nodes[kind], batch[kind]
         for name, value in store.items():
-            its[name] = plain_rows(value, nodes.node_id) if store.is_node_attr(name) else value
+            if store.is_node_attr(name):
+                value = plain_rows(value, nodes.node_id, data.__cat_dim__(name, value, store))
+            its[name] = value
         its.num_nodes, its.n_id = nodes.size, nodes.node_id
         for name, value in {**nodes.attributes, **nodes.node_attributes}.items():
             its[name] = value

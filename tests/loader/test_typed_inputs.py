@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, HeteroConv, HGTConv, Linear, SAGEConv
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.utils import trim_to_layer
@@ -235,9 +235,14 @@ def test_an_attribute_like_edge_index() -> None:
     from pyg_dist.loader import NeighborLoader
 
     graph = graph_of()
+    graph[PAPER].pair_index = torch.arange(2 * SIZES[PAPER]).view(2, -1)
     graph[CITES].edge_label_index = graph[CITES].edge_index
     (batch,) = NeighborLoader(graph, [2], input_nodes=PAPER, batch_size=SIZES[PAPER])
     assert torch.equal(batch[CITES].edge_label_index, graph[CITES].edge_index[:, batch[CITES].e_id])
+    assert torch.equal(batch[PAPER].pair_index, graph[PAPER].pair_index[:, batch[PAPER].n_id])
+    plain = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), pair_index=torch.arange(6).view(2, 3), num_nodes=3)
+    (of_one_type,) = NeighborLoader(plain, [2], input_nodes=torch.tensor([2]))
+    assert torch.equal(of_one_type.pair_index, plain.pair_index[:, of_one_type.n_id])
 
 
 def links(form: str, relation: Any, negatives: Any) -> list[Any]:
