@@ -206,15 +206,21 @@ def _tables(x: RowTensor, index: Tensor) -> Tensor:
 def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
     """An element of each selected row: ``p[torch.arange(N), y]``, ``p[mask, y[mask]]`` (collective as ``p[index]``)."""
     picked = x[index]
-    given = columns if isinstance(columns, Tensor) else np.asarray(columns)
-    columns = given if isinstance(given, RowTensor) else torch.as_tensor(given, device=x.device)
-    if columns.dtype == torch.bool or columns.is_floating_point() or columns.shape[0] != picked.shape[0]:
+    columns = _columns(columns, picked.shape[0])
+    columns = torch.where(columns < 0, columns + x.shape[1], columns).long()
+    return picked.gather(1, columns.to(x.device).view(-1, 1)).view(-1)
+
+
+def _columns(given: object, num_rows: int) -> Tensor:
+    """A column for each of some rows; not of an empty list, which is float32 in torch, but no mask and no fractions."""
+    columns = host.as_tensor(given)
+    columns = columns if len(columns) else columns.long()
+    if columns.dtype == torch.bool or columns.is_floating_point() or len(columns) != num_rows:
         raise DataError(
-            f"Expected as many columns as rows, {picked.shape[0]} positions (got {columns.dtype} of shape "
+            f"Expected as many columns as rows, {num_rows} positions (got {columns.dtype} of shape "
             f"{list(columns.shape)}): x[rows][:, columns] selects all pairs"
         )
-    columns = torch.where(columns < 0, columns + x.shape[1], columns).long()
-    return picked.gather(1, columns.view(-1, 1)).view(-1)
+    return columns
 
 
 def _look_up(table: Tensor, index: object) -> object:
@@ -244,10 +250,11 @@ def _assign_elements(x: RowTensor, mask: Tensor, value: object) -> None:
 
 def _assign_pairs(x: RowTensor, index: Any, columns: Any, value: Any) -> None:
     """An element of each listed row, ``scores[users, seen] = -inf``: a number, or one for each."""
-    columns = host.as_tensor(columns)
-    _note_columns(x, [columns])
     with local_tensors():
         rows, local_index = select_rows(x._sharding, index)
+    columns = _columns(columns, 1 if len(columns) == 1 else rows.size)
+    _note_columns(x, [columns])
+    with local_tensors():
         columns, value = (
             as_operand(Tensor.__setitem__, moved_to(rows, given, _VALUES), rows, num_dims=1)
             for given in (columns, value)

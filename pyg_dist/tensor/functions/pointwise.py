@@ -1,4 +1,4 @@
-"""Functions that work element by element: on the local rows, with no communication."""
+"""Functions that work element by element: on the local rows; only all pairs of rows, ``x[:, None] - y``, gather y's."""
 
 from __future__ import annotations
 
@@ -129,6 +129,14 @@ def pointwise_(function: Function, *args: object, **kwargs: object) -> object:
     """In-place forms; a plain tensor that is written to stays plain, and takes all rows (collective)."""
     if not isinstance(args[0], RowTensor):
         return on_full_tensor(function, *args, **kwargs)
+    with local_tensors():
+        num_dims = args[0].dim()
+        others = [a.dim() for a in (*args[1:], *kwargs.values()) if isinstance(a, Tensor)]
+    if max(others, default=0) > num_dims:
+        raise MixedRowsError(
+            f"{public_name(function)} expected operands of at most {num_dims} dimensions, those of the row tensor that "
+            f"it writes to (got one of {max(others)}): assign the result"
+        )
     return pointwise(function, *args, **kwargs)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from against_torch import WORLD_SIZES, Operands, Refusal, check, every_layout, refuse_all
 from workers import Workers
 
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 
 ASSIGNMENTS: list[Callable[[Operands, Any], None]] = [
     lambda t, x: x.__setitem__(t.mask, 2.0),
@@ -40,6 +40,7 @@ ASSIGNMENTS: list[Callable[[Operands, Any], None]] = [
     lambda t, x: x.__setitem__(([3, 0, 2], [0, 2, 1]), t.full_v[:3]),
     lambda t, x: x.__setitem__((torch.arange(t.N), t.label), t.v),
     lambda t, x: x.__setitem__((t.mask, t.label[t.mask]), t.scalar),
+    lambda t, x: x.__setitem__(([], []), 3.0),
     lambda t, x: x.__setitem__(t.m, -1.0),
     lambda t, x: x.__setitem__(t.v > 99, t.scalar),
     lambda t, x: x.index_copy_(0, torch.tensor([3, 0]), t.y[[3, 0]]),
@@ -73,6 +74,12 @@ REFUSED: list[Refusal] = [
         "Expected values to assign with the same rows (got 5 nodes and ",
     ),
     (lambda t: t.y.detach().__setitem__(t.mask, t.full), LayoutMismatchError, "a plain operand with 1 or 5 rows"),
+    (lambda t: t.y.detach().__setitem__(([2], [0, 1]), 1.0), DataError, "as many columns as rows, 1 positions (got"),
+    (lambda t: t.y.detach().__setitem__(([2, 0, 1], [True, False, True]), 1.0), DataError, "(got torch.bool of shape"),
+    (lambda t: t.v.detach().add_(t.matrix[:1, :1]), MixedRowsError, "add_ expected operands of at most 1 dimensions"),
+    (lambda t: t.v.detach().copy_(t.column), MixedRowsError, "(got one of 2): assign the result"),
+    (lambda t: operator.imul(t.x.detach(), t.c), MixedRowsError, "mul_ expected operands of at most 2 dimensions"),
+    (lambda t: t.v.detach().masked_fill_(mask=t.m, value=0), MixedRowsError, "masked_fill_ expected operands of at"),
     (lambda t: t.y.detach().__setitem__((0, [0, 1]), 1.0), MixedRowsError, "of one row and a list of columns"),
     (
         lambda t: t.mask[:3].fill_(True),
