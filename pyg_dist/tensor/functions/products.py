@@ -1,4 +1,4 @@
-"""Matrix and tensor products: row by row, or summed over the rows.
+"""Matrix and tensor products, ``torch.spmm`` and ``torch.sparse.mm`` too: row by row, or summed over the rows.
 
 ``x.T @ y`` and ``k.transpose(-2, -1) @ v`` sum over rows and give plain matrices; ``x @ y.T`` and what is multiplied by
 it, as attention is written out, have a row for each row of x and gather those of y (collective).
