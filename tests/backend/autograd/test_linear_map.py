@@ -366,4 +366,5 @@ def test_no_map_is_left_out() -> None:
             if is_map and (hasattr(value, "transposed") or "transposed" in value.__annotations__):
                 found.add(name)
     bases = {"LinearMap", "AddingMap", "Exchange", "ByCounts"}  # protocols, and what implementations have in common
-    assert found - bases == {name for names in COVERED.values() for name in names}
+    of_one_rank = {"Matrix"}  # tests/backend/sparse
+    assert found - bases - of_one_rank == {name for names in COVERED.values() for name in names}
