@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import cached_property
+from numbers import Number
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,8 +24,8 @@ from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import functions
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.registry import dims_of, functions
+from pyg_dist.tensor.row_tensor import DerivedOperand, EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, require_same
 
 _PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
@@ -32,6 +33,13 @@ _PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
 _MUL = {*functions("mul", "__mul__", "__rmul__")}
 
 _NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
+
+
+def _one_number(value: Any) -> Any:
+    """A number, or a tensor of one, equal on every rank, as values meet it; ``None`` for anything else."""
+    if isinstance(value, Tensor) and not isinstance(value, (RowTensor, DerivedOperand, DistributedEdgeIndex)):
+        return value.view(-1) if value.dim() in (1, 2) and value.numel() == 1 else value if value.dim() == 0 else None
+    return value if isinstance(value, Number) else None
 
 
 def _linear(adjacency: DistributedEdgeIndex, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -106,8 +114,10 @@ class DistributedEdgeIndex(EdgeHandle):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of node ids."""
-        return torch.int64
+        """The dtype of node ids; of a matrix, that of its values."""
+        if not self.is_sparse:
+            return torch.int64
+        return torch.get_default_dtype() if self.weight is None else self.weight.dtype
 
     @property
     def device(self) -> torch.device:
@@ -120,15 +130,14 @@ class DistributedEdgeIndex(EdgeHandle):
             self._refuse("adj_t.full_tensor()")
         return self.graph.full_edge_index()
 
-    def to(self, device: object, *args: object, **kwargs: object) -> DistributedEdgeIndex:
+    def to(self, device: object = None, *args: object, **kwargs: object) -> DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``. A matrix may be cast."""
-        if isinstance(device, torch.dtype) and self.is_sparse:
-            return self.set_value(self.values().to(device))
         if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
             raise LayoutMismatchError(
                 f"Expected edge_index to stay on {self.device} (got {device}): move the graph, data.to({device!r})"
             )
-        return self
+        dtypes = [value for value in (device, *args, kwargs.get("dtype")) if isinstance(value, torch.dtype)]
+        return self.set_value(self.values().to(dtypes[0])) if dtypes and self.is_sparse else self
 
     def on(self, graph: DistributedGraph) -> DistributedEdgeIndex:
         """The handle of the same graph after a move to another device."""
@@ -306,6 +315,8 @@ class DistributedEdgeIndex(EdgeHandle):
 
     def set_value(self, value: Tensor | None, layout: object = None) -> DistributedEdgeIndex:
         """An ``adj_t`` of the same edges with other values, ``[E]``, in the order of :meth:`values`."""
+        if value is not None and tuple(value.shape) != (self.nnz(),):
+            raise DataError(f"Expected a value for each edge, [{self.nnz()}] (got {list(value.shape)})")
         if value is not None and not isinstance(value, RowTensor):
             value = EdgeTensor.from_local(self.graph.edge_sharding.slice(value), self.graph.edge_sharding)
         return DistributedEdgeIndex(self.graph, self.is_sparse, value)
@@ -322,31 +333,60 @@ class DistributedEdgeIndex(EdgeHandle):
             self._refuse("edge_index.t")
         return DistributedEdgeIndex(self.reversed.graph, True, self.weight)
 
+    @property
+    def T(self) -> DistributedEdgeIndex:
+        """Like ``Tensor.T``."""
+        return self.t()
+
     def transpose(self, dim0: int, dim1: int) -> DistributedEdgeIndex:
         """Like ``Tensor.transpose``."""
-        return self if dim0 % 2 == dim1 % 2 else self.t()
+        first, second = dims_of((dim0, dim1), 2)
+        return self if first == second else self.t()
 
-    def sum(self, dim: int | None = None) -> Tensor:
+    def sum(self, dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
         """The sum of an ``adj_t``'s values; of each node's in-edges (1), or out-edges (0). Exact, differentiable."""
         if not self.is_sparse:
-            return self.full_tensor().sum() if dim is None else self.full_tensor().sum(dim)
-        if dim is None:
-            return self.values().sum()
-        return self.edges(by_operator=True).end(dim % 2).add_up(self.values())  # type: ignore[arg-type]
+            return self.full_tensor().sum(dim, keepdim, dtype=dtype)
+        dims, values = dims_of(dim, 2), self.values().to(dtype or self.dtype)
+        if len(dims) != len({*dims}):
+            raise DataError(f"The sum of a matrix expected each dimension once (got dim={dim})")
+        if len(dims) == 2:
+            return values.sum().view((1, 1) if keepdim else ())
+        out = self.edges(by_operator=True).end(dims[0]).add_up(values)  # type: ignore[arg-type]
+        return out.unsqueeze(dims[0]) if keepdim else out
 
-    def mul(self, scale: Any) -> DistributedEdgeIndex:
-        """An ``adj_t`` times a number, or with its rows (``[N, 1]``) or columns (``[1, N]``) scaled."""
+    def mul(self, other: Any) -> DistributedEdgeIndex:
+        """An ``adj_t`` times a number, or with its rows (``[N, 1]``) or columns (``[1, N]`` or ``[N]``) scaled.
+
+        Raises:
+            DataError: ``other`` has another shape.
+        """
         if not self.is_sparse:
             self._refuse_operator()
-        if not isinstance(scale, Tensor) or scale.dim() == 0:
-            return self.set_value(self.values() * scale)
-        end = int(scale.shape[1] == 1 and scale.shape[0] == self.graph.targets.size)
+        number, shape, (num_targets, num_sources) = _one_number(other), tuple(getattr(other, "shape", ())), self.shape
+        if number is not None:
+            return self.set_value(self.values() * number)
+        end = int(shape == (num_targets, 1))
+        if not isinstance(other, Tensor) or not (end or shape in ((1, num_sources), (num_sources,))):
+            raise DataError(
+                f"The factor of a sparse matrix of edges was expected to be a number, [{num_targets}, 1], "
+                f"[1, {num_sources}] or [{num_sources}] (got {list(shape) if shape else type(other).__name__})"
+            )
         nodes = self.graph.targets if end else self.graph.sources
-        factor: Any = scale.view(-1) if end else scale.movedim(1, 0).reshape(-1)
+        factor: Any = other.view(-1) if end or other.dim() == 1 else other.movedim(1, 0).reshape(-1)
         if not isinstance(factor, RowTensor):
             factor = NodeTensor.from_local(nodes.slice(factor), nodes)
         of_edges = factor[self.edges(by_operator=True).end(end)]  # type: ignore[arg-type]
         return self.set_value(of_edges if self.weight is None else of_edges * self.values())
+
+    def __truediv__(self, other: Any) -> DistributedEdgeIndex:
+        number = _one_number(other)
+        if not self.is_sparse or number is None:
+            self._refuse("Division of edge_index, or of a sparse matrix by anything but a number,")
+        return self.set_value(self.values() / number)
+
+    def __neg__(self) -> DistributedEdgeIndex:
+        return self.mul(-1)
 
     __mul__ = __rmul__ = mul
 
@@ -360,7 +400,7 @@ class DistributedEdgeIndex(EdgeHandle):
         self._refuse("Arithmetic or comparison with edge_index")
 
     __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = _refuse_operator
-    __mod__ = __floordiv__ = __truediv__ = __neg__ = __invert__ = __and__ = __or__ = _refuse_operator
+    __mod__ = __floordiv__ = __invert__ = __and__ = __or__ = _refuse_operator
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -388,15 +428,16 @@ class DistributedEdgeIndex(EdgeHandle):
         first = args[0] if args else kwargs.pop("input", kwargs.pop("tensors", None))
         if func in (torch.flip, torch.unbind) and isinstance(first, DistributedEdgeIndex):
             return getattr(first, name)(*args[1:], **kwargs)
-        if func in _PRODUCTS and isinstance(first, DistributedEdgeIndex) and len(args) + len(kwargs) == 2:
-            return first.matmul(*args[1:], **kwargs)
+        others = (*args[1:], *kwargs.values())
+        if func in _PRODUCTS and isinstance(first, DistributedEdgeIndex) and len(others) == 1:
+            return first.matmul(*others)
         if func is F.linear and isinstance(first, DistributedEdgeIndex):
             return _linear(first, *args[1:], **kwargs)
         if func in (torch.sparse.sum, torch._sparse_sum) and isinstance(first, DistributedEdgeIndex):
             return first.sum(*args[1:], **kwargs)
-        if func in _MUL:
-            return args[1].mul(first) if isinstance(args[1], DistributedEdgeIndex) else first.mul(*args[1:])
-        if func in (torch.cat, torch.concat) and (*args[1:], *kwargs.values()) in ((1,), (-1,)):
+        if func in _MUL and len(others) == 1:
+            return first.mul(*others) if isinstance(first, DistributedEdgeIndex) else others[0].mul(first)
+        if func in (torch.cat, torch.concat) and others in ((1,), (-1,)):
             # Further edges, such as self loops: a plain tensor, which convs lay out.
             return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in first], dim=1)
         raise MixedRowsError(

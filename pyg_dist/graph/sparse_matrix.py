@@ -69,15 +69,17 @@ _stock = torch.sparse_coo_tensor
 @wraps(_stock)
 def _coo(*args: Any, **options: Any) -> Any:
     given = {**dict(zip(("indices", "values", "size"), args, strict=False)), **options}
-    indices = given["indices"]
+    indices, values = given.get("indices"), given.get("values")
     nodes: tuple[NodeSharding, NodeSharding] | None
     if isinstance(indices, (DistributedEdgeIndex, Edges)):
         nodes = nodes_at(indices.graph, 0), nodes_at(indices.graph, 1)
     else:
         nodes = getattr(indices, "nodes", None)  # of ends that a script has stacked
-    if nodes is None:
+    if nodes is None and isinstance(values, RowTensor):
+        return _stock(**{**given, "values": values.full_tensor()})  # in the order of the script's own edges
+    if indices is None or nodes is None or values is None:
         return _stock(*args, **options)
-    values = given["values"] if options.get("dtype") is None else given["values"].to(options["dtype"])
+    values = values if options.get("dtype") is None else values.to(options["dtype"])
     return _matrix(indices.full_tensor(), nodes, values, given.get("size"), "add")
 
 
@@ -96,6 +98,8 @@ def _spmm(function: Function, row: object, rowptr: Tensor, col: Tensor, values: 
     """What ``torch_sparse.matmul`` calls."""
     num_nodes, x = rowptr.numel() - 1, others[-1]
     matrix = SparseTensor(rowptr=rowptr, col=col, value=values, sparse_sizes=(num_nodes, num_nodes), is_sorted=True)
+    if not isinstance(x, NodeTensor):
+        raise DataError(f"torch_sparse.matmul expected a row for each node (got {type(x).__name__} {list(x.shape)})")
     return adjacency(matrix, x).matmul(x)  # type: ignore[union-attr]
 
 

@@ -122,8 +122,64 @@ def changed_values(layouts: list[dict[str, Any]]) -> None:
         assert_same({"out": pyg_dist.distribute(model)(data.x.softmax(-1), adj_t)}, want, f"propagation {layout}")
 
 
+CHANGES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "[N]": lambda a, w, d: a * d,
+    "[1]": lambda a, w, d: a * d[:1],
+    "[1, 1]": lambda a, w, d: torch.mul(input=a, other=d[:1].view(1, 1)),
+    "[N, 1]": lambda a, w, d: torch.mul(a, other=d.view(-1, 1)),
+    "[1, N]": lambda a, w, d: a * d.view(1, -1),
+    "quotient": lambda a, w, d: -a.T / 3 / d[0],
+    "cast": lambda a, w, d: a.to(dtype=a.dtype) * d.norm(),
+    "sums": lambda a, w, d: a * a.sum(0) * a.sum(dim=[1, 0]),
+}
+
+
+def changed_by_plain(layouts: list[dict[str, Any]]) -> None:
+    import pyg_dist
+    from pyg_dist.errors import DataError
+
+    stock = random_graph(N, 310, seed=1)
+    for layout in layouts:
+        data: Any = pyg_dist.DistributedData(random_graph(N, 310, seed=1), **layout)
+        for name, change in CHANGES.items():
+            use = lambda a, x, w, change=change: change(a, w, w[0]) @ x  # noqa: E731
+            dense = lambda e, w: torch.sparse_coo_tensor(e, w, SIZE).to_dense()  # noqa: E731
+            found = results(use, data.edge_index, data.x, MATRICES["edge_index"])
+            assert_same(found, results(use, stock.edge_index, stock.x, dense), f"{name} {layout}")
+        matrix = torch.sparse_coo_tensor(data.edge_index, data.edge_weight, SIZE)
+        assert matrix.dtype == torch.float64
+        assert torch.sparse.sum(matrix, dim=-1, dtype=torch.float32).dtype == torch.float32
+        assert tuple(matrix.sum(1, keepdim=True).shape) == (N, 1)
+        wrong = [torch.ones(shape) for shape in ((N, N), (N - 1, 1), (1, N - 1), (N - 1,), (1, N, 1), (0,))]
+        for factor in (*wrong, matrix, data.x, "2", None):
+            with pytest.raises(DataError, match=rf"a number, \[{N}, 1\], \[1, {N}\] or \[{N}\] \(got"):
+                matrix * factor
+        with pytest.raises(DataError, match=r"a value for each edge, \[310\] \(got \[309\]\)"):
+            torch.sparse_coo_tensor(data.edge_index, torch.ones(309), SIZE)
+        with pytest.raises(DataError, match=r"each dimension once \(got dim=\(0, 0\)\)"):
+            matrix.sum((0, 0))
+        with pytest.raises(IndexError, match="out of range"):
+            matrix.transpose(0, 2)
+        with pytest.raises(IndexError, match="out of range"):
+            torch.sparse.sum(matrix, dim=2)
+
+
+def values_of_rows_at_plain_edges(layouts: list[dict[str, Any]]) -> None:
+    import pyg_dist
+
+    stock, found = random_graph(N, 310, seed=1), []
+    for layout in (None, *layouts):
+        data: Any = stock if layout is None else pyg_dist.DistributedData(random_graph(N, 310, seed=1), **layout)
+        w = data.edge_weight.detach().clone().requires_grad_()
+        out = torch.sparse_coo_tensor(stock.edge_index, w * 2, SIZE) @ data.x
+        out.tanh().square().mean().backward()
+        found.append({"out": out.detach(), "values.grad": w.grad})
+        assert torch.sparse_coo_tensor(size=SIZE)._nnz() == torch.sparse_coo_tensor(SIZE)._nnz() == 0
+        assert_same(found[-1], found[0], str(layout))
+
+
 @pytest.mark.parametrize("num_ranks", [1, 3])
-@pytest.mark.parametrize("check", [compare, changed_values])
+@pytest.mark.parametrize("check", [compare, changed_values, changed_by_plain, values_of_rows_at_plain_edges])
 def test_matrices(workers: Pools, num_ranks: int, check: Callable[..., None]) -> None:
     layouts: list[dict[str, Any]] = [{"partition": uneven_parts(N, num_ranks)}, {"layout": "grid"}]
     workers(num_ranks).run(check, layouts)
