@@ -154,7 +154,11 @@ class DistributedEdgeIndex(EdgeHandle):
         """Itself: it is immutable."""
         return self
 
-    contiguous = detach = long = coalesce = clone
+    contiguous = long = coalesce = clone
+
+    def detach(self) -> DistributedEdgeIndex:
+        """Itself; of a matrix, one whose values do not learn."""
+        return self if self.weight is None else DistributedEdgeIndex(self.graph, self.is_sparse, self.weight.detach())
 
     def cpu(self) -> DistributedEdgeIndex:
         return self.to("cpu")
