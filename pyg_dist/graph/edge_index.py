@@ -158,7 +158,8 @@ class DistributedEdgeIndex(EdgeHandle):
 
     def detach(self) -> DistributedEdgeIndex:
         """Itself; of a matrix, one whose values do not learn."""
-        return self if self.weight is None else DistributedEdgeIndex(self.graph, self.is_sparse, self.weight.detach())
+        values: Any = None if self.weight is None else self.weight.detach()
+        return self if values is None else DistributedEdgeIndex(self.graph, self.is_sparse, values)
 
     def cpu(self) -> DistributedEdgeIndex:
         return self.to("cpu")
