@@ -9,9 +9,9 @@ constexpr int64_t kAttentionBatch = 32;  // edges whose logits are computed befo
 constexpr int64_t kMaxHeads = 2048;      // of dropout: words for a batch of one edge
 
 // How far apart the numbers of two edges lie: the next power of two, or whole vectors, so that vectors of several edges
-// have a head in the same lanes.
+// have a head in the same lanes. Static: a file of each level has its own, which the linker does not merge.
 constexpr int64_t kMostLanes = 16;
-inline int64_t head_lanes(int64_t num_heads) {
+static inline int64_t head_lanes(int64_t num_heads) {
   if (num_heads > kMostLanes) return (num_heads + kMostLanes - 1) / kMostLanes * kMostLanes;
   int64_t lanes = 1;
   while (lanes < num_heads) lanes *= 2;
