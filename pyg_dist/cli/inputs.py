@@ -18,7 +18,8 @@ from tqdm import tqdm
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.partition.inputs import as_parts
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.store.sources import Reading, Source, open_source
+from pyg_dist.store.source import AS_IT_IS, Reading, Source
+from pyg_dist.store.sources import open_source
 from pyg_dist.store.spool import Spool, spool
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -52,7 +53,7 @@ class PlannedGraph(NamedTuple):
     num_classes: int | None  # of y, if it has classes
 
 
-def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Reading = Reading()) -> PlannedGraph:  # noqa: B008
+def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Reading = AS_IT_IS) -> PlannedGraph:
     """Read the edges of an input; its features stay on disk."""
     source = open_source(str(graph), replace(reading, is_strict=False))
     with tempfile.TemporaryDirectory(prefix="pyg_dist") as folder:

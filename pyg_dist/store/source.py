@@ -7,7 +7,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,11 @@ ReadRows = Callable[[int], Iterator[Array]]
 _BLOCK = 1 << 22
 
 
+def with_edges(num_bytes: int) -> Iterator[Array]:
+    """In the place of what reads rows that come with the edges."""
+    return iter(())
+
+
 @dataclass(frozen=True)
 class Attribute:
     """An attribute with a row per node, or per edge."""
@@ -32,7 +37,7 @@ class Attribute:
     name: str  # in the ``Data``
     dtype: str  # as safetensors calls it
     shape: tuple[int, ...] = ()  # of a row
-    rows: ReadRows = lambda num_bytes: iter(())  # of attributes that come with the edges
+    rows: ReadRows = with_edges
 
 
 EDGE_WEIGHT = Attribute("edge_weight", "F32")
@@ -61,6 +66,10 @@ class EdgeChunk:
         return EdgeChunk(source, target, rows, lambda place: self.place(int(entry[place])))
 
 
+ReadEdges = Callable[[int], Iterator[EdgeChunk]]
+"""Edges in their order, about so many at a time, with the attributes that come with them; each call begins anew."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """How an input is read, where its format leaves it open."""
@@ -72,57 +81,45 @@ class Reading:
     is_strict: bool = True  # whether what is wrong with an attribute is an error. Else it is left out, with a warning.
 
 
-class Source(ABC):
-    """An input graph. Nothing of it is unpickled. Whatever is wrong in it is a DataError that names file and line.
-
-    Attributes:
-        path: the file or folder.
-        name: for people.
-        reading: how it is read.
-        files: what it is read from.
-        understood: what the file was taken for, in words, where it does not say so itself.
-        num_nodes: N; None: the largest id plus one.
-        num_edges: E, where the input says so.
-        stands_once: whether each edge stands for both directions.
-        first_target: the number of the first target; 0 but for edges between two types.
-        nodes: attributes with a row per node.
-        edges: attributes with a row per edge.
-        other: attributes that are neither and that JSON has.
-        other_tensors: tensors that are neither: type and shape, and how to read them.
-        graph: how a script sees the edges.
-    """
-
-    understood: str = ""
-    num_nodes: int | None = None
-    num_edges: int | None = None
-    stands_once = False
-    first_target = 0
-    nodes: tuple[Attribute, ...] = ()
-    edges: tuple[Attribute, ...] = ()
-    other: Mapping[str, object] = {}
-    other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = {}
-    graph = GraphForm("edge_index", "remaining")
-
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self.path, self.name, self.reading = path, path.name, reading
-        self.files: tuple[Path, ...] = (path,)
-        self.open()
-
-    @abstractmethod
-    def open(self) -> None:
-        """Read how the input begins, and set what is known of it."""
-
-    @abstractmethod
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The edges in their order, about ``size`` at a time; each call begins anew."""
+AS_IT_IS = Reading()
 
 
-class TensorSource(Source):
-    """A source whose attributes of edges are tensors beside those of their ends."""
+def _no_edges(size: int) -> Iterator[EdgeChunk]:
+    return iter(())
+
+
+@dataclass(eq=False)
+class Source:
+    """An input graph. Nothing of it is unpickled. Whatever is wrong in it is a DataError that names file and line."""
+
+    path: Path  # the file or folder
+    reading: Reading = AS_IT_IS  # how it is read
+    files: tuple[Path, ...] = ()  # what it is read from
+    num_nodes: int | None = None  # N; None: the largest id plus one
+    num_edges: int | None = None  # E, where the input says so
+    nodes: tuple[Attribute, ...] = ()  # attributes with a row per node
+    edges: tuple[Attribute, ...] = ()  # attributes with a row per edge
+    read_ends: ReadEdges = _no_edges
+    other: Mapping[str, object] = field(default_factory=dict)  # attributes that are neither and that JSON has
+    # tensors that are neither: type and shape, and how to read them
+    other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = field(default_factory=dict)
+    graph: GraphForm = field(default=GraphForm("edge_index", "remaining"))  # how a script sees the edges
+    understood: str = ""  # what the file was taken for, in words, where it does not say so itself
+    stands_once: bool = False  # whether each edge stands for both directions
+    first_target: int = 0  # the number of the first target; 0 but for edges between two types
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.path.name
+
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
+        """:attr:`read_ends`."""
+        return self.read_ends(size)
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The ends of edges, and as many rows of each attribute."""
-        rows = {attribute.name: _Stream(attribute.rows(_BLOCK)) for attribute in self.edges}
+        """The edges with all attributes: beside the ends, as many rows of each that does not come with them."""
+        rows = {a.name: _Stream(a.rows(_BLOCK)) for a in self.edges if a.rows is not with_edges}
         done = 0
         for chunk in self.ends(size):
             count = len(chunk.source)
@@ -131,7 +128,7 @@ class TensorSource(Source):
             for name, piece in found.items():
                 if len(piece) != count:
                     raise self._wrong_rows(name, f"{done - count + len(piece)}")
-            yield replace(chunk, attributes=found)
+            yield replace(chunk, attributes=chunk.attributes | found)
         for name, stream in rows.items():
             if len(stream.next(1)):
                 raise self._wrong_rows(name, f"more than {done}")
@@ -139,16 +136,17 @@ class TensorSource(Source):
     def _wrong_rows(self, name: str, count: str) -> DataError:
         return DataError(f"Expected a row of '{name}' for each edge in {self.path} (got {count} rows): save both again")
 
-    @abstractmethod
-    def ends(self, size: int) -> Iterator[EdgeChunk]:
-        """The edges without their attributes."""
 
-    def ends_of(self, pieces: Iterator[Array], path: Path) -> Iterator[EdgeChunk]:
-        """Chunks of the ends in a file without lines, ``[2, k]`` at a time."""
-        low = 0
-        for source, target in pieces:
-            yield EdgeChunk(source, target, {}, edge_place(path, low))
-            low += len(source)
+class FileSource(Source, ABC):
+    """A source whose file says what it holds."""
+
+    def __init__(self, path: Path, reading: Reading) -> None:
+        super().__init__(path, reading, (path,))
+        self.open()
+
+    @abstractmethod
+    def open(self) -> None:
+        """Read how the input begins, and set what is known of it."""
 
 
 class _Stream:
@@ -197,6 +195,14 @@ def storable(path: Path, given: Mapping[str, object]) -> dict[str, object]:
         what = dtype if isinstance(dtype, (torch.dtype, np.dtype)) else type(value).__name__
         warnings.warn(f"'{name}' of {path} is left out: a store has no {what}", stacklevel=2)
     return kept
+
+
+def ends_of(pieces: Iterator[Array], path: Path) -> Iterator[EdgeChunk]:
+    """Chunks of the ends in a file without lines, ``[2, k]`` at a time."""
+    low = 0
+    for source, target in pieces:
+        yield EdgeChunk(source, target, {}, edge_place(path, low))
+        low += len(source)
 
 
 def edge_place(path: Path, low: int) -> Callable[[int], str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +15,9 @@ from torch_geometric.typing import EdgeType
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.graph_input import WHOLE, edges_key, nodes_key
-from pyg_dist.store.source import Attribute, EdgeChunk, Reading, Source, TensorSource
+from pyg_dist.store.source import Attribute, EdgeChunk, ReadEdges, Source, with_edges
 
 _CHUNK = 1 << 20
-
-
-class Piece(TensorSource):
-    """What a format knows of a type of nodes, or of a relation, whose ``num_nodes`` do not matter."""
-
-    num_nodes: int
-
-    def __init__(
-        self,
-        path: Path,
-        files: Sequence[Path] = (),
-        num_nodes: int = 0,
-        nodes: Sequence[Attribute] = (),
-        edges: Sequence[Attribute] = (),
-        num_edges: int | None = 0,
-        read_ends: Callable[[int], Iterator[EdgeChunk]] = lambda size: iter(()),
-    ) -> None:
-        super().__init__(path, Reading())
-        self.files, self.num_nodes, self.num_edges = tuple(files), num_nodes, num_edges
-        self.nodes, self.edges, self._read_ends = tuple(nodes), tuple(edges), read_ends
-
-    def open(self) -> None:
-        """All is known."""
-
-    def ends(self, size: int) -> Iterator[EdgeChunk]:
-        return self._read_ends(size)
 
 
 @dataclass(frozen=True)
@@ -52,7 +27,7 @@ class TypedSource:
     path: Path  # file or folder
     whole: Source  # attributes of the whole
     nodes: Mapping[str, Source]  # by type; without edges
-    relations: Mapping[EdgeType, TensorSource]  # whose edges are numbered within the types of their ends
+    relations: Mapping[EdgeType, Source]  # whose edges are numbered within the types of their ends
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -73,16 +48,17 @@ class TypedSource:
         """Graphs of one type that a store keeps; the ends of a relation's edges are numbered through both types."""
         found = {WHOLE: self.whole} | {nodes_key(k): source for k, source in enumerate(self.nodes.values())}
         for k, (relation, source) in enumerate(self.relations.items()):
-            joined = Joined(self, list(dict.fromkeys((relation[0], relation[-1]))), [relation])
-            joined.first_target = joined.first[relation[-1]]
-            joined.edges, joined.other, joined.other_tensors = source.edges, source.other, source.other_tensors
-            joined.graph, joined.files = source.graph, source.files
-            found[edges_key(k)] = joined
+            kinds = list(dict.fromkeys((relation[0], relation[-1])))
+            found[edges_key(k)] = replace(
+                self._joined(kinds, [relation], source.chunks), files=source.files, other=source.other,
+                edges=tuple(replace(attribute, rows=with_edges) for attribute in source.edges),
+                other_tensors=source.other_tensors, graph=source.graph,
+                first_target=self.num_nodes[relation[0]] if len(kinds) > 1 else 0,
+            )  # fmt: skip
         return found
 
-    def homogeneous(self) -> Joined:
+    def homogeneous(self) -> Source:
         """All as one graph, as by ``to_homogeneous()``, with the nodes that train."""
-        joined = Joined(self, list(self.nodes), list(self.relations))
         masks = {
             kind: attribute
             for kind, source in self.nodes.items()
@@ -94,11 +70,30 @@ class TypedSource:
             for kind, size in self.num_nodes.items():
                 yield from masks[kind].rows(num_bytes) if kind in masks else [np.zeros(size, np.bool_)]
 
-        if masks:
-            joined.nodes = (Attribute("train_mask", "BOOL", (), rows),)
         sources = (self.whole, *self.nodes.values(), *self.relations.values())
-        joined.files = tuple(dict.fromkeys(path for source in sources for path in source.files))
-        return joined
+        files = tuple(dict.fromkeys(path for source in sources for path in source.files))
+        nodes = (Attribute("train_mask", "BOOL", (), rows),) if masks else ()
+        return replace(self._joined(list(self.nodes), list(self.relations)), files=files, nodes=nodes)
+
+    def _joined(self, kinds: Sequence[str], relations: Sequence[EdgeType], chunks: ReadEdges | None = None) -> Source:
+        """Edges of relations as those of one graph, whose nodes are those of several types in a row.
+
+        ``chunks`` reads the edges of the only one; ``None``: those of each, one after another, without attributes.
+        """
+        sizes = [self.num_nodes[kind] for kind in kinds]
+        first = dict(zip(kinds, accumulate(sizes, initial=0), strict=False))
+        counts = [self.relations[relation].num_edges for relation in relations]
+        known = [count for count in counts if count is not None]
+
+        def ends(size: int) -> Iterator[EdgeChunk]:
+            for relation in relations:
+                source, target = first[relation[0]], first[relation[-1]]
+                for chunk in self.checked(relation, (chunks or self.relations[relation].ends)(size)):
+                    ends = chunk.source.astype(np.int64) + source, chunk.target.astype(np.int64) + target
+                    yield replace(chunk, source=ends[0], target=ends[1])
+
+        num_edges = sum(known) if len(known) == len(counts) else None
+        return Source(self.path, num_nodes=sum(sizes), num_edges=num_edges, read_ends=ends)
 
     def edge_index(self, relation: EdgeType) -> Tensor:
         """All edges of a relation in memory, int64 ``[2, E]``."""
@@ -120,32 +115,3 @@ class TypedSource:
                         f"drop the edge, or number the nodes of each type from 0 on"
                     )
             yield chunk
-
-
-class Joined(Source):
-    """Edges of relations as those of one graph, whose nodes are those of several types in a row."""
-
-    num_nodes: int
-
-    def __init__(self, typed: TypedSource, kinds: Sequence[str], relations: Sequence[EdgeType]) -> None:
-        self.typed, self.kinds, self.relations = typed, kinds, relations
-        super().__init__(typed.path, Reading())
-
-    def open(self) -> None:
-        sizes, self.num_nodes = self.typed.num_nodes, 0
-        self.first: dict[str, int] = {}
-        for kind in self.kinds:
-            self.first[kind] = self.num_nodes
-            self.num_nodes += sizes[kind]
-        counts = [self.typed.relations[relation].num_edges for relation in self.relations]
-        known = [count for count in counts if count is not None]
-        self.num_edges = sum(known) if len(known) == len(counts) else None
-
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """One relation after another; attributes are read if they are the graph's."""
-        for relation in self.relations:
-            given = self.typed.relations[relation]
-            source, target = self.first[relation[0]], self.first[relation[-1]]
-            for chunk in self.typed.checked(relation, given.chunks(size) if self.edges else given.ends(size)):
-                ends = chunk.source.astype(np.int64) + source, chunk.target.astype(np.int64) + target
-                yield replace(chunk, source=ends[0], target=ends[1])

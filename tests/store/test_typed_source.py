@@ -22,7 +22,7 @@ from pyg_dist.store.format import as_torch, storage_dtype
 from pyg_dist.store.graph_input import HeteroInput, read_hetero
 from pyg_dist.store.source import Attribute, EdgeChunk, Source
 from pyg_dist.store.sources import open_types
-from pyg_dist.store.typed_source import Piece, TypedSource
+from pyg_dist.store.typed_source import TypedSource
 
 
 def content_of(source: Source, num_bytes: int = 64) -> dict[str, Tensor]:
@@ -252,8 +252,9 @@ def test_partitioning_reads_no_edge_attributes(tmp_path: Path) -> None:
         raise AssertionError
 
     ends = [EdgeChunk(np.array([0, 2]), np.array([1, 0]), {}, str)]
-    edges = Piece(tmp_path, edges=[Attribute("edge_attr", "F32", (), unwanted)], read_ends=lambda size: iter(ends))
-    typed = TypedSource(tmp_path, Piece(tmp_path), {"a": Piece(tmp_path, num_nodes=3)}, {("a", "to", "a"): edges})
+    columns = (Attribute("edge_attr", "F32", (), unwanted),)
+    edges = Source(tmp_path, edges=columns, read_ends=lambda size: iter(ends))
+    typed = TypedSource(tmp_path, Source(tmp_path), {"a": Source(tmp_path, num_nodes=3)}, {("a", "to", "a"): edges})
     (chunk,) = typed.homogeneous().chunks(10)
     assert chunk.source.tolist() == [0, 2]
     assert typed.edge_index(("a", "to", "a")).tolist() == [[0, 2], [1, 0]]

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyg_dist.errors import DataError, OptionError
-from pyg_dist.store.source import Reading, Source
-from pyg_dist.store.sources.arrays import array_types, relations_in
-from pyg_dist.store.sources.edge_list import TextEdges
-from pyg_dist.store.sources.edge_table import ArrayEdges, Parquet
+from pyg_dist.store.source import AS_IT_IS, Reading, Source
+from pyg_dist.store.sources.arrays import array_edges, array_types, relations_in
+from pyg_dist.store.sources.edge_list import Parquet, TextEdges
 from pyg_dist.store.sources.headed_text import BANNER, Dimacs, MatrixMarket, Metis, is_dimacs
 from pyg_dist.store.sources.npz import Npz
 from pyg_dist.store.sources.ogb import OGB, is_ogb_folder, is_ogb_typed, ogb_types
 from pyg_dist.store.sources.rmat import PREFIX, RMat
-from pyg_dist.store.sources.saved_graph import PROCESSED, SavedGraph, saved_types, torch_file, torch_file_types
+from pyg_dist.store.sources.saved_graph import PROCESSED, saved_graph, saved_types, torch_file, torch_file_types
 from pyg_dist.store.sources.text import first_lines, unpacked
 from pyg_dist.store.typed_source import TypedSource
 
@@ -37,19 +36,19 @@ _TEXT: dict[str, _Open] = {
 _BY_SUFFIX: dict[str, _Open] = {
     ".npz": Npz,
     ".pt": torch_file,
-    ".safetensors": SavedGraph,
-    ".npy": ArrayEdges,
+    ".safetensors": saved_graph,
+    ".npy": array_edges,
     ".parquet": Parquet,
 }
 
 
-def open_source(graph: str, reading: Reading = Reading()) -> Source:  # noqa: B008
+def open_source(graph: str, reading: Reading = AS_IT_IS) -> Source:
     """The input graph of a name, as commands take it: :data:`KINDS`."""
     kind, path = _kind_of(graph)
     takes_columns = kind in (TextEdges, Parquet)
     for option, value, is_taken in (
         ("--columns", reading.columns, takes_columns),
-        ("--first-id", reading.first_id, takes_columns or kind is ArrayEdges),
+        ("--first-id", reading.first_id, takes_columns or kind is array_edges),
     ):
         if value is not None and not is_taken:
             raise OptionError(f"Expected no {option} for {graph}, whose format has it (got {value}): leave it out")

@@ -1,10 +1,11 @@
-"""Folders of ``.npy`` files, one for each type of nodes and each relation, as MAG240M and IGB have them."""
+"""Edges in an ``.npy`` file; folders of them, one for each type of nodes and each relation, as MAG240M and IGB have."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,41 @@ from torch_geometric.typing import EdgeType
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, slices
-from pyg_dist.store.source import Attribute, Reading, Source, TensorSource, fixed_rows
-from pyg_dist.store.sources.edge_table import ArrayEdges, mapped
+from pyg_dist.store.source import AS_IT_IS, Attribute, EdgeChunk, Reading, Source, edge_place, fixed_rows
 from pyg_dist.store.sources.ogb import NAMES, SPLITS
-from pyg_dist.store.typed_source import Piece, TypedSource
+from pyg_dist.store.typed_source import TypedSource
 
 _NAMES = NAMES | {"node_label": "y"}
 _EDGES, _COUNT, _COUNTS, _SPLIT = "edge_index.npy", "num_nodes.npy", "meta.pt", "split_dict.pt"
+
+
+def mapped(path: Path) -> Array:
+    """The array of an ``.npy`` file, of which a page is read when it is used."""
+    try:
+        whole: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"Expected a NumPy array in {path} (got: {error}): write it with numpy.save") from error
+    return whole
+
+
+def array_edges(path: Path, reading: Reading = AS_IT_IS) -> Source:
+    """An ``.npy`` file of integers, ``[2, E]`` or ``[E, 2]``; of two edges it is read as ``[2, E]``."""
+    whole, first_id = mapped(path), reading.first_id or 0
+    if whole.ndim != 2 or 2 not in whole.shape or whole.dtype.kind not in "iu":
+        raise DataError(
+            f"Expected integers [2, E] or [E, 2] in {path} (got {whole.dtype} {list(whole.shape)}): one column per edge"
+        )
+    is_wide = whole.shape[0] == 2
+    num_edges = whole.shape[1 if is_wide else 0]
+
+    def ends(size: int) -> Iterator[EdgeChunk]:
+        for low in range(0, num_edges, size):
+            whole = mapped(path)  # anew for each piece: pages are let go
+            source, target = (whole if is_wide else whole.T)[:, low : low + size].astype(np.int64) - first_id
+            yield EdgeChunk(source, target, {}, edge_place(path, low))
+
+    understood = f"an array [{'2, E' if is_wide else 'E, 2'}]; ids from {first_id}"
+    return Source(path, reading, (path,), num_edges=num_edges, read_ends=ends, understood=understood)
 
 
 def relations_in(path: Path) -> dict[EdgeType, Path]:
@@ -76,15 +105,14 @@ def array_types(path: Path) -> TypedSource:
             names = {attribute.name for attribute in attributes}
             attributes += [mask for mask in _split_masks(splits[0], size) if mask.name not in names]
             files += splits
-        nodes[kind] = Piece(folder, files, size, attributes)
-    relations = dict[EdgeType, TensorSource]()
+        nodes[kind] = Source(folder, files=tuple(files), num_nodes=size, num_edges=0, nodes=tuple(attributes))
+    relations = dict[EdgeType, Source]()
     for relation, folder in folders.items():
-        edges = ArrayEdges(folder / _EDGES, Reading())
-        columns = _attributes(folder, _arrays(folder, (_EDGES,)), edges.num_edges)
-        relations[relation] = Piece(
-            folder, sorted(folder.glob("*.npy")), edges=columns, num_edges=edges.num_edges, read_ends=edges.chunks
-        )
-    return TypedSource(path, Piece(path), nodes, relations)
+        found_edges = array_edges(folder / _EDGES)
+        columns = _attributes(folder, _arrays(folder, (_EDGES,)), found_edges.num_edges or 0)
+        files = sorted(folder.glob("*.npy"))
+        relations[relation] = replace(found_edges, path=folder, files=tuple(files), edges=tuple(columns))
+    return TypedSource(path, Source(path, num_nodes=0, num_edges=0), nodes, relations)
 
 
 def _has_arrays(folder: Path) -> bool:

@@ -1,4 +1,7 @@
-"""Edges as lines of text: separator, header and columns are read from a file's first lines, and printed."""
+"""Edges as a table: lines of text, whose separator, header and columns are read from the first ones; or Parquet.
+
+What was understood is printed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ import numpy as np
 
 from pyg_dist.errors import DataError, OptionError, UnsupportedError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.source import EDGE_WEIGHT, EdgeChunk, Source
+from pyg_dist.partition.solver import package
+from pyg_dist.store.format import dtype_name
+from pyg_dist.store.source import EDGE_WEIGHT, Attribute, EdgeChunk, FileSource, edge_place
 from pyg_dist.store.sources.text import COMMENTS, QUOTES, Rows, Rule, Table, counted, first_lines
 
 SOURCE, TARGET, WEIGHT = "source", "target", "weight"
@@ -32,7 +37,7 @@ _REMEDY = "mend the line; make edges of an adjacency list, and name a file in ME
 ASK = "say which is which, such as --columns source,target,weight (any other word leaves a column out)"
 
 
-class TextEdges(Source):
+class TextEdges(FileSource):
     """A line for each edge: source and target, numbered from 0, and perhaps a weight.
 
     Columns are separated by ``;`` ``,`` ``|``, tabs or white space; a header, or a comment above the edges, may name
@@ -152,7 +157,7 @@ class TextEdges(Source):
         more = f" ({', '.join(left_out)} left out)" if left_out else ""
         return f"columns {', '.join(filter(None, roles))}{more} by {marks[self.table.separator]}"
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
         first, count, low, high = np.zeros(0), 0, 1, 0
         for rows in self.table.rows():
             chunk = edges_of(rows, self.first_id)
@@ -167,6 +172,64 @@ class TextEdges(Source):
                 f"Expected edges in {self.path} (got what METIS' format has: {count - 1} lines below a line that says "
                 f"so): name it .graph, or, if these are edges, give --columns source,target"
             )
+
+
+class Parquet(FileSource):
+    """A table with a row per edge; columns are known by their names, or, if there are two, by their order."""
+
+    def open(self) -> None:
+        path, reading = self.path, self.reading
+        pyarrow = package("pyarrow", f"to read {path}", "pyarrow")
+        parquet = package("pyarrow.parquet", f"to read {path}", "pyarrow")
+        try:
+            self.file = parquet.ParquetFile(path)
+            names = list(self.file.schema_arrow.names)
+            self.num_edges = int(self.file.metadata.num_rows)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"Expected a Parquet file in {path} (got: {error}): fetch it again") from error
+        if reading.columns is not None:
+            roles = given_roles(reading.columns, len(names))
+        else:
+            columns = [k for k, name in enumerate(names) if not name.startswith("__index_level")]  # of pandas
+            pair = dict(zip(columns, (SOURCE, TARGET), strict=False)) if len(columns) == 2 else {}
+            roles = roles_of(names) or [pair.get(k) for k in range(len(names)) if pair]
+        if not roles:
+            raise DataError(f"Expected columns source and target in {path} (got {', '.join(names)}): {ASK}")
+        self.columns = {role: name for role, name in zip(roles, names, strict=True) if role is not None}
+        for role, name in self.columns.items():
+            if self._dtype(role).kind not in ("iuf" if role == WEIGHT else "iu"):
+                raise DataError(
+                    f"Expected numbers as {role} in column '{name}' of {path} (got "
+                    f"{self.file.schema_arrow.field(name).type}): number the nodes from 0, or choose by --columns"
+                )
+        if WEIGHT in self.columns:
+            self.edges = (Attribute(EDGE_WEIGHT.name, dtype_name(self._dtype(WEIGHT))),)
+        self.first_id = reading.first_id or 0
+        left_out = [name for name in names if name not in self.columns.values()]
+        more = f" ({', '.join(left_out)} left out)" if left_out else ""
+        shown = ", ".join(f"{name} as {role}" for role, name in self.columns.items())
+        self.understood = f"columns {shown}{more}; ids from {self.first_id}"
+
+    def _dtype(self, role: str) -> np.dtype[np.generic]:
+        found: np.dtype[np.generic] = np.dtype(self.file.schema_arrow.field(self.columns[role]).type.to_pandas_dtype())
+        return found
+
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
+        low = 0
+        for batch in self.file.iter_batches(size, columns=list(self.columns.values())):
+            found = {}
+            for role, name in self.columns.items():
+                column = batch.column(name)
+                if column.null_count:
+                    raise DataError(
+                        f"Expected a number in each row of column '{name}' of {self.path} (got {column.null_count} "
+                        f"nulls in rows {low} to {low + len(batch) - 1}): drop these rows"
+                    )
+                found[role] = column.to_numpy()
+            weight = {EDGE_WEIGHT.name: found[WEIGHT]} if WEIGHT in found else {}
+            source, target = (found[role].astype(np.int64) - self.first_id for role in (SOURCE, TARGET))
+            yield EdgeChunk(source, target, weight, edge_place(self.path, low))
+            low += len(batch)
 
 
 def edges_of(rows: Rows, first_id: int) -> EdgeChunk:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pyg_dist.errors import DataError, UnsupportedError
-from pyg_dist.store.source import EDGE_WEIGHT, EdgeChunk, Source
+from pyg_dist.store.source import EDGE_WEIGHT, EdgeChunk, FileSource
 from pyg_dist.store.sources.edge_list import SOURCE, TARGET, WEIGHT, edges_of
 from pyg_dist.store.sources.text import COMMENTS, Rule, Table, first_lines
 
@@ -21,7 +21,7 @@ _COLUMNS = {"pattern": 2, "real": 3, "integer": 3, "double": 3}
 _SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 
 
-class MatrixMarket(Source):
+class MatrixMarket(FileSource):
     """A square matrix in coordinate format: real, integer or pattern; general, symmetric or skew-symmetric.
 
     Of a symmetric one each entry off the diagonal is followed by its mirror image. Values are ``edge_weight``.
@@ -58,7 +58,7 @@ class MatrixMarket(Source):
         self.num_edges = self.num_entries if self.symmetry == "general" else None
         self.understood = f"Matrix Market's rows to columns, {self.symmetry}; ids from 1"
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
         columns = (("row", "i8"), ("column", "i8"), ("value", "f8"))[: 3 if self.edges else 2]
         table = Table(self.path, columns, head=self.head, rules=(COMMENTS,))
         count, sign = 0, -1 if "skew" in self.symmetry else 1
@@ -84,7 +84,7 @@ def is_dimacs(lines: list[str]) -> bool:
     return bool(re.match(r"(c(\s|$)|p\s+\w+\s+\d)", first))
 
 
-class Dimacs(Source):
+class Dimacs(FileSource):
     """Nodes are numbered from 1. An edge (``e``) stands for both directions, an arc (``a``) for one."""
 
     def open(self) -> None:
@@ -105,7 +105,7 @@ class Dimacs(Source):
         both = "" if self.is_arc else "; each edge stands for both directions"
         self.understood = f"DIMACS' {'arcs' if self.is_arc else 'edges'}; ids from 1{both}"
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
         for rows in self.table.rows():
             wrong = (rows.values["kind"] != ("a" if self.is_arc else "e")).nonzero()[0]
             if wrong.size:
@@ -120,7 +120,7 @@ class Dimacs(Source):
 _COMMENTS = Rule(("%",), re.compile(r"^%.*\n?", re.MULTILINE))
 
 
-class Metis(Source):
+class Metis(FileSource):
     """``nodes edges [format [weights of a node]]``, then the neighbours of each node, numbered from 1.
 
     Each edge stands with both of its ends. Weights of edges are ``edge_weight``; those of nodes are left out.
@@ -148,7 +148,7 @@ class Metis(Source):
         weights = ", weights" if self.edges else ""
         self.understood = f"METIS' neighbours of each node{weights}; ids from 1"
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
         node, count = 0, 0
         for _, lines in Table(self.path, (), head=self.head, rules=(_COMMENTS,)).blocks():
             lines = lines[: self.num_nodes - node] + [line for line in lines[self.num_nodes - node :] if line.strip()]

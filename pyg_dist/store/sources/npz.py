@@ -22,14 +22,14 @@ from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind, errors_of, num_nodes_of, sort_attributes
 from pyg_dist.store.format import dtype_name, slices, spec_of, torch_dtype
-from pyg_dist.store.source import EdgeChunk, ReadRows, TensorSource, attributes_of, fixed_rows, storable
+from pyg_dist.store.source import EdgeChunk, FileSource, ReadRows, attributes_of, ends_of, fixed_rows, storable
 
 _SPARSE = ("x_indptr", "x_indices", "x_data", "x_shape")
 _KNOWN = ("num_nodes", "edge_index", "undirected", *_SPARSE)
 _PIECE = 1 << 24
 
 
-class Npz(TensorSource):
+class Npz(FileSource):
     """One graph: ``edge_index`` and what else a ``Data`` has, by the same names; types are kept.
 
     Features in CSR form (``x_indptr``, ``x_indices``, ``x_shape``, and ``x_data`` unless all are one) are made dense
@@ -100,7 +100,7 @@ class Npz(TensorSource):
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
         """Sources come first, then all targets: two streams."""
-        return self.ends_of(edge_columns(self.edge_index, size), self.path)
+        return ends_of(edge_columns(self.edge_index, size), self.path)
 
     def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
         member = self.members[name]

@@ -18,10 +18,10 @@ from torch_geometric.typing import EdgeType
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, storage_dtype
-from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, Source, TensorSource, fixed_rows
+from pyg_dist.store.source import Attribute, EdgeChunk, FileSource, ReadRows, Source, ends_of, fixed_rows
 from pyg_dist.store.sources.npz import Member, edge_columns, edge_member, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
-from pyg_dist.store.typed_source import Piece, TypedSource
+from pyg_dist.store.typed_source import TypedSource
 
 NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}
 SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
@@ -59,7 +59,7 @@ def more_files(options: Mapping[str, str], kind: str) -> list[str]:
     return [] if names == "None" else names.split(",")
 
 
-class OGB(TensorSource):
+class OGB(FileSource):
     """``x``, ``edge_attr``, ``y`` and additional files as ``PygNodePropPredDataset`` has them; the split as masks."""
 
     num_nodes: int
@@ -89,7 +89,7 @@ class OGB(TensorSource):
         masks = _split_masks(path / "split" / self.options["split"], self.num_nodes)
         self.nodes = (*self._attributes("node"), self._labels(), *masks)
         self.edges = tuple(self._attributes("edge"))
-        self.files = tuple(_files(self.raw, path / "split"))
+        self.files = _files(self.raw, path / "split")
 
     def _member(self, name: str) -> Member:
         """An array that ``data.npz`` must have."""
@@ -135,7 +135,7 @@ class OGB(TensorSource):
     def ends(self, size: int) -> Iterator[EdgeChunk]:
         if self.members is not None:
             edges = edge_member(self._member("edge_index"))
-            yield from self.ends_of(edge_columns(edges, size), edges.path)
+            yield from ends_of(edge_columns(edges, size), edges.path)
             return
         yield from _csv_ends(self.raw / "edge.csv.gz", size)
 
@@ -226,7 +226,7 @@ def ogb_types(path: Path) -> TypedSource:
     raw, options = path / "raw", master_options(path.name.replace("_", "-"))
     split, has_label = path / "split" / options["split"], _row_of(raw / "nodetype-has-label.csv.gz")
     has_split = _row_of(split / "nodetype-has-split.csv.gz")
-    nodes, relations = dict[str, Source](), dict[EdgeType, TensorSource]()
+    nodes, relations = dict[str, Source](), dict[EdgeType, Source]()
     for kind, count in sorted(_row_of(raw / "num-node-dict.csv.gz").items()):
         folder, size = raw / "node-feat" / kind, _whole(raw, count)
         found = list(_csv_attributes(folder, ["node_feat", *more_files(options, "node")]))
@@ -235,21 +235,23 @@ def ogb_types(path: Path) -> TypedSource:
             found.append(_labels(file, _csv_labels(file), size, options))
         if has_split.get(kind) == "True":
             found += _split_masks(split / kind, size)
-        nodes[kind] = Piece(folder, _files(folder, raw / "node-label" / kind, split / kind), size, found)
+        files = _files(folder, raw / "node-label" / kind, split / kind)
+        nodes[kind] = Source(folder, files=files, num_nodes=size, num_edges=0, nodes=tuple(found))
     for line in sorted(first_lines(raw / TRIPLETS)):
         words = line.split(",")
         if len(words) != 3:
             raise DataError(f"Expected source,relation,target in {raw / TRIPLETS} (got {line!r}): fetch it again")
         folder = raw / "relations" / "___".join(words)
         edges, ends = _csv_attributes(folder, ["edge_feat", *more_files(options, "edge")]), folder / "edge.csv.gz"
-        relations[words[0], words[1], words[2]] = Piece(
-            folder, _files(folder), edges=list(edges), num_edges=None, read_ends=partial(_csv_ends, ends)
+        relations[words[0], words[1], words[2]] = Source(
+            folder, files=_files(folder), edges=tuple(edges), read_ends=partial(_csv_ends, ends)
         )
-    return TypedSource(path, Piece(path, [raw / TRIPLETS, raw / "num-node-dict.csv.gz"]), nodes, relations)
+    whole = Source(path, files=(raw / TRIPLETS, raw / "num-node-dict.csv.gz"), num_nodes=0, num_edges=0)
+    return TypedSource(path, whole, nodes, relations)
 
 
-def _files(*folders: Path) -> list[Path]:
-    return [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
+def _files(*folders: Path) -> tuple[Path, ...]:
+    return tuple(path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def _csv_attributes(folder: Path, keys: list[str]) -> Iterator[Attribute]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pyg_dist.errors import OptionError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.source import Attribute, EdgeChunk, ReadRows, Source
+from pyg_dist.store.source import Attribute, EdgeChunk, FileSource, ReadRows
 
 PREFIX = "rmat:"
 _DEFAULTS = {"scale": 20, "edges": 16_000_000, "seed": 0, "features": 64, "classes": 16}
@@ -21,7 +21,7 @@ _CHUNK, _ROWS = 1 << 20, 1 << 16
 """Edges and rows by generator: what is drawn does not depend on how it is read."""
 
 
-class RMat(Source):
+class RMat(FileSource):
     """``rmat:scale=22,edges=100000000,seed=0``: 2^scale nodes; Chakrabarti, Zhan and Faloutsos, 2004, without noise.
 
     ``x`` has ``features`` columns: the centre of the node's class and noise. The class is given by the leading bits of
@@ -55,7 +55,7 @@ class RMat(Source):
             ),
         )
 
-    def chunks(self, size: int) -> Iterator[EdgeChunk]:
+    def ends(self, size: int) -> Iterator[EdgeChunk]:
         """The edges in their order; ``size`` does not matter."""
         first, second, third = (round(p * _STEPS) for p in (_A, _A + _B, _A + _B + _C))
         for number, low in enumerate(range(0, self.num_edges, _CHUNK)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,62 +19,74 @@ from pyg_dist.backend.plain_json import typed
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind, errors_of
-from pyg_dist.store.format import as_storage, slices, spec_of
+from pyg_dist.store.format import TensorSpec, as_storage, slices, spec_of
 from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key, read_graph, read_hetero
 from pyg_dist.store.manifest import GraphForm
 from pyg_dist.store.saved import EDGE_INDEX, GRAPH, TYPES, opened, require_rows, specs_of
-from pyg_dist.store.source import EdgeChunk, Reading, TensorSource, attributes_of, fixed_rows, storable
+from pyg_dist.store.source import AS_IT_IS, EdgeChunk, Reading, ReadRows, Source, attributes_of, ends_of, storable
 from pyg_dist.store.typed_source import TypedSource
 
 
-class SavedGraph(TensorSource):
+def saved_graph(path: Path, reading: Reading = AS_IT_IS, piece: str | None = None) -> Source:
     """Tensors ``edge_index`` ``[2, E]`` and attributes; the header says which of them have a row per node or edge.
 
     ``piece``: which one of a graph with types.
     """
+    prefix = "" if piece is None else f"{piece}/"
+    with opened(path) as file:
+        metadata = file.metadata() or {}
+        specs = {name.removeprefix(prefix): spec for name, spec in specs_of(file).items() if name.startswith(prefix)}
+        if piece is None and TYPES in metadata:
+            raise DataError(f"Expected a graph with one type in {path} (got several): use to_homogeneous()")
+        content = json.loads(metadata[GRAPH if piece is None else TYPES])
+        content = content if piece is None else content["pieces"][piece]
+        require_rows(specs, content)
+        kinds = [{name: specs[name] for name in content[kind]}
+                 for kind in ("node_attributes", "edge_attributes", "other_tensors")]  # fmt: skip
+        known = int(content["num_nodes"]), typed(GraphForm, content["graph"]), content["other"]
 
-    num_nodes: int
-    num_edges: int
+    def read(name: str, *places: slice) -> Array:
+        with opened(path) as file:
+            name = prefix + name
+            return as_storage((file.get_slice(name)[places] if places else file.get_tensor(name)).contiguous())
 
-    def __init__(self, path: Path, reading: Reading, piece: str | None = None) -> None:
-        self.piece, self.prefix = piece, "" if piece is None else f"{piece}/"
-        super().__init__(path, reading)
+    return _of_tensors(path, reading, specs[EDGE_INDEX], kinds, *known, read)
 
-    def open(self) -> None:
-        with opened(self.path) as file:
-            metadata, prefix = file.metadata() or {}, self.prefix
-            self.specs = {
-                name.removeprefix(prefix): spec for name, spec in specs_of(file).items() if name.startswith(prefix)
-            }
-            if self.piece is None and TYPES in metadata:
-                raise DataError(f"Expected a graph with one type in {self.path} (got several): use to_homogeneous()")
-            content = json.loads(metadata[GRAPH if self.piece is None else TYPES])
-            if self.piece is not None:
-                content = content["pieces"][self.piece]
-            self.num_nodes, self.num_edges = int(content["num_nodes"]), require_rows(self.specs, content)
-            of_nodes, of_edges, others = (
-                {name: self.specs[name] for name in content[kind]}
-                for kind in ("node_attributes", "edge_attributes", "other_tensors")
-            )
-            self.other, self.graph = content["other"], typed(GraphForm, content["graph"])
-        self.nodes, self.edges = (attributes_of(kind, partial(partial, self._rows)) for kind in (of_nodes, of_edges))
-        self.other_tensors = {name: (spec, partial(self._whole, name)) for name, spec in others.items()}
 
-    def ends(self, size: int) -> Iterator[EdgeChunk]:
-        places = (slice(low, low + size) for low in range(0, self.num_edges, size))
-        return self.ends_of((self._slice(EDGE_INDEX, slice(2), place) for place in places), self.path)
+def in_memory(path: Path, graph: GraphInput, reading: Reading = AS_IT_IS) -> Source:
+    """A checked graph that is in memory; ``path`` is what it was read from."""
+    others, plain = by_kind(graph.other_attributes)
+    kinds = [graph.node_attributes, graph.edge_columns, others]
+    arrays = {name: as_storage(tensor.contiguous()) for kind in kinds for name, tensor in kind.items()}
+    arrays[EDGE_INDEX] = graph.edge_index.numpy()
+    specs = [{name: spec_of(tensor) for name, tensor in kind.items()} for kind in kinds]
+    return _of_tensors(
+        path, reading, spec_of(graph.edge_index), specs, graph.num_nodes, graph.form, plain,
+        lambda name, *places: arrays[name][places or ...],
+    )  # fmt: skip
 
-    def _slice(self, name: str, *place: slice) -> Array:
-        with opened(self.path) as file:
-            return as_storage(file.get_slice(self.prefix + name)[place].contiguous())
 
-    def _whole(self, name: str) -> Array:
-        with opened(self.path) as file:
-            return as_storage(file.get_tensor(self.prefix + name))
+def _of_tensors(
+    path: Path, reading: Reading, edge_index: TensorSpec, kinds: Sequence[Mapping[str, TensorSpec]], num_nodes: int,
+    form: GraphForm, other: Mapping[str, object], read: Callable[..., Array],
+) -> Source:  # fmt: skip
+    """A graph of tensors, given those of nodes, of edges and others; ``read`` has a piece of one, or all of it."""
+    specs = {name: spec for kind in kinds for name, spec in kind.items()}
 
-    def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
-        spec = self.specs[name]
-        return (self._slice(name, rows) for rows in slices(spec.num_rows, spec.row_bytes, num_bytes))
+    def rows(name: str) -> ReadRows:
+        spec = specs[name]
+        return lambda num_bytes: (read(name, piece) for piece in slices(spec.num_rows, spec.row_bytes, num_bytes))
+
+    def ends(size: int) -> Iterator[EdgeChunk]:
+        places = (slice(low, low + size) for low in range(0, edge_index.shape[1], size))
+        return ends_of((read(EDGE_INDEX, slice(2), place) for place in places), path)
+
+    of_nodes, of_edges, others = kinds
+    return Source(
+        path, reading, (path,), num_nodes, edge_index.shape[1], attributes_of(of_nodes, rows),
+        attributes_of(of_edges, rows), ends, other,
+        {name: (spec, partial(read, name)) for name, spec in others.items()}, form,
+    )  # fmt: skip
 
 
 _IS_TYPED = "_global_store"
@@ -83,33 +95,7 @@ PROCESSED = Path("processed") / "data.pt"
 """Where a dataset of PyG keeps its graph, below its folder."""
 
 
-class GraphInMemory(TensorSource):
-    """A checked graph that is in memory; ``path`` is what it was read from."""
-
-    def __init__(self, path: Path, graph: GraphInput, reading: Reading = Reading()) -> None:  # noqa: B008
-        self._graph = graph
-        super().__init__(path, reading)
-
-    def open(self) -> None:
-        graph = self._graph
-        others, self.other = by_kind(graph.other_attributes)
-        tensors = graph.node_attributes | graph.edge_columns | others
-        arrays = {name: as_storage(tensor.contiguous()) for name, tensor in tensors.items()}
-        self.nodes, self.edges = (
-            attributes_of({name: spec_of(t) for name, t in given.items()}, lambda name: fixed_rows(arrays[name]))
-            for given in (graph.node_attributes, graph.edge_columns)
-        )
-        self.other_tensors = {name: (spec_of(t), partial(arrays.__getitem__, name)) for name, t in others.items()}
-        self.num_nodes, self.num_edges = graph.num_nodes, graph.edge_index.shape[1]
-        self.graph = graph.form
-        self.edge_index = graph.edge_index.numpy()
-
-    def ends(self, size: int) -> Iterator[EdgeChunk]:
-        count = self.edge_index.shape[1]
-        return self.ends_of((self.edge_index[:, low : low + size] for low in range(0, count, size)), self.path)
-
-
-def torch_file(path: Path, reading: Reading) -> GraphInMemory:
+def torch_file(path: Path, reading: Reading) -> Source:
     """One graph of ``torch.save``, with ``edge_index`` or a sparse ``adj_t``; all of it comes into memory.
 
     The file is loaded with ``weights_only=True``: nothing in it runs.
@@ -120,7 +106,7 @@ def torch_file(path: Path, reading: Reading) -> GraphInMemory:
     with errors_of(path):
         data = Data(**storable(path, {str(name): value for name, value in content.items()}))
         graph = read_graph(data, allow_nan=True, warn=False, is_strict=reading.is_strict)
-    return GraphInMemory(path, graph, reading)
+    return in_memory(path, graph, reading)
 
 
 def saved_types(path: Path) -> TypedSource | None:
@@ -131,11 +117,11 @@ def saved_types(path: Path) -> TypedSource | None:
             return None
         content = json.loads(metadata[TYPES])
         kinds, relations = typed(list[str], content["types"]), typed(list[EdgeType], content["relations"])
-    return _of_pieces(path, kinds, relations, partial(SavedGraph, path, Reading()))
+    return _of_pieces(path, kinds, relations, partial(saved_graph, path, AS_IT_IS))
 
 
 def _of_pieces(
-    path: Path, kinds: Iterable[str], relations: Iterable[EdgeType], source: Callable[[str], TensorSource]
+    path: Path, kinds: Iterable[str], relations: Iterable[EdgeType], source: Callable[[str], Source]
 ) -> TypedSource:
     """A graph with types of what :meth:`~pyg_dist.store.graph_input.HeteroInput.pieces` names."""
     return TypedSource(
@@ -153,7 +139,7 @@ def torch_file_types(path: Path) -> TypedSource | None:
         stores = {key: storable(path, value) if isinstance(value, Mapping) else value for key, value in content.items()}
         hetero = read_hetero(HeteroData.from_dict(stores), allow_nan=True, warn=False)
     pieces = hetero.pieces()
-    return _of_pieces(path, hetero.num_nodes, hetero.relations, lambda key: GraphInMemory(path, pieces[key]))
+    return _of_pieces(path, hetero.num_nodes, hetero.relations, lambda key: in_memory(path, pieces[key]))
 
 
 def _content(path: Path) -> Mapping[object, object]:
