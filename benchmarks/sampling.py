@@ -36,7 +36,7 @@ from pyg_dist import DistributedData
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import Cover, RemoteEdges
 from pyg_dist.loader import UniformVertexLoader
-from pyg_dist.loader.sampling import UniformSampling
+from pyg_dist.loader.uniform import UniformSampling
 from pyg_dist.partition import partition
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sampling.json"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import LabelPropagation, MessagePassing
 
 from pyg_dist.backend.session.state import world_size
-from pyg_dist.conv import attention, polynomials, typed_attention  # noqa: F401  # register
+from pyg_dist.conv import attention, joined_types, polynomials  # noqa: F401  # register
 from pyg_dist.conv.arguments import Arguments, arguments_of, edges_within, features_of, row_values
 from pyg_dist.conv.fast_paths import by_fast_path, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes

@@ -134,9 +134,9 @@ def cutter_of(data: Data | HeteroData) -> Any:
     """What cuts batches from a graph of one type, or of several."""
     if not isinstance(data, HeteroData):
         return batches_of_one_type
-    from pyg_dist.data import typed_batch  # only who has types loads what handles them
+    from pyg_dist.data import hetero  # only who has types loads what handles them
 
-    return typed_batch
+    return hetero
 
 
 def batch_of(data: Data | HeteroData, sampler: Sampler, step: int) -> Any:

@@ -51,7 +51,7 @@ def test_samples_are_alike_on_all_ranks_world_sizes_and_layouts(workers: Pools) 
 
 
 def test_seeds_share_no_sample() -> None:
-    from pyg_dist.loader.sampling import UniformSampling
+    from pyg_dist.loader.uniform import UniformSampling
 
     drawn = [{tuple(UniformSampling(1000, 10, 100, seed).node_id(t).tolist()) for t in range(1000)} for seed in (0, 1)]
     assert all(len(samples) == 1000 for samples in drawn)
@@ -60,7 +60,7 @@ def test_seeds_share_no_sample() -> None:
 
 @pytest.mark.parametrize(("num_nodes", "batch_size", "num_groups"), [(10, 3, 1), (101, 7, 2), (64, 64, 1)])
 def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
-    from pyg_dist.loader.sampling import UniformSampling
+    from pyg_dist.loader.uniform import UniformSampling
 
     num_steps = -(-num_nodes // (batch_size * num_groups))
     groups = [
