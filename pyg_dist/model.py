@@ -15,15 +15,16 @@ from torch_geometric.nn import (
     HeteroConv,
     InstanceNorm,
     PANPooling,
-    SAGPooling,
-    TopKPooling,
     WLConv,
 )
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
+from torch_geometric.nn.pool.connect import FilterEdges
+from torch_geometric.nn.pool.select import SelectTopK
 
 from pyg_dist.conv.any_conv import convs_of, distributed_class_of
 from pyg_dist.conv.hetero_conv import DistributedHeteroConv
 from pyg_dist.conv.joined_types import join_types
+from pyg_dist.conv.pools import DistributedFilterEdges, DistributedGraphUNet, DistributedSelectTopK
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.nn.norms import DistributedGraphNorm, DistributedInstanceNorm
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
@@ -35,12 +36,15 @@ _OWN_FORMS: dict[type, type] = {
     GraphNorm: DistributedGraphNorm,
     InstanceNorm: DistributedInstanceNorm,
     nn.SyncBatchNorm: DistributedSyncBatchNorm,
+    GraphUNet: DistributedGraphUNet,
+    SelectTopK: DistributedSelectTopK,
+    FilterEdges: DistributedFilterEdges,
 }
-_POOLS = (ASAPooling, ClusterPooling, EdgePooling, GraphUNet, PANPooling, SAGPooling, TopKPooling)
+_POOLS = (ASAPooling, ClusterPooling, EdgePooling, PANPooling)
 _REFUSED: dict[type, str] = {
     AttentiveFP: "adds nodes that stand for graphs, and edges to them",
     WLConv: "sorts all edges",
-    **dict.fromkeys(_POOLS, "chooses nodes among all, and makes another graph of them"),
+    **dict.fromkeys(_POOLS, "makes nodes and edges of all edges"),
 }
 """PyG's modules that are no convs, take ``edge_index`` and do with it what no rank can. Others raise when called."""
 

@@ -13,32 +13,37 @@ from typing import Any
 import torch
 import torch_geometric.utils as pyg
 from torch import Tensor
+from torch_geometric.nn import pool
 from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats, rows_along
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made, norm_of
-from pyg_dist.errors import UnsupportedError
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.edge_sets import pick
 from pyg_dist.graph.edges import Edges, NodeIds
 from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
-from pyg_dist.graph.protocol import the_one
+from pyg_dist.graph.protocol import NodeSharding, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.registry import Function
+from pyg_dist.tensor.row_index import PickedNodes
 from pyg_dist.tensor.row_tensor import local_values as _local
 
 SUBSTITUTES: dict[Function, Function] = {}
 """Ours for PyG's."""
 
 
-def _stands_for(stock: Function) -> Callable[[Function], Function]:
-    """Register the decorated function, which takes ``stock``'s arguments, for calls with distributed edges."""
+def _stands_for(stock: Function, *others: type) -> Callable[[Function], Function]:
+    """Register the decorated function, which takes ``stock``'s arguments, for calls with distributed edges or rows."""
+    kinds = (Edges, RowTensor, MovedRows, *others)
 
     def decorate(ours: Function) -> Function:
         @wraps(stock)
         def either(*args: object, **kwargs: object) -> Any:
-            is_ours = any(isinstance(a, (Edges, RowTensor, MovedRows)) for a in (*args, *kwargs.values()))
+            is_ours = any(isinstance(a, kinds) for a in (*args, *kwargs.values()))
             return ours(*made(args), **made(kwargs)) if is_ours else stock(*args, **kwargs)
 
         SUBSTITUTES[stock] = either
@@ -65,7 +70,9 @@ def _require_no_values(name: str, edges: Edges) -> None:
 def softmax(
     src: Tensor, index: object = None, ptr: object = None, num_nodes: int | None = None, dim: int = 0
 ) -> EdgeTensor:
-    """Softmax over the edges of each target."""
+    """Softmax over the edges of each target; or over rows with the same number, such as a graph's nodes."""
+    if not isinstance(index, NodeIds) and isinstance(src, NodeTensor):
+        return pyg.softmax(src, index, ptr, num_nodes, dim)  # type: ignore[no-any-return]
     ids = _require_ids("softmax", index)
     if ptr is not None:
         raise UnsupportedError("softmax of distributed edges expected no 'ptr', which goes by all edges: leave it out")
@@ -268,6 +275,45 @@ def get_laplacian(
     looped = edges.with_loops
     of_all = looped.tensor(append([-values.to_local(), loops]))
     return _loops_at(looped, of_all, edges, num_nodes)  # type: ignore[return-value]
+
+
+@_stands_for(pool.select.topk.topk)
+def topk(x: Any, ratio: float | None, batch: Any, min_score: float | None = None, tol: float = 1e-7) -> PickedNodes:
+    """The nodes of the highest scores, best first: ids that select their rows (collective: gathers all scores)."""
+    nodes, scores = x.to_rows()._sharding, x.detach().full_tensor()
+    if not isinstance(nodes, NodeSharding) or nodes.is_union:
+        raise UnsupportedError(
+            f"Pooling expected a score for each node of a graph, or of a batch of one data group (got {nodes}): pool "
+            f"the rows of the whole graph"
+        )
+    batch = batch.full_tensor() if isinstance(batch, RowTensor) else batch
+    chosen = pool.select.topk.topk(scores, ratio, batch, min_score, tol)
+    return pick(nodes, chosen, x.device)
+
+
+@_stands_for(pool.connect.filter_edges.filter_adj, DistributedEdgeIndex)
+def filter_adj(
+    edge_index: Any, edge_attr: Tensor | None, node_index: Any, *_: object, **__: object
+) -> tuple[DistributedEdgeIndex, Tensor | None]:
+    """The edges between picked nodes, numbered by these, and their values (collective)."""
+    nodes: Any = node_index.source if isinstance(node_index, PickedNodes) else edge_index.graph.targets
+    if isinstance(edge_index, MovedRows):  # ends that a script has stacked
+        edge_index = edge_index.full_tensor()
+    if not isinstance(edge_index, DistributedEdgeIndex):  # only a graph's nodes keep them, which live longer
+        edge_index = DistributedEdgeIndex.over(edge_index, nodes, node_index.device, is_kept=nodes.sample is None)
+    whole = edge_index.graph
+    if whole.sources is not nodes or whole.targets is not nodes or edge_index.is_sparse:
+        raise LayoutMismatchError(
+            f"Pooling expected an edge_index between the {nodes.size} nodes that it has scores of (got {edge_index!r} "
+            f"of other nodes, or an adj_t): take both from one DistributedData"
+        )
+    if not isinstance(node_index, PickedNodes):  # of plain scores
+        node_index = pick(nodes, node_index, whole.device)
+    graph, rows = whole.among(node_index._sharding), whole.edge_sharding
+    if edge_attr is not None:
+        values = edge_attr if isinstance(edge_attr, RowTensor) else EdgeTensor.from_local(_local(edge_attr, rows), rows)
+        edge_attr = graph.pick_edges().fetch(values)
+    return DistributedEdgeIndex(graph), edge_attr
 
 
 def _refuse_samples(name: str) -> Function:

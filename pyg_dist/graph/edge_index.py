@@ -173,6 +173,10 @@ class DistributedEdgeIndex(EdgeHandle):
         """Like ``Tensor.new_ones``: a plain tensor."""
         return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
 
+    def new_zeros(self, *size: Any, **kwargs: Any) -> Tensor:
+        """Like ``Tensor.new_zeros``: a plain tensor."""
+        return self.new_ones(*size, **kwargs).zero_()
+
     @staticmethod
     def over(
         edge_index: Tensor,

@@ -13,6 +13,7 @@ from pyg_dist.graph.protocol import DistributedGraph, EdgeView, NodeSharding
 from pyg_dist.graph.sample import Subset
 from pyg_dist.partition.inputs import check_ends
 from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.row_index import PickedNodes
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
@@ -49,6 +50,23 @@ def in_layout_of(
 ) -> DistributedGraph:
     """:func:`graph_over` in the layout of the nodes, which registers it here."""
     raise NotImplementedError(type(targets))  # a layout that registers nothing above
+
+
+@lasting
+def pick(nodes: NodeSharding, node_id: Tensor, device: torch.device) -> PickedNodes:
+    """Ids that select rows of some nodes, as a list does, int64 ``[b]``, distinct (not collective).
+
+    ``node_id``: the same on every rank.
+    """
+    picked = sampled_nodes(nodes, Subset(node_id.cpu()), device)
+    picked._sharding.is_indexed = True
+    return picked
+
+
+@singledispatch
+def sampled_nodes(nodes: NodeSharding, subset: Subset, device: torch.device) -> PickedNodes:
+    """The ids of a subset of nodes in the layout of these, which registers it here."""
+    raise NotImplementedError(type(nodes))  # a layout that registers nothing above
 
 
 class SampledEdges(RowSharding):

@@ -351,6 +351,9 @@ class DistributedGraph(GraphProducts, Protocol):
     def induced(self, sample: Subset) -> SampledGraph:
         """The subgraph that a sample of the nodes induces, once subgraphs are prepared (not collective)."""
 
+    def among(self, nodes: NodeSharding) -> SampledGraph:
+        """The subgraph that nodes induce which :func:`~.edge_sets.pick` gave, in their order (collective)."""
+
     # ---- Single edges ----------------------------------------------------------------------------------------------
 
     def edges(self, weight: RowTensor | None = None) -> Any:

@@ -127,6 +127,27 @@ class KeptEdges:
         """The edges in some order, int64 ``[2, m]``."""
         return torch.stack([self.source[order], self.target[order]])
 
+    @staticmethod
+    def between(node_id: Tensor, num_nodes: int, ends: tuple[Tensor, Tensor], edge_id: Tensor, num_edges: int) -> (
+        KeptEdges
+    ):  # fmt: skip
+        """Those between listed nodes, numbered by their places in the list, of the edges with these ends, on the host.
+
+        Args:
+            node_id: distinct ids of nodes, in any order, int64 ``[b]``.
+            num_nodes: of the graph.
+            ends: ids of sources and targets, int64 ``[e]`` each.
+            edge_id: the place of each in the graph's order.
+            num_edges: of the graph.
+        """
+        number = host.full((num_nodes,), -1, dtype=torch.int64)
+        number[node_id] = host.arange(node_id.numel())
+        source, target = (number.index_select(0, end) for end in ends)
+        place = ((source >= 0) & (target >= 0)).nonzero().view(-1)
+        place = place[edge_id[place].argsort()]
+        key = edge_id[place]
+        return KeptEdges(place, lambda: (key, key), source[place], target[place], num_edges)
+
 
 @dataclass(frozen=True, eq=False)
 class Subset:

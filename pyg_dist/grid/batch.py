@@ -23,7 +23,7 @@ from pyg_dist.graph.protocol import Norm
 from pyg_dist.graph.sample import PairProbability, Subset
 from pyg_dist.grid.adjacency import AdjacencyTile, Entries
 from pyg_dist.grid.operator import GridOperator, TiledOperator
-from pyg_dist.grid.plan.mesh_shape import TileLayout, Tiling
+from pyg_dist.grid.plan.mesh_shape import WHOLE_ROWS, TileLayout, Tiling
 from pyg_dist.grid.plan.node_order import RedistributionPlan, SampledOrder
 from pyg_dist.grid.products import GridProducts, learns
 from pyg_dist.grid.sharding import Grid, GridNodes, Tile
@@ -94,6 +94,14 @@ class SampledGrid(Grid):
     def _route(self, before: TileLayout, after: TileLayout) -> RedistributionPlan:
         self.parent.asked.note((before, after), lambda batch, _: batch.route_ahead(before, after))
         return super()._route(before, after)
+
+    def picked(self, device: torch.device) -> PickedTiles:
+        """``n_id``: the nodes' global ids, over these rows."""
+        source, rows = self.parent.node_sharding, self.node_sharding
+        picked = PickedTiles.of(self.parent_id(rows.global_id).to(device), rows, source, self.places(WHOLE_ROWS))
+        picked.grid, picked.listed = self, self.listed(rows.global_id)
+        picked.replicas = None if self.sample.group is None else self.mesh.group("data")
+        return picked
 
     def places(self, layout: TileLayout) -> Tensor:
         """Which of the graph's local rows in ``layout`` are the sample's, ascending, int64 (not collective)."""

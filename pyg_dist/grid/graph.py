@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -9,16 +10,15 @@ from torch import Tensor, nn
 
 from pyg_dist.backend import host, ops
 from pyg_dist.backend.autograd.linear_map import apply
-from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.redistribution import Redistribution
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.sparse.attention import attend
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
-from pyg_dist.graph.edge_sets import EdgesAndLoops, ListedEdges, SampledEdges, in_layout_of
+from pyg_dist.graph.edge_sets import EdgesAndLoops, ListedEdges, SampledEdges, in_layout_of, sampled_nodes
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import EdgeView, NodeSharding, Norm, the_one
-from pyg_dist.graph.sample import Subset
+from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.grid.attention import GridAttention
 from pyg_dist.grid.batch import PickedTiles, ProductsAtSample, SampledGrid
 from pyg_dist.grid.collectives import AllGather
@@ -65,6 +65,17 @@ class GridGraph(GridProducts):
 
     def induced(self, sample: Subset) -> GridBatch:
         return GridBatch(self, sample)
+
+    @lasting
+    def among(self, nodes: NodeSharding) -> GridBatch:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.among`: every rank knows all edges for it."""
+        assert isinstance(nodes, GridNodes)
+        grid, (source, target) = nodes.grid, self.full_edge_index().cpu()
+        assert isinstance(grid, SampledGrid)
+        num_nodes, num_edges = self.grid.num_nodes, source.numel()
+        every = host.arange(num_edges)
+        kept = KeptEdges.between(grid.sample.node_id, num_nodes, (source, target), every, num_edges)
+        return GridBatch(self, replace(grid.sample, kept=kept), grid)
 
     def _build_on(self, device: torch.device) -> None:
         """Tiles that are known stay known."""
@@ -244,10 +255,10 @@ class GridBatch(ProductsAtSample, GridGraph):
 
     parent: GridGraph
 
-    def __init__(self, parent: GridGraph, sample: Subset) -> None:
+    def __init__(self, parent: GridGraph, sample: Subset, grid: SampledGrid | None = None) -> None:
         self.parent = parent
         self._sample = sample
-        grid = SampledGrid(parent.grid, sample)
+        grid = SampledGrid(parent.grid, sample) if grid is None else grid
         which, kept = None, sample.kept
         if kept is None:
             node_id, stored = sample.node_id, parent.stored_by_source
@@ -276,25 +287,20 @@ class GridBatch(ProductsAtSample, GridGraph):
         self._edges_of_targets.edge, self._edges_of_targets.transposed.edge  # noqa: B018
 
     def pick_nodes(self) -> PickedTiles:
-        source, rows = self.parent.node_sharding, self.node_sharding
-        ids = self._sampled_grid.parent_id(rows.global_id)
-        place = self._sampled_grid.places(WHOLE_ROWS)
-        picked = PickedTiles.of(ids.to(self.device), rows, source, place)
-        picked.grid, picked.replicas = self._sampled_grid, self._replicas
-        picked.listed = self._sampled_grid.listed(rows.global_id)
-        return picked
+        return self._sampled_grid.picked(self.device)
 
     def pick_edges(self) -> PickedEdges:
         rows = self.edge_sharding
         ids = self.parent.edge_sharding.global_id[self._place]
         picked = PickedEdges.of(ids.to(self.device), rows, self.parent.edge_sharding, self._place)
-        picked.replicas = self._replicas
+        # The ranks that hold the same rows of the graph and other ones of the batch.
+        picked.replicas = None if self._sample.group is None else self.grid.mesh.group("data")
         return picked
 
-    @property
-    def _replicas(self) -> Group | None:
-        """The ranks that hold the same rows of the graph and other ones of the batch."""
-        return None if self._sample.group is None else self.grid.mesh.group("data")
+
+@sampled_nodes.register
+def _(nodes: GridNodes, subset: Subset, device: torch.device) -> PickedTiles:
+    return SampledGrid(nodes.grid, subset).picked(device)
 
 
 @in_layout_of.register

@@ -25,10 +25,11 @@ from pyg_dist.graph.edge_sets import (
     in_layout_of,
     refuse_learning_weights,
     refuse_other_weights,
+    sampled_nodes,
 )
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding, Norm, the_one
-from pyg_dist.graph.sample import KeptEdges, PairProbability, Subset
+from pyg_dist.graph.sample import CrossingEdges, KeptEdges, PairProbability, Subset
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
 from pyg_dist.halo.plan.cover import BothEnds
@@ -67,7 +68,25 @@ class HaloGraph(HaloProducts):
         return Edges.all_of(self, weight)
 
     def induced(self, sample: Subset) -> HaloBatch:
-        return HaloBatch.of(self, sample)
+        if sample.kept is None:
+            return HaloBatch.of(self, sample)
+        nodes = self.node_sharding.sampled(sample)
+        return self.between(nodes, nodes, sample.kept)
+
+    @lasting
+    def among(self, nodes: NodeSharding) -> HaloBatch:
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.among`: each rank cuts its own edges."""
+        assert isinstance(nodes, SampledNodes)
+        of_all, targets, group = self.edge_sharding, self.node_sharding, self.exchange_group
+        neighbour, target = self._ends_on_host()
+        ends = self._neighbour_id_on_host[neighbour], targets.global_id[target]
+        kept = KeptEdges.between(nodes.sample.node_id, targets.size, ends, of_all.position, of_all.size)
+        if group.size > 1:
+            rank = self.neighbour_rank[neighbour[kept.place]]
+            inside, arriving = (mask.nonzero().view(-1) for mask in (rank == group.rank, rank != group.rank))
+            arriving = arriving[rank[arriving].argsort(stable=True)]
+            kept = replace(kept, crossing=CrossingEdges(inside, arriving, rank[arriving], IdLists(group).exchange))
+        return self.between(nodes, nodes, kept)
 
     def between(self, sources: SampledNodes, targets: SampledNodes, kept: KeptEdges) -> HaloBatch:
         """A batch of a relation: some of its edges, between sampled nodes of its types. Not collective, if ready."""
@@ -123,7 +142,7 @@ class HaloGraph(HaloProducts):
 
     def prepare_subgraphs(self) -> None:
         the_one(self.sources, self.targets)
-        self.links, self.loops_exist  # noqa: B018
+        self.links, self.loops_exist, self.edge_sharding.counts  # noqa: B018
 
 
 class HaloLinks:
@@ -210,7 +229,7 @@ class HaloBatch(HaloGraph):
 
     @staticmethod
     def of(parent: HaloGraph, sample: Subset) -> HaloBatch:
-        """The one that a sample of the nodes of a square graph induces, or whose edges it names."""
+        """The one that a sample of the nodes of a square graph induces."""
         links = parent.links
         cut = restricted(parent.share, links.links, sample, links.of_machine, parent.device)
         nodes = SampledNodes(parent.node_sharding, cut.rows, sample)
@@ -407,6 +426,11 @@ def _make_values(operator: Any) -> None:
     """Those of a constant operator's matrices, and of their transposes."""
     for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
         matrix.value, matrix.transposed.value  # noqa: B018
+
+
+@sampled_nodes.register
+def _(nodes: HaloNodes, subset: Subset, device: torch.device) -> PickedNodes:
+    return nodes.sampled(subset).picked(device)
 
 
 @in_layout_of.register

@@ -395,7 +395,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.t needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
-    "pool": (Case(lambda: Calls(gnn.TopKPooling(F))), "distribute stopped at 'layer': TopKPooling chooses nodes"),
+    "pool": (Case(lambda: Calls(gnn.EdgePooling(F))), "distribute stopped at 'layer': EdgePooling makes nodes and"),
     "reversible": (Case(lambda: gnn.GroupAddRev(gnn.GraphConv(2, 2), num_groups=2)), "GroupAddRev frees the memory"),
     "columns": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"expected rows with {F + 1} columns, got shape [47, {F}]"),
     "layer": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"(in 'layer.lin' (Linear({F + 1}, {G}, bias=False)) of"),

@@ -133,15 +133,12 @@ class EvolveGCNH(EvolveGCNO):
 
     def __init__(self, in_channels: int) -> None:
         super().__init__(in_channels)
-        self.score = nn.Parameter(torch.randn(in_channels))
+        self.pooling_layer = gnn.TopKPooling(in_channels, in_channels / NUM_NODES)
 
     def forward(self, X: Tensor, edge_index: Any, edge_weight: Any, W: Tensor | None) -> tuple[Tensor, Tensor]:
         W = self.initial_weight if W is None else W
-        score = torch.tanh((X * self.score).sum(dim=-1) / self.score.norm(p=2, dim=-1))
-        value, perm = torch.topk(score, X.shape[1])
-        top = X[perm] * value.view(-1, 1)
-        top = top.full_tensor() if hasattr(top, "full_tensor") else top
-        _, W = self.recurrent_layer(top.unsqueeze(0), W)
+        top = self.pooling_layer(X, edge_index)
+        _, W = self.recurrent_layer(top[0][None, :, :], W)
         return self.conv_layer(W.squeeze(dim=0), X, edge_index, edge_weight), W
 
 

@@ -36,6 +36,7 @@ from product_checks import (
 )
 from random_graphs import random_graph, uneven_parts
 from torch_geometric.data import Data
+from torch_geometric.nn.pool.connect.filter_edges import filter_adj
 from torch_geometric.utils import scatter
 from workers import Workers
 
@@ -85,9 +86,26 @@ def subgraphs(graph: Data, data: Any, how: Layout) -> None:
     assert_same({"out": product}, {"out": scatter(expected.x[source], target, 0, len(nodes))}, "what was made ahead")
 
 
+def listed(graph: Data, data: Any, how: Layout) -> None:
+    """Nodes in any order keep it, as in PyG's pools."""
+    from pyg_dist.graph.edge_sets import pick
+
+    laid, nodes = data.graph, torch.randperm(N, generator=torch.Generator().manual_seed(1))[: N // 2]
+    picked = pick(laid.node_sharding, nodes, laid.device)
+    sampled = laid.among(picked._sharding)
+    edge_index, weight = filter_adj(graph.edge_index, graph.edge_weight, nodes, num_nodes=N)
+    assert_same_bits(picked.full_tensor(), nodes)
+    assert_same_bits(sampled.full_edge_index(), edge_index)
+    assert_same_bits(sampled.pick_edges().fetch(data.edge_weight).full_tensor(), weight)
+    x, (source, target) = picked.fetch(data.x), edge_index
+    product = sampled.aggregate(sampled.place(x), sampled.operator(Norm.SUM, None, x.dtype))
+    assert_same({"out": product}, {"out": scatter(graph.x[nodes][source], target, 0, len(nodes))})
+
+
 CHECKS = [  # the first one finds a graph that has sent nothing
     cached, node_sharding, edge_sharding, owns, place, products, operators, started, linear_sums, selected, moved,
     questions, same_edges, edge_view, view_products, blocks, attention, single_edges, subgraphs,
+    listed,
 ]  # fmt: skip
 
 
@@ -106,7 +124,9 @@ def run(layouts: list[Layout]) -> None:
                     raise AssertionError(f"{check.__name__} on {how}: {error}") from error
 
 
-PRODUCTS = {"products", "operators", "started", "linear_sums", "cached", "selected", "view_products", "subgraphs"}
+PRODUCTS = {
+    "products", "operators", "started", "linear_sums", "cached", "selected", "view_products", "subgraphs", "listed",
+}  # fmt: skip
 """Checks of what the kind of an exchange and a mesh's shape are for; all others run on the first of each."""
 
 

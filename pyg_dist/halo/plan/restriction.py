@@ -231,19 +231,17 @@ def restricted(
     of_machine: MachineLinks | None = None,
     device: torch.device | None = None,
 ) -> Restriction:
-    """The share of the batch that a subset's nodes induce, or whose edges it names.
+    """The share of the batch that a subset's nodes induce.
 
     Not collective: ranks agree on what they exchange without messages. O(B log n + edges of the sampled rows + remote
-    edges of the rank) time; where the subset names its edges, in these.
+    edges of the rank) time.
 
-    The ``subset`` is the same on every rank, or with edges that are named, this rank's. ``of_machine``: the remote
-    edges of its machine, in two levels, where the subset names none. ``device`` finds which edges are in the batch,
-    from copies that are made once; what is exchanged is planned from these on the host.
+    The ``subset`` is the same on every rank. ``of_machine``: the remote edges of its machine, in two levels. ``device``
+    finds which edges are in the batch, from copies that are made once; what is exchanged is planned from these on the
+    host.
     """
     device = share.local.device if device is None else device
     rows = SampledRows.of(links.nodes, subset)
-    if subset.kept is not None:
-        return restricted_to(share, subset.kept, rows, rows, links.load)
     node_id = subset.node_id
     remote = covers = at_row = None
     if share.num_ranks > 1 and (links.row.numel() or of_machine is not None):

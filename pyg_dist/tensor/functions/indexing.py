@@ -42,6 +42,8 @@ def select_rows(rows: RowSharding, index: object) -> Selection:
     if isinstance(index, RowTensor):
         if index.dtype == torch.bool and index.dim() == 1:
             return by_row_mask(rows, index)
+        if isinstance(index, PickedRows) and index.source is rows:
+            return Selection(index._sharding, index.place)
         index = index.full_tensor()  # ids, such as some of edge_index[0]
     if not isinstance(index, Tensor):
         index = host.as_tensor(np.asarray(index))

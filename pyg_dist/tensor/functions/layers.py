@@ -154,16 +154,16 @@ def sequences(
     function: Function, x: Any, states: object, weights: Sequence[Tensor], has_biases: bool, num_layers: int,
     dropout: float, training: bool, bidirectional: bool, *batch_first: bool,
 ) -> object:  # fmt: skip
-    """One sequence per row, from states of zero or a state a row; last states have rows second."""
+    """One sequence per row, from a state for each, plain or with rows; last states have rows second."""
     rows_are_second = isinstance(x, MovedRows) and x.place == 1 and batch_first == (False,)
     if rows_are_second:
         x = x.of
     is_sequence = isinstance(x, RowTensor) and x.dim() == 3 and (rows_are_second or batch_first == (True,))
     states = states if isinstance(states, (tuple, list)) else (states,)
-    if not is_sequence or not all(map(_is_state, states)):
+    if not is_sequence or not all(_is_state(state, x.shape[0]) for state in states):
         raise MixedRowsError(
             f"{public_name(function)} is row-wise only for one sequence per row, [N, L, F] with batch_first=True or "
-            f"[L, N, F] without, and no initial state (or one that it has returned)"
+            f"[L, N, F] without, and no initial state, or one for each row, [layers, N, H]"
         )
     if dropout and training and num_layers > 1:
         raise MixedRowsError(f"{public_name(function)} draws dropout for all rows: pass dropout=0, and use F.dropout")
@@ -174,6 +174,8 @@ def sequences(
         first = tuple(
             next(local).as_subclass(Tensor).transpose(0, 1).contiguous()
             if isinstance(s, MovedRows)
+            else rows.slice(s.transpose(0, 1)).transpose(0, 1).contiguous()
+            if s.requires_grad or bool(s.any())
             else s.new_zeros(s.shape[0], rows.num_local, s.shape[2])
             for s in states
         )
@@ -185,11 +187,10 @@ def sequences(
         return (MovedRows.make(out, 1) if rows_are_second else out, *(MovedRows.make(state, 1) for state in of))
 
 
-def _is_state(state: Any) -> bool:
-    """Whether a recurrent layer may start from it: plain zeros, or a state for each row."""
-    if isinstance(state, MovedRows):
-        return state.place == 1 and state.dim() == 3
-    return not isinstance(state, RowTensor) and not state.requires_grad and not bool(state.any())
+def _is_state(state: Any, num_rows: int) -> bool:
+    """Whether a recurrent layer may start from it: a state for each row, in dimension 1."""
+    has_rows_elsewhere = isinstance(state, RowTensor) or (isinstance(state, MovedRows) and state.place != 1)
+    return not has_rows_elsewhere and state.dim() == 3 and state.shape[1] == num_rows
 
 
 @implements("cdist")
