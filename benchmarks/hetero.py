@@ -33,6 +33,7 @@ from pyg_dist import DistributedData, distribute
 from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
+from pyg_dist.halo.plan.sizes import imbalance
 from pyg_dist.plan.parts import PartsOptions
 from pyg_dist.store.graph_input import as_one_type, read_hetero
 from pyg_dist.store.source import Reading
@@ -138,7 +139,7 @@ def rows_sent(num_edges: int) -> Iterator[dict[str, float]]:
         one_kind, sent = len(edges) * whole.rows["post"], plan.rows["hybrid"]
         yield {
             "ranks": num_ranks, "by relation": sent, "homogeneous": one_kind,
-            "ratio": round(sent / max(one_kind, 1), 3), "edges, max/mean": round(Plan.imbalance(plan.edges), 3),
+            "ratio": round(sent / max(one_kind, 1), 3), "edges, max/mean": round(imbalance(plan.edges), 3),
         }  # fmt: skip
 
 
