@@ -32,7 +32,6 @@ from typing import Any
 from unittest import mock
 
 import machine
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -61,7 +60,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     pyg_dist.init()
-    found = {layout: measure(read(options.data), layout, options.pairs) for layout in options.layouts}
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+    from example_graphs import read_npz
+
+    found = {layout: measure(read_npz(str(options.data)), layout, options.pairs) for layout in options.layouts}
     if not pyg_dist.is_main():
         return
     report = {"machine": machine.describe(), "ranks": pyg_dist.world_size(), "pairs": options.pairs, "layouts": found}
@@ -78,18 +80,6 @@ def main() -> None:
             f"replicas {row['replicas']['median_ratio']:.4f}, cpu {row['replicas']['cpu_ratio']:.4f}; "
             f"inside: calls {row['inside']['calls']:.2%}, replicas {row['inside']['replicas']:.2%}\n"
         )
-
-
-def read(path: Path) -> Data:
-    """The graph of a file of arrays, with each edge in both directions."""
-    with np.load(path, allow_pickle=False) as file:
-        edges = torch.from_numpy(file["edge_index"].astype(np.int64))
-        num_entries = torch.from_numpy(np.diff(file["x_indptr"].astype(np.int64)))
-        row = torch.repeat_interleave(torch.arange(num_entries.numel()), num_entries)
-        x = torch.zeros(*file["x_shape"].tolist())
-        x[row, torch.from_numpy(file["x_indices"].astype(np.int64))] = 1.0
-        y, mask = torch.from_numpy(file["y"].astype(np.int64)), torch.from_numpy(file["train_mask"])
-    return Data(x=x, edge_index=torch.cat([edges, edges.flip(0)], dim=1), y=y, train_mask=mask)
 
 
 class Net(torch.nn.Module):

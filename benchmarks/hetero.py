@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each variant that count")
     parser.add_argument("--epochs", type=int, default=2, help="epochs in a turn")
     parser.add_argument("--retakes", type=int, default=10, help="repeat a disturbed turn at most so often")
+    parser.add_argument("--only", nargs="*", help="only variants whose names end so, such as '1 thread' '2 ranks'")
     parser.add_argument("--no-count", dest="count", action="store_false", help="do not count rows for 2 to 8 ranks")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: one rank, no counting")
     parser.add_argument("--output", type=Path, help="the JSON file (default: results/hetero.json or hetero-gpu.json)")
@@ -173,6 +174,8 @@ def main() -> None:
             Variant("pyg_dist, 1 rank, 1 thread", training_epoch, (args.edges, kind, False), 1, 1),
             Variant("pyg_dist, 2 ranks", training_epoch, (args.edges, kind, False), 2, 1),
         ]
+        if args.only:
+            variants = [variant for variant in variants if variant.name.endswith(tuple(args.only))]
         results[kind] = interleaved(variants, schedule, lambda turns, name=kind: tqdm(turns, desc=name, disable=None))
     print(one_type.table(results))
     one_type.write(args.output or one_type.RESULTS / "hetero.json", description, schedule, results, rows_sent=sent)

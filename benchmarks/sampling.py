@@ -228,8 +228,9 @@ def beside(laid_out: DistributedData) -> dict[str, float]:
     """Bytes that stay beside batches, over a local node, and that the graph does not have anyway; on one rank."""
     laid_out.graph.prepare_subgraphs()
     links = laid_out.graph.links.links
-    kept = [t for t in vars(links).values() if isinstance(t, Tensor) and t is not laid_out.graph.share.node_id]
-    return {"bytes a local node": round(sum(t.nbytes for t in kept) / links.node_id.numel(), 2)}
+    fields = [value for part in (links, links.rows, links.sums, links.nodes) for value in vars(part).values()]
+    kept = [t for t in fields if isinstance(t, Tensor) and t is not laid_out.graph.share.node_id]
+    return {"bytes a local node": round(sum(t.nbytes for t in kept) / laid_out.graph.node_sharding.num_local, 2)}
 
 
 def main() -> None:
