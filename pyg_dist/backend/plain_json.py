@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -77,6 +78,8 @@ def typed(kind: type[T], content: object, name: str = "it") -> T:
 
 def _typed(kind: Any, content: Any, name: str) -> object:
     origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType) and inner[1:] == (NoneType,):
+        return None if content is None else _typed(inner[0], content, name)
     if is_dataclass(kind):
         hints, needed = _fields_of(cast(Any, kind))
         if isinstance(content, dict) and needed <= content.keys() <= hints.keys():

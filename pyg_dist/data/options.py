@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyg_dist.backend import host
 from pyg_dist.backend.comm.topology import ranks_per_machine
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import digest, on_main, require_equal
 from pyg_dist.backend.session.settings import SETTINGS, Bits
 from pyg_dist.errors import OptionError, UnsupportedError
@@ -158,6 +159,6 @@ def common_machine(device: str = "cpu") -> Machine:
         found = Machine.load(device=device)
         return host.tensor(list(json.dumps(asdict(found)).encode()), dtype=torch.uint8)
 
-    machine = Machine.of_dict(json.loads(bytes(on_main(constants).tolist())))
+    machine = typed(Machine, json.loads(bytes(on_main(constants).tolist())))
     on_each = ranks_per_machine()
     return machine if on_each is None else machine.with_ranks_per_node(on_each)

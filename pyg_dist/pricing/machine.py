@@ -6,9 +6,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from pyg_dist.backend.comm.wires import carrier
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.settings import MACHINE
 from pyg_dist.errors import OptionError
 
@@ -94,11 +94,6 @@ class Machine:
         return ASSUMED_GPUS if device == "cuda" else Machine()
 
     @staticmethod
-    def of_dict(values: dict[str, Any]) -> Machine:
-        """Of :func:`dataclasses.asdict`, by way of JSON."""
-        return Machine(**(values | {"spmm": tuple(values["spmm"])}))
-
-    @staticmethod
     def load(path: Path | None = None, device: str = "cpu") -> Machine:
         """The constants in ``path``, else those measured here on a kind of device, else the defaults.
 
@@ -117,7 +112,7 @@ class Machine:
             values = {"device": "cpu", "quantize_rate": stored.get("stream_rate")} | stored  # older files lack them
             if set(values) != {field.name for field in fields(Machine)}:
                 raise ValueError(f"it has {sorted(values)}")
-            return Machine.of_dict(values)
+            return typed(Machine, values)
         except (OSError, ValueError, TypeError) as error:
             raise OptionError(
                 f"Expected a machine's constants in {path} (got: {error}): measure them with `python -m pyg_dist bench`"

@@ -103,13 +103,14 @@ class Outer:
     pair: tuple[int, str]
     ids: list[int]
     width: int | None = None
+    both: tuple[int, int] | None = None
     anything: object = 0
 
 
 def test_typed_values() -> None:
     content = {"inner": {"x": {"kind": "b", "sizes": [1, 2.5]}}, "pair": [3, "y"], "ids": [1, 2], "anything": [None]}
-    assert typed(Outer, content) == Outer({"x": Inner("b", (1.0, 2.5))}, (3, "y"), [1, 2], None, [None])
-    assert typed(Outer, content | {"width": 4}).width == 4
+    assert typed(Outer, content) == Outer({"x": Inner("b", (1.0, 2.5))}, (3, "y"), [1, 2], None, None, [None])
+    assert typed(Outer, content | {"width": 4, "both": [1, 2]}).both == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_typed_values() -> None:
         ({"inner": {"x": {"kind": "a", "more": 1}}}, "it.inner.x"), ({"inner": []}, "it.inner"),
         ({"inner": {"x": {"kind": "a", "sizes": ["1"]}}}, "sizes"), ({"pair": [3]}, "it.pair"),
         ({"pair": [True, "y"]}, "it.pair"), ({"ids": [1, "2"]}, "it.ids"), ({"ids": [1, True]}, "it.ids"),
-        ({"width": 1.5}, "it.width"), ({"pair": None}, "it.pair"),
+        ({"width": 1.5}, "it.width"), ({"both": [1]}, "it.both"), ({"pair": None}, "it.pair"),
     ],
 )  # fmt: skip
 def test_what_is_of_another_type(change: dict[str, Any], place: str) -> None:

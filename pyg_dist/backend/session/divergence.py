@@ -26,13 +26,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch.distributed as dist
 
 from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import Call, Standing, Wait, line_in_words
 from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.settings import WATCH_SECONDS
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import DivergenceError, describe_ranks
@@ -60,8 +60,8 @@ _STORE_ERRORS = (dist.DistError, RuntimeError)
 class Place:
     """Where a rank stands."""
 
-    numbers: Mapping[str, int] = field(default_factory=dict)  # of calls made, by sequence
-    recent: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # last calls of each, in words, by number
+    numbers: dict[str, int] = field(default_factory=dict)  # of calls made, by sequence
+    recent: dict[str, dict[str, str]] = field(default_factory=dict)  # last calls of each, in words, by number
     last: str = "its start"  # call of all, in words
     waits: tuple[str, int] | None = None  # for this call: its sequence and number
     peers: tuple[int, ...] = ()  # for which it waits
@@ -94,9 +94,7 @@ class Place:
     @staticmethod
     def parse(text: bytes) -> Place:
         """See :meth:`to_json`."""
-        fields: dict[str, Any] = json.loads(text)
-        fields["waits"] = None if fields["waits"] is None else tuple(fields["waits"])
-        return Place(**{**fields, "peers": tuple(fields["peers"])})
+        return typed(Place, json.loads(text))
 
     def to_json(self) -> str:
         """For the store; :meth:`parse` is the inverse."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import host
 from pyg_dist.backend.ops.quantize import row_bytes
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import AgreementError, DataError, OptionError
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
@@ -285,8 +285,9 @@ class Plan(DistributionPlan):
         """
         if self.parts is None:
             raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
-        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("parts", "sizes")}
-        write_plan(path, content | {"sizes": [asdict(size) for size in self.sizes]}, self.parts, self.ranks)
+        content = asdict(replace(self, parts=None))
+        del content["parts"]
+        write_plan(path, content, self.parts, self.ranks)
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:
@@ -306,18 +307,7 @@ class Plan(DistributionPlan):
             >>> again.plan.hash == data.plan.hash
             True
         """
-
-        def plan_of(content: dict[str, Any], parts: Tensor) -> Plan:
-            across = content.get("across")
-            content |= {
-                "sizes": tuple(ShareSizes(**size) for size in content["sizes"]),
-                "bits": tuple(content.get("bits", (32, 32))),
-                "across": None if across is None else tuple(across),
-                "pairs": tuple((int(p), int(q), int(n)) for p, q, n in content["pairs"]),
-            }
-            return Plan(**content, parts=parts)
-
-        plan = read_plan(path, plan_of)
+        plan = read_plan(path, lambda content, parts: replace(typed(Plan, content, "plan"), parts=parts))
         if expected_hash is not None and plan.hash != expected_hash:
             raise AgreementError(
                 f"Expected the plan in {path} to be for this graph, these parts and options (it is {plan.hash[:12]}, "

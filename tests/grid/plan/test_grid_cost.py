@@ -149,9 +149,10 @@ def test_machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     by_mpi = replace(machine, call_seconds=1e-6)
     by_mpi.save(machine_file("cpu", "mpi"))
     assert Machine.load() == by_mpi
-    path.write_text('{"cores": 3}')
-    with pytest.raises(OptionError, match="measure them"):
-        Machine.load(path)
+    for wrong in ({"cores": 3}, json.loads(machine.save(path).read_text()) | {"gemm_rate": "fast"}):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(OptionError, match="measure them"):
+            Machine.load(path)
 
 
 def test_fit_finds_the_terms() -> None:
