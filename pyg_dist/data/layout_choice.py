@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.comm.topology import DataGroups, machines, ranks_per_machine
+from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.backend.session.steps import step
@@ -21,7 +22,7 @@ from pyg_dist.data.options import WHOLE_GRAPHS, Options, common_machine
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.graph import HaloGraph
-from pyg_dist.halo.plan.cover import EXCHANGES, BothEnds
+from pyg_dist.halo.plan.cover import BothEnds
 from pyg_dist.halo.plan.levels import LevelCounts, shares_machines
 from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash
 from pyg_dist.halo.plan.share import HaloShare, halo_share
@@ -30,7 +31,7 @@ from pyg_dist.halo.sharding import HaloNodes
 from pyg_dist.partition.balance import whole_graphs
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
-from pyg_dist.pricing.model import Model, Price
+from pyg_dist.pricing.model import Model
 from pyg_dist.store.graph_input import GraphInput
 from pyg_dist.store.manifest import LoopRule
 
@@ -87,16 +88,12 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
 
     num_ranks = world_group().size
 
-    def price() -> Tensor:
+    def price() -> list[dict[str, object]]:
         levels, bits = options.hierarchy, options.bits_by_direction
         found = halo_candidates(graph_input.edge_index, parts, num_ranks, model, machine, levels, bits)
-        rows = [[EXCHANGES.index(c.exchange), c.two_levels, *astuple(c.price)] for c in found]
-        return host.tensor(rows, dtype=torch.float64)
+        return [asdict(candidate) for candidate in found]
 
-    halo = [
-        HaloCandidate(EXCHANGES[int(kind)], Price(*price), bool(levels))
-        for kind, levels, *price in on_main(price).tolist()
-    ]
+    halo = [typed(HaloCandidate, candidate) for candidate in on_main(price)]
     grid = candidates(model, num_ranks, options, machine)
     if session.is_main():
         # A choice that was left to the library should not be silent.
@@ -214,14 +211,14 @@ def levels_of(
     if on_each is None or not shares_machines(group.size, on_each):
         return Levels(None, None)
 
-    def chosen() -> Tensor:
+    def chosen() -> tuple[bool, tuple[int, int] | None]:
         counts, machine = LevelCounts.of(edge_index, parts, group.size, on_each), Machine.load()
         priced, bits = (model(), machine.with_ranks_per_node(on_each)), options.bits_by_direction
         found = counts.chosen(options.exchange, options.hierarchy, *priced, bits)
-        return host.tensor([found.two_levels, *(counts.across or ())])
+        return found.two_levels, counts.across
 
-    two_levels, *across = on_main(chosen).tolist()
-    return Levels(on_each if two_levels else None, (across[0], across[1]))
+    two_levels, across = on_main(chosen)
+    return Levels(on_each if two_levels else None, across)
 
 
 def machines_to_share(options: Options, group: Group) -> int | None:

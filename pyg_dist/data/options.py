@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -10,9 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.backend import host
 from pyg_dist.backend.comm.topology import ranks_per_machine
-from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import digest, on_main, require_equal
 from pyg_dist.backend.session.settings import SETTINGS, Bits
 from pyg_dist.errors import OptionError, UnsupportedError
@@ -154,11 +151,6 @@ def agree(graph_input: GraphInput | HeteroInput, options: Options) -> str:
 
 def common_machine(device: str = "cpu") -> Machine:
     """Rank 0's constants of a kind of device, with the ranks that really run on each machine (collective)."""
-
-    def constants() -> Tensor:
-        found = Machine.load(device=device)
-        return host.tensor(list(json.dumps(asdict(found)).encode()), dtype=torch.uint8)
-
-    machine = typed(Machine, json.loads(bytes(on_main(constants).tolist())))
+    machine = Machine(**on_main(lambda: asdict(Machine.load(device=device))))
     on_each = ranks_per_machine()
     return machine if on_each is None else machine.with_ranks_per_node(on_each)

@@ -280,9 +280,7 @@ class StoreOnRanks:
         with raised_on_all_ranks():
             shared = self.share(group.rank, ways)
         both = gathered_plan(shared, group, options, plan.partition, None, plan.hash)
-        is_cheaper = options.hierarchy == "on" or bool(
-            on_main(lambda: host.tensor(both.price().seconds < plan.price().seconds))
-        )
+        is_cheaper = options.hierarchy == "on" or on_main(lambda: both.price().seconds < plan.price().seconds)
         return (shared, both) if is_cheaper else (share, plan)
 
 

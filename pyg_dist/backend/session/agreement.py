@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from pyg_dist.backend.comm.connection import InCall
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import AgreementError, PygDistError, RankFailedError, describe_values
+
+T = TypeVar("T")
 
 # poll() counts milliseconds in 32 bits, which ends at 24 days. Short waits in a loop are no choice: each one that runs
 # out makes torch log two warnings.
@@ -102,8 +104,9 @@ def digest(value: Tensor | ArrayLike) -> str:
     return str(hasher.hexdigest())
 
 
-def on_main(function: Callable[[], Tensor]) -> Tensor:
-    """Run ``function`` on rank 0 and return its tensor, broadcast as a CPU tensor, on every rank. Collective.
+def on_main(function: Callable[[], T]) -> T:
+    """Run ``function`` on rank 0 and return its result on every rank: a tensor, on the CPU, or what JSON says of plain
+    values (:mod:`~pyg_dist.backend.plain_json`). Collective.
 
     The others wait for rank 0 asleep and for as long as it takes; the collective timeout starts when it is done. An
     exception of ``function`` is raised on every rank with its message, and with its type if it is one of Python's or of
@@ -111,28 +114,33 @@ def on_main(function: Callable[[], Tensor]) -> Tensor:
     """
     session = current()
     if session.store is None:
-        return function().detach().cpu()
+        return _on_host(function())  # type: ignore[no-any-return]
     group = session.of(Control).group
     tag = group.calls.next("a result of rank 0")
     key = f"on_main/{next(session.num_results)}/{tag}"
     if session.rank == 0:
         try:
             with out_of_memory.explained():
-                result = function().detach().cpu().contiguous()
+                result = _on_host(function())
+            told = [result.dtype, tuple(result.shape)] if isinstance(result, Tensor) else (result,)
         except BaseException as error:
             session.store.set(key, plain_json.to_bytes(_described(error, session.rank)).decode())
             raise
-        session.store.set(key, plain_json.to_bytes([result.dtype, tuple(result.shape)]).decode())
+        session.store.set(key, plain_json.to_bytes(told).decode())
     else:
         with InCall(group.calls, (0,)):
             session.store.wait([key], LONGEST_WAIT)
         told = plain_json.from_bytes(session.store.get(key))
         if isinstance(told, dict):
             raise _rebuilt(**told)
-        dtype, shape = told
-        result = host.empty(shape, dtype=dtype)
-    group.broadcast_(_bytes_of(result))
-    return result
+        result = told[0] if isinstance(told, tuple) else host.empty(told[1], dtype=told[0])
+    if isinstance(result, Tensor):
+        group.broadcast_(_bytes_of(result))
+    return result  # type: ignore[no-any-return]
+
+
+def _on_host(result: Any) -> Any:
+    return result.detach().cpu().contiguous() if isinstance(result, Tensor) else result
 
 
 def raise_together(error: Exception | None) -> None:

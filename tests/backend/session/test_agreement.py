@@ -125,6 +125,18 @@ def test_on_main_gives_everybody_the_result(workers: Pools, world_size: int) -> 
             assert torch.equal(result, first)
 
 
+def _plain_on_main() -> list[object]:
+    from pyg_dist import world_size
+
+    return [on_main(lambda value=value: value) for value in (None, 0.1 * world_size(), (True, {"a": [1, (2,)]}), [3])]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_on_main_gives_everybody_plain_values(workers: Pools, world_size: int) -> None:
+    wanted = [None, 0.1 * world_size, (True, {"a": [1, (2,)]}), [3]]
+    assert workers(world_size).run(_plain_on_main) == [wanted] * world_size
+
+
 def _slow_on_main() -> float:
     from datetime import timedelta
 
