@@ -199,13 +199,12 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
     if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
+        # The largest number is a maximum of all ranks; what goes on with it may need all edges on each of them.
         takes_number = asker.f_back is not None and asker.f_back.f_code.co_name in _TAKE_NUMBER
-        raise UnsupportedError(
-            of_whole_graphs()
-            or ("" if takes_number else function_that_needs_all_edges(asker))
-            or "Expected the number of nodes beside the edge_index of a DistributedData, whose largest number no rank "
-            "knows: pass num_nodes=data.num_nodes, or apply it to the input, before DistributedData"
-        )
+        refusal = of_whole_graphs() or ("" if takes_number else function_that_needs_all_edges(asker))
+        if refusal:
+            raise UnsupportedError(refusal)
+        return stands_for
     if module.startswith("torch_geometric.utils.") and _fails_unless_tensor(asker):
         raise UnsupportedError(
             _ADJ_T

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from random_graphs import random_graph, uneven_parts
 from torch_geometric import transforms as T
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.utils import add_self_loops, to_dense_adj, to_undirected
+from torch_geometric.utils import to_dense_adj, to_undirected
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -152,7 +152,6 @@ def transforms(world_size: int) -> None:
         lambda: T.AddSelfLoops()(data),
         lambda: T.ToSparseTensor()(data),
         lambda: T.GCNNorm()(data),
-        lambda: add_self_loops(data.edge_index),
         lambda: to_dense_adj(data.edge_index),
         lambda: data.edge_index[:, None],
         lambda: data.edge_index[:5],

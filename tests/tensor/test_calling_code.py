@@ -12,6 +12,7 @@ import torch
 import torch_geometric.utils as pyg
 from random_graphs import random_graph
 from torch import Tensor, nn
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import SparseTensor
 from workers import Workers
 
@@ -85,8 +86,6 @@ def questions(partition: str) -> str:
     assert [isinstance(value, Tensor) for value in (handle, data.x)] == [False, True]  # not called after edges
     assert not isinstance(handle, SparseTensor)
     assert copy.deepcopy(handle) is handle
-    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"pass num_nodes=data\.num_nodes"):
-        pyg.add_self_loops(handle)
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"k_hop_subgraph needs all edges"):
         pyg.k_hop_subgraph(0, 2, handle)
     for function in NEED_ALL:
@@ -106,3 +105,24 @@ def test_the_line_is_named(workers: Pools, world_size: int, partition: str) -> N
     line = inspect.getsourcelines(used_where_asked)[1] + 1
     for message in workers(world_size).run(questions, partition):
         assert message.startswith(f"{__file__}:{line} asks whether edge_index is a Tensor")
+
+
+def numbers_of_nodes(last_has_edges: bool, layout: str) -> None:
+    import pyg_dist
+
+    graph = random_graph(20, 60)
+    graph.edge_index = graph.edge_index % (20 if last_has_edges else 17)
+    handle = pyg_dist.DistributedData(graph, layout=layout).edge_index
+    for looped in (pyg.add_self_loops, pyg.add_remaining_self_loops):
+        assert torch.equal(looped(handle)[0], looped(graph.edge_index)[0])
+    weight = gcn_norm(handle)[1]
+    torch.testing.assert_close(weight, gcn_norm(graph.edge_index)[1])
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+@pytest.mark.parametrize("last_has_edges", [True, False])
+@pytest.mark.parametrize("world_size", [3])
+def test_the_number_of_nodes_is_the_largest_that_edges_name(
+    workers: Pools, world_size: int, last_has_edges: bool, layout: str
+) -> None:
+    workers(world_size).run(numbers_of_nodes, last_has_edges, layout)
