@@ -50,12 +50,13 @@ def along(
             dim = args[place_of_dim] if len(args) > place_of_dim else kwargs.get("dim", kwargs.get("dims", default))
             if isinstance(dim, Tensor) or "other" in kwargs:  # `max(x, y)`
                 return pointwise(function, x, *args, **kwargs)
-            if not isinstance(x, RowTensor):
+            if not isinstance(x, Tensor):
                 raise refuse(function, "along dimension 0, or of a plain tensor, would mix rows")
             with local_tensors():
                 if 0 not in dims_of(None if isinstance(dim, bool) else dim, x.dim()):  # `std(x, unbiased)`
-                    given, rows = (x, *args), x._sharding
-                    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+                    given: tuple[object, ...] = (x, *args)
+                    rows = x._sharding if isinstance(x, RowTensor) else None
+                    if rows is None or any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
                         given, kwargs, rows = aligned(function, given, kwargs, broadcasts)
                     return as_row_tensor_(function(*given, **kwargs), rows)
             return over_rows(function, x, *args, **kwargs)
@@ -110,7 +111,6 @@ along("sort", "argsort", parameters="dim descending", default=-1)(_of_all)
 along("mode", parameters="dim keepdim", default=-1)(_of_all)
 along("topk", parameters="k dim largest sorted", default=-1)(_of_all)
 along("kthvalue", parameters="k dim keepdim", default=-1)(_of_all)
-along("gather", parameters="dim index")(_of_all)
 along("take_along_dim", parameters="indices dim", broadcasts=True)(_of_all)
 along("median", "nanmedian", parameters="dim keepdim")(on_full_tensor)
 along("narrow", parameters="dim start length")(_cut)
@@ -124,6 +124,18 @@ along("diff", parameters="n dim", default=-1)(_mixes)
 along("roll", parameters="shifts dims")(_mixes)
 along("repeat_interleave", parameters="repeats dim", broadcasts=True)(_mixes)
 along("cosine_similarity", parameters="x2 dim", default=1, broadcasts=True)(_mixes)
+
+
+@along("gather", parameters="dim index")
+def gather(function: Function, x: Tensor, *args: object, **kwargs: object) -> object:
+    """Of all rows, and plain; of a plain table, rows: each rank picks what its own rows of the index name."""
+    if isinstance(x, RowTensor):
+        return _of_all(function, x, *args, **kwargs)
+    bound = bind(function, "dim index", args, kwargs)
+    index = bound.pop("index")
+    with local_tensors():
+        table = index._sharding.copy_to_ranks(x)
+        return on_rows(lambda local: function(table, index=local, **bound), index)
 
 
 @along("normalize", parameters="p dim eps", default=1)
