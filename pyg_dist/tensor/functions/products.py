@@ -33,8 +33,8 @@ def matrix_of_edges(matrix: Any, rows: Any) -> Any:
 
 @implements(*_MATMUL)
 def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
-    """``rows @ plain matrix``, a product of two matrices per row, ``(x @ y.T) @ z``, which gathers z's (collective), or
-    ``adjacency @ rows``, of a plain sparse matrix.
+    """``rows @ plain matrix``, a product of two matrices per row, ``(x @ y.T) @ z``, which gathers z's (collective),
+    ``adjacency @ rows``, of a plain sparse matrix, or sums over the rows, ``v @ x`` of a number for each (collective).
 
     Whatever else would mix rows.
     """
@@ -43,6 +43,8 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
         function, x, other = torch.matmul, other, x
     if x.dim() == other.dim() > 2:
         return pointwise(function, x, other)
+    if x.dim() == 1 and other.dim() < 3 and x.shape == other.shape[:1]:
+        return torch.einsum("n,n->" if other.dim() == 1 else "n,nc->c", x, other)
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
         return with_parameters(run=partial(_times, function))(function, x, other)
     adjacency = None if isinstance(x, RowTensor) else matrix_of_edges(x, other)

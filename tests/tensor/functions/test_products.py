@@ -83,6 +83,9 @@ TRANSPOSED: dict[str, Expression] = {
     "of two": lambda t: torch.mm(t.x.t(), t.y),
     "of a mean": lambda t: t.x.mT @ (t.y - t.y.mean(0)) / t.N,
     "with a vector": lambda t: t.x.T @ t.v,
+    "of vectors": lambda t: t.v @ t.u * torch.matmul(t.full_v, t.v),
+    "of a number for each row": lambda t: torch.matmul(t.v, t.x) + t.full_v @ t.y + t.v @ t.full,
+    "of edges' numbers": lambda t: t.v[t.only] @ (t.x[t.only] - t.y[t.only]).square().sum(dim=1),
     "as it was": lambda t: t.x.transpose(0, 1).reshape(t.F, -1).T * t.x.T.contiguous().view(t.F, t.N).T,
     "with plain rows": lambda t: t.x.transpose(1, 0) @ t.full,
     "Hermitian": lambda t: t.x.H @ t.y + t.x.mH @ t.y,
@@ -151,7 +154,6 @@ REFUSED: list[Refusal] = [
     (lambda t: t.full @ t.x, MixedRowsError, ROW_WISE),
     (lambda t: t.x @ t.y, MixedRowsError, ROW_WISE),
     (lambda t: t.v @ t.matrix, MixedRowsError, ROW_WISE),
-    (lambda t: t.v @ t.u, MixedRowsError, ROW_WISE),
     (lambda t: torch.mm(t.weight, t.x), MixedRowsError, ROW_WISE),
     (lambda t: t.x @ t.gates.view(4, t.F, t.F), MixedRowsError, ROW_WISE),
     (
