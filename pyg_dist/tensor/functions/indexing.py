@@ -80,6 +80,7 @@ def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
         first = int(first)
     if first is None:
         raise refuse(Tensor.__getitem__, "with None first would move rows")
+    rest = [i.full_tensor() if isinstance(i, RowTensor) and i.dtype == torch.bool else i for i in rest]  # columns
     if any(isinstance(i, RowTensor) for i in rest):
         raise refuse(Tensor.__getitem__, "within rows by a distributed index is .gather(1, index)")
     lists = _lists(rest)

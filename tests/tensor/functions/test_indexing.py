@@ -451,3 +451,21 @@ def pairs() -> None:
     for layout in every_layout():
         for name, expression in PAIRS.items():
             check(expression, layout, name)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_columns_of_a_mask_of_nodes(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(columns_of_a_mask)
+
+
+def columns_of_a_mask() -> None:
+    """A matrix of all pairs of nodes, of which a mask of nodes selects columns."""
+
+    def cut(t: Operands) -> Any:
+        similar = t.x @ t.y.T
+        kept = similar * 1
+        kept[:, ~t.mask] = 0
+        return [similar[:, t.mask], similar[t.mask][:, t.v > 0], kept]
+
+    for layout in every_layout():
+        check(cut, layout, "columns of a mask")
