@@ -104,8 +104,8 @@ def DistributedConv(conv: C) -> C:
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or one of PyG's that takes no ``edge_index``. When
             called: without distributed edges, with an ``adj_t`` whose values it does not use as edge weights, with
-            ``flow="target_to_source"``, or if the conv's code needs all edges (negative sampling ...), or calls a conv
-            within ``message``.
+            ``flow="target_to_source"``, or if the conv's own code reads edges in a way that needs all of them, or calls
+            a conv within ``message``.
 
     Example:
         >>> from torch_geometric.nn import GATConv
@@ -326,6 +326,7 @@ class _OnEdges(MessagePassing):
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """PyG's generic code, hooks included; on plain edges, the code that it writes for the stock class."""
+        edge_index, kwargs = self._laid_out(edge_index, kwargs)
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
@@ -342,7 +343,19 @@ class _OnEdges(MessagePassing):
         code = MessagePassing if isinstance(edge_index, Edges) or self.decomposed_layers > 1 else self.stock
         return code.propagate(self, edge_index, size=size, **kwargs)
 
-    def edge_updater(self, edge_index: Any, size: object = None, **kwargs: object) -> Any:
+    def _laid_out(self, edge_index: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Edges that the conv has made itself, over the nodes of what it passes on with them (collective)."""
+        features = None if isinstance(edge_index, Edges) else features_of(given)
+        first = features[0] if isinstance(features, (tuple, list)) and features else features
+        if not isinstance(first.of if type(first) is MovedRows else first, NodeTensor):
+            return edge_index, given
+        handle = edge_handle(self, edge_index, features, calls_message=True)
+        assert handle is not None
+        edges = handle.edges()
+        return edges, {name: row_values(self, name, value, edges) for name, value in given.items()}
+
+    def edge_updater(self, edge_index: Any, size: object = None, **kwargs: Any) -> Any:
+        edge_index, kwargs = self._laid_out(edge_index, kwargs)
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)

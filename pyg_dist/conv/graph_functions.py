@@ -1,13 +1,16 @@
 """PyG's graph functions that convs call, for distributed edges.
 
 The code of a conv runs as PyG wrote it; the names ``softmax``, ``add_self_loops`` ... in it lead here
-(:mod:`pyg_dist.conv.function_patching`). Given plain tensors, each function is PyG's.
+(:mod:`pyg_dist.conv.function_patching`). Functions of edges that have no form here are PyG's, of all edges, which are
+gathered. Given plain tensors, each function is PyG's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ from pyg_dist.graph.protocol import NodeSharding, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
-from pyg_dist.tensor.registry import Function
+from pyg_dist.tensor.registry import Function, mapped
 from pyg_dist.tensor.row_index import PickedNodes
 from pyg_dist.tensor.row_tensor import local_values as _local
 
@@ -316,21 +319,27 @@ def filter_adj(
     return DistributedEdgeIndex(graph), edge_attr
 
 
-def _refuse_samples(name: str) -> Function:
-    def refuse(*args: object, **kwargs: object) -> Any:
-        raise UnsupportedError(
-            f"{name} draws from all edges, and each rank has its own only: draw before DistributedData, or use .eval()"
-        )
-
-    return refuse
-
-
-for _function in (pyg.negative_sampling, pyg.batched_negative_sampling):
-    _stands_for(_function)(_refuse_samples(_function.__name__))
-
-
 @_stands_for(pyg.one_hot)
 def one_hot(index: RowTensor, num_classes: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Row by row."""
     classes = int(index.max()) + 1 if num_classes is None else num_classes
     return RowTensor.from_local(pyg.one_hot(index.to_local(), classes, dtype), index._sharding)
+
+
+def _of_all_edges(stock: Function) -> Function:
+    """PyG's own function of all edges and rows, which are gathered: what it gives is plain (collective)."""
+
+    def ours(*args: object, **kwargs: object) -> Any:
+        return stock(*mapped(args, _full), **mapped(kwargs, _full))
+
+    return ours
+
+
+def _full(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, (Edges, RowTensor, MovedRows)) else value
+
+
+for _name in {*pyg.__all__} - {"trim_to_layer"}:
+    _stock = getattr(pyg, _name)
+    if isinstance(_stock, FunctionType) and "edge_index" in signature(_stock).parameters and _stock not in SUBSTITUTES:
+        _stands_for(_stock)(_of_all_edges(_stock))

@@ -22,7 +22,6 @@ MORE: dict[str, Callable[[], nn.Module]] = {
     "PAN": lambda: gnn.PANConv(F, G, 2),
     "PointGNN": lambda: gnn.PointGNNConv(mlp(F, 3), mlp(F + 3, G), mlp(G, F)),
     "ARMA": lambda: gnn.ARMAConv(F, G),
-    "SuperGAT": lambda: gnn.SuperGATConv(F, G),
 }
 MAKERS = {name: case.make for name, case in CASES.items()} | MORE
 

@@ -1,0 +1,115 @@
+"""Convs that look at all edges before they pass messages, along them or along others that they make: against PyG."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from against_stock import Results, assert_same, gradients
+from random_graphs import random_graph, uneven_parts
+from torch import Tensor, nn
+from torch_geometric import nn as gnn
+from torch_geometric.data import Data
+from torch_geometric.utils import coalesce, dense_to_sparse, is_undirected, to_dense_adj, to_undirected
+from workers import Workers
+
+Pools = Callable[[int], Workers]
+F, G, NUM_NODES = 6, 4, 47
+
+
+class Diffusion(gnn.MessagePassing):
+    """Along edges and back, by degrees of a dense matrix, as diffusion convs for traffic have it."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add")
+        self.weight = nn.Parameter(torch.randn(3, 2, F, G))
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        dense = to_dense_adj(edge_index, edge_attr=edge_weight).squeeze(0)
+        out_degree, in_degree = dense.sum(1), dense.sum(0)
+        source, _ = edge_index
+        back, _ = dense_to_sparse(dense.t())
+        along = self.propagate(edge_index, x=x, norm=1 / out_degree[source])
+        against = self.propagate(back, x=x, norm=1 / in_degree[source])
+        twice = self.propagate(back, x=against, norm=1 / in_degree[back[1]])
+        hops = ((x, x), (along, against), (2 * along, 2 * twice))
+        return sum(a @ w[0] + b @ w[1] for w, (a, b) in zip(self.weight, hops, strict=True))  # type: ignore[return-value]
+
+    def message(self, x_j: Tensor, norm: Tensor) -> Tensor:
+        return norm.view(-1, 1) * x_j
+
+
+class BothWays(gnn.MessagePassing):
+    """Edges that are made undirected, with messages of a kind of their own and an update of edges."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="max")
+        self.lin = nn.Linear(2 * F, G)
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        assert not is_undirected(edge_index)
+        edge_index, edge_weight = to_undirected(edge_index, edge_weight, reduce="mean")
+        edge_index, edge_weight = coalesce(edge_index, edge_weight, reduce="max")
+        gate = self.edge_updater(edge_index, x=x, weight=edge_weight)
+        return self.propagate(edge_index, x=x, weight=gate * edge_weight, size=(x.size(0), x.size(0)))  # type: ignore[no-any-return]
+
+    def edge_update(self, x_i: Tensor, x_j: Tensor, weight: Tensor) -> Tensor:
+        return (x_i * x_j).sum(-1).sigmoid() * weight
+
+    def message(self, x_i: Tensor, x_j: Tensor, weight: Tensor) -> Tensor:
+        return self.lin(torch.cat([x_i, x_j], dim=-1)) * weight.view(-1, 1)
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {"diffusion": Diffusion, "both ways": BothWays}
+
+
+def graph() -> Data:
+    """Each edge once, and one at least from and to each node."""
+    data = random_graph(NUM_NODES, 200, F, seed=1, dtype=torch.float64)
+    rng, node = torch.Generator().manual_seed(2), torch.arange(NUM_NODES)
+    edges = torch.cat([data.edge_index, torch.stack([node, (node + 1) % NUM_NODES])], 1).unique(dim=1)
+    edges = edges[:, torch.randperm(edges.shape[1], generator=rng)]
+    weight = torch.rand(edges.shape[1], dtype=torch.float64, generator=rng) + 0.1
+    return Data(x=data.x, edge_index=edges, edge_weight=weight)
+
+
+def step(data: Any, name: str, is_ours: bool) -> Results:
+    import pyg_dist
+
+    torch.manual_seed(0)
+    model = CASES[name]().double()
+    if is_ours:
+        pyg_dist.distribute(model)
+    x, weight = (t.detach().clone().requires_grad_() for t in (data.x, data.edge_weight))
+    out = model(x, data.edge_index, weight)
+    assert isinstance(out, pyg_dist.tensor.NodeTensor) == is_ours
+    loss = (out.sigmoid() * torch.arange(len(out)).view(-1, 1)).sum()
+    loss.backward()
+    return {"out": out.detach(), "loss": loss.detach(), **gradients(model, x=x, weight=weight)}
+
+
+@functools.cache
+def stock(name: str) -> Results:
+    return step(graph(), name, False)
+
+
+def compare(layout: str, expected: dict[str, Results]) -> None:
+    import pyg_dist
+
+    options: dict[str, Any] = {"layout": layout}
+    if layout == "halo":
+        options["partition"] = uneven_parts(NUM_NODES, pyg_dist.world_size())
+    data = pyg_dist.DistributedData(graph(), **options)
+    for name, want in expected.items():
+        assert_same(step(data, name, True), want, name)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [(1, "halo"), (3, "halo"), (2, "grid"), pytest.param(2, "halo", marks=pytest.mark.slow)],
+)
+def test_convs_that_need_whole_edges(workers: Pools, world_size: int, layout: str) -> None:
+    workers(world_size).run(compare, layout, {name: stock(name) for name in CASES})
