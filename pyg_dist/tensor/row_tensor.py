@@ -12,6 +12,7 @@ make every result a view, which in-place operations then have to rebase.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -169,10 +170,9 @@ class RowTensor(Tensor):
         """
         return self._sharding.gather(self.to_local())
 
-    def __iter__(self) -> NoReturn:  # torch does not dispatch it
-        raise MixedRowsError(
-            f"Iterating over a {type(self).__name__} would need one collective per row: use .full_tensor() or .tolist()"
-        )
+    def __iter__(self) -> Iterator[Tensor]:  # torch does not dispatch it
+        """The rows in the original order, plain: ``max(y)``, ``for row in x`` (collective: gathers all, once)."""
+        return iter(self.full_tensor())
 
     def __reduce_ex__(self, protocol: object) -> Any:
         if not torch._C._is_torch_function_enabled():  # hooks of autograd that save tensors: of this rank, for it

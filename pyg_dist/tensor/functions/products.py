@@ -23,6 +23,8 @@ from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import TABLE, Function, dims_of, implements, public_name, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, like_rows, local_tensors
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
 _MATMUL = ("matmul", "mm", "mv", "spmm", "bmm", "__matmul__", "__rmatmul__")
 
 
@@ -33,8 +35,9 @@ def matrix_of_edges(matrix: Any, rows: Any) -> Any:
 
 @implements(*_MATMUL)
 def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
-    """``rows @ plain matrix``, a product of two matrices per row, ``(x @ y.T) @ z``, which gathers z's (collective),
-    ``adjacency @ rows``, of a plain sparse matrix, or sums over the rows, ``v @ x`` of a number for each (collective).
+    """``rows @ plain matrix``, a product of two matrices per row, ``(x @ y.T) @ z``, which gathers z's (collective), or
+    ``plain @ rows``: of a square matrix rows, as of neighbours; of others, and of a number for each, ``v @ x``, sums
+    over rows (collective).
 
     Whatever else would mix rows.
     """
@@ -47,15 +50,21 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
         return torch.einsum("n,n->" if other.dim() == 1 else "n,nc->c", x, other)
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
         return with_parameters(run=partial(_times, function))(function, x, other)
-    adjacency = None if isinstance(x, RowTensor) else matrix_of_edges(x, other)
+    adjacency = None if isinstance(x, RowTensor) or x.shape[0] != x.shape[-1] else matrix_of_edges(x, other)
     if adjacency is not None:
         return adjacency @ other
-    if isinstance(x, RowTensor) and isinstance(other, RowTensor) and x.dim() == 2 and x.shape[1] == other.shape[0]:
-        return torch.matmul(x, other.full_tensor())  # a row of `x` has a column for each row of `other`
-    raise MixedRowsError(
-        f"{public_name(function)} of row tensors is row-wise only as rows @ plain matrix: for a product over rows use "
-        f"x.T @ y, for all pairs x @ y.T, for neighbours data.adj_t @ x, else .full_tensor()"
-    )
+    if x.dim() != 2 or other.dim() not in (1, 2) or x.shape[1] != other.shape[0]:
+        raise LayoutMismatchError(
+            f"{public_name(function)} of rows expected matrices or vectors whose shapes fit (got {list(x.shape)} and "
+            f"{list(other.shape)}): for a product over rows write x.T @ y, for all pairs x @ y.T"
+        )
+    rows_of: Any = other
+    if isinstance(x, RowTensor) or x.layout != torch.strided:
+        return torch.matmul(x, rows_of.full_tensor())  # a row of `x` has a column for each row of `other`
+    if x.shape[0] == x.shape[1]:
+        rows = rows_of.to_rows()._sharding
+        return torch.matmul(RowTensor.from_local(rows.slice(x), rows), other)
+    return torch.einsum("nm,n->m" if other.dim() == 1 else "nm,nf->mf", x.t(), other)
 
 
 TABLE[torch.sparse.mm] = matmul
@@ -206,6 +215,8 @@ def _matmul_of_moved(function: Function, *args: Any, **kwargs: Any) -> object:
     x, other = (*args, *kwargs.values())
     if function is Tensor.__rmatmul__:
         x, other = other, x
+    if type(x) is MovedRows and x.dim() == 2 and x.place == 1 and getattr(other, "layout", None) in _SPARSE:
+        return (other.t() @ x.of).t()
     is_map = type(x) is MovedRows and not isinstance(other, (RowTensor, MovedRows)) and other.dim() == 2
     if is_map and x.place < x.dim() - 1:
         return on_last(torch.matmul, x, other)

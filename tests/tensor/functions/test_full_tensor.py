@@ -144,6 +144,22 @@ def evaluators() -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_iteration(workers: Callable[[int], Workers], world_size: int) -> None:
+    workers(world_size).run(iteration)
+
+
+def iteration() -> None:
+    """Python's loops see plain rows in the original order, with gradients."""
+    for layout in every_layout():
+        check(lambda t: torch.tensor([int(max(t.label)) + 1, int(min(t.label)), int(sum(t.label))]), layout)
+        check(lambda t: torch.stack([k * row.sum() for k, row in enumerate(t.x)]), layout)
+        check(lambda t: torch.stack([a * b.sin() for a, b in zip(t.v, t.x, strict=True)]), layout)
+        check(lambda t: torch.stack([*t.x[t.mask], t.x.sum(0)]), layout)
+        check(lambda t: sum(row.square().sum() for row in t.x) * t.x.mean(), layout)
+        check(lambda t: torch.tensor([*dict(zip(t.label.tolist(), t.mask, strict=True)).values()]), layout)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_representation(workers: Callable[[int], Workers], world_size: int) -> None:
     """One rank alone may print a tensor: it talks to nobody."""
     local = LAYOUTS["tall"].parts[world_size].count(0)

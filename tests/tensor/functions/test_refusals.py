@@ -76,11 +76,6 @@ REFUSED: list[Refusal] = [
     # Written elsewhere.
     (lambda t: torch.add(t.x, 1, out=torch.empty(7, 3)), MixedRowsError, "of row tensors does not take 'out': assign"),
     (lambda t: torch.cumsum(t.x, 1, out=t.y), MixedRowsError, "of row tensors does not take 'out': assign"),
-    # Row by row.
-    (lambda t: list(t.x), MixedRowsError, "Iterating over a NodeTensor would need one collective per row"),
-    (lambda t: sum(t.v), MixedRowsError, "use .full_tensor() or .tolist()"),
-    (lambda t: max(t.v), MixedRowsError, "use .full_tensor() or .tolist()"),
-    (lambda t: dict(zip(t.label, t.v, strict=True)), MixedRowsError, "use .full_tensor() or .tolist()"),
     # Rows out of dimension 0.
     (lambda t: t.x.T + t.x, MixedRowsError, "add has no distributed form for rows in dimension 1 (of shape [3, 7])"),
     (lambda t: t.x - t.x.T, MixedRowsError, "sub has no distributed form for rows in dimension 1"),
