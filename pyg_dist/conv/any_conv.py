@@ -233,13 +233,17 @@ class _OnEdges(MessagePassing):
             return self._run_distributed(arguments, given, first)
 
     def _run_distributed(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:
-        """:meth:`_run` on distributed edges, by a conv that is not explained; what it has cached is complete."""
-        if self.explain:
-            raise UnsupportedError(
-                f"{_name(self)} cannot be explained on distributed data: load the state_dict into a stock model, and "
-                f"explain that on the plain Data"
-            )
-        out = self._run(arguments, given, first)
+        """:meth:`_run` on distributed edges; what it has cached is complete."""
+        put = vars(self).get("propagate")  # by PyG, for explainers: code that it wrote for a class, or its generic code
+        code = getattr(put, "__func__", None)
+        is_pygs = code is MessagePassing.propagate or str(getattr(code, "__module__", "")).endswith("_propagate")
+        if is_pygs:
+            del self.propagate
+        try:
+            out = self._run(arguments, given, first)
+        finally:
+            if is_pygs:
+                self.__dict__["propagate"] = put
         for kept in self._kept().values():
             if isinstance(kept, tuple) and isinstance(kept[1], NormWeight):
                 kept[1].lazy.freeze()

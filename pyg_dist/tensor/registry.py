@@ -29,6 +29,8 @@ ARITHMETIC: set[Function] = set()
 """Functions whose integers are values, such as factors."""
 KEEPS_ROWS: set[Handler] = set()
 """Handlers of functions whose values stay in their rows, so that they can write to ``out``."""
+TAKES_OUT: set[Handler] = set()
+"""Handlers that look at ``out`` themselves."""
 # PyG replaces torch.index_select and torch.select by wrappers: these namespaces hold the originals.
 _BELOW = (torch._C._VariableFunctions, torch._C._nn)
 NAMESPACES = (torch, Tensor, torch.nn.functional, torch.special, torch.linalg, *_BELOW)

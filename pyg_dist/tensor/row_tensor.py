@@ -29,6 +29,7 @@ from pyg_dist.tensor.registry import (
     ARITHMETIC,
     KEEPS_ROWS,
     TABLE,
+    TAKES_OUT,
     Args,
     Function,
     Handler,
@@ -261,7 +262,7 @@ def _refuse_copy(function: Function, written: object) -> None:
 
 def takes_out(handler: Handler, out: object) -> bool:
     """Whether a function can write to ``out``: a row tensor, where values stay in their rows (optimizers do that)."""
-    return isinstance(out, RowTensor) and handler in KEEPS_ROWS
+    return (isinstance(out, RowTensor) and handler in KEEPS_ROWS) or handler in TAKES_OUT
 
 
 KEPT = frozenset(

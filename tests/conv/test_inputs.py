@@ -40,11 +40,6 @@ def hooked_below(conv: Any) -> Any:
     return conv.double()
 
 
-def explained(conv: Any) -> Any:
-    conv.explain = True
-    return conv.double()
-
-
 def mistakes(world_size: int) -> dict[str, str]:
     from pyg_dist import DistributedData, rank
     from pyg_dist.conv import DistributedConv, DistributedGCNConv, DistributedSAGEConv
@@ -81,7 +76,6 @@ def mistakes(world_size: int) -> dict[str, str]:
         "message": message_of(lambda: OwnMessage(5, 3).double()(data.x, data.edge_index)),
         "hook on the aggregation": message_of(lambda: hooked_below(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
         "hook on GIN's": message_of(lambda: hooked_below(DistributedConv(GINConv(lin)))(data.x, data.edge_index)),
-        "explainer": message_of(lambda: explained(DistributedGCNConv(5, 3))(data.x, data.edge_index)),
         "integers": message_of(lambda: DistributedSAGEConv(5, 3)(data.x.long(), data.edge_index)),
         "none": message_of(lambda: sage(data.x, data.edge_index)),
     }
@@ -109,7 +103,6 @@ EXPECTED = {
     "message": "UnsupportedError: OwnMessage got a change to 'message', a step of the stock conv",
     "hook on the aggregation": "UnsupportedError: GCNConv cannot be distributed as it is called here (Expected no hook",
     "hook on GIN's": "UnsupportedError: GINConv cannot be distributed as it is called here (Expected no hook",
-    "explainer": "UnsupportedError: GCNConv cannot be explained on distributed data",
     "integers": "DataError: DistributedSAGEConv expected features [N, F] in float32, float64, bfloat16 or float16 (got",
     "none": "no error",
 }

@@ -88,6 +88,9 @@ def questions(partition: str) -> str:
     assert copy.deepcopy(handle) is handle
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"k_hop_subgraph needs all edges"):
         pyg.k_hop_subgraph(0, 2, handle)
+    found, expected = (pyg.k_hop_subgraph(0, 2, edges, num_nodes=20) for edges in (handle, graph.edge_index))
+    for got, want in zip(found, expected, strict=True):
+        assert torch.equal(got.full_tensor() if hasattr(got, "full_tensor") else got, want)
     for function in NEED_ALL:
         name, needs = function.__name__, "needs all edges, and each rank holds only its own: give it edge_index.full"
         with pytest.raises(pyg_dist.errors.PygDistError, match=rf"^torch_geometric\.utils\.{name} {needs}"):

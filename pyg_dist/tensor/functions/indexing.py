@@ -17,7 +17,7 @@ from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import of_each_row
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
-from pyg_dist.tensor.registry import Function, dims_of, implements, refuse
+from pyg_dist.tensor.registry import TAKES_OUT, Function, dims_of, implements, refuse
 from pyg_dist.tensor.row_index import PickedRows, RowIndex
 from pyg_dist.tensor.row_tensor import (
     NodeTensor,
@@ -316,9 +316,13 @@ def setitem(function: Function, x: Tensor, index: object, value: object) -> None
 
 
 @implements("index_select", "select")
-def index_select(function: Function, x: Tensor, dim: int, index: Any) -> object:
-    """Rows (dimension 0), or columns; by list, or one."""
+def index_select(function: Function, x: Tensor, dim: int, index: Any, out: Tensor | None = None) -> object:
+    """Rows (dimension 0), or columns; by list, or one. Of a plain table into a plain ``out``: all (collective)."""
     (dim,) = dims_of(dim, x.dim())
+    if out is not None:
+        if isinstance(x, RowTensor) or isinstance(out, RowTensor):
+            raise refuse(function, "with 'out' gives plain values of a plain table alone: assign the result")
+        return on_full_tensor(function, x, dim, index, out=out)
     is_named = isinstance(index, (PickedRows, RowIndex)) and isinstance(x, NodeTensor)
     if dim == 0 and (is_named or not isinstance(x, RowTensor)):
         return x[index]
@@ -326,6 +330,9 @@ def index_select(function: Function, x: Tensor, dim: int, index: Any) -> object:
         raise refuse(function, "by a distributed index would mix rows")
     columns = (*[_ALL] * dim, index)
     return x[columns]
+
+
+TAKES_OUT.add(index_select)
 
 
 @implements("index_copy", "index_copy_", "index_fill", "index_fill_")
