@@ -16,7 +16,6 @@ import torch
 import torch_geometric.transforms as T
 from random_graphs import random_graph
 from torch_geometric.loader import ClusterData, GraphSAINTSampler, NeighborLoader, RandomNodeLoader
-from torch_geometric.utils import to_dense_adj
 from workers import Workers
 
 EXPECTED = dict(
@@ -109,7 +108,6 @@ def messages() -> dict[str, str]:
         "ClusterData": lambda: ClusterData(data, num_parts=2, log=False),
         "GraphSAINTSampler": lambda: GraphSAINTSampler(data, batch_size=4),
         "RandomNodeLoader": lambda: next(iter(RandomNodeLoader(data, 4, shuffle=True, generator=unseeded))),
-        "to_dense_adj": lambda: to_dense_adj(data.edge_index),
         "NaN": lambda: warned(graph.clone(), x=([3, 3, 17], [0, 4, 1])),
         "NaN of edges": lambda: warned(random_graph(20, 60), edge_weight=[59]),
         "infinities are none": lambda: warned(graph.clone(), x=[]) or "nothing",

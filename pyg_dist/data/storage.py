@@ -101,13 +101,6 @@ class DistributedStorage(RowStorage, GlobalStorage):
         super().__init__(*args, **kwargs)
         self.__dict__["_mapping"] = _ByName(self.__dict__["_mapping"])
 
-    def __getitem__(self, key: str) -> Any:
-        try:
-            return super().__getitem__(key)
-        except TypeError:  # of what no dictionary takes, as data[0:1] and data[[0, 1]]
-            require_name(key)
-            raise
-
     def is_node_attr(self, key: str) -> bool:
         """Whether this has a row per node."""
         return isinstance(self[key], NodeTensor)

@@ -48,4 +48,4 @@ def files_of_a_layer() -> list[str]:
 def test_files_that_a_sage_layer_passes(workers: Pools) -> None:
     for num_ranks, most in MOST_FILES.items():
         for files in workers(num_ranks).run(files_of_a_layer):
-            assert len(files) <= most, files
+            assert len(files) <= most, "\n".join(files)
