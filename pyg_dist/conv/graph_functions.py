@@ -296,9 +296,13 @@ def topk(x: Any, ratio: float | None, batch: Any, min_score: float | None = None
 
 @_stands_for(pool.connect.filter_edges.filter_adj, DistributedEdgeIndex)
 def filter_adj(
-    edge_index: Any, edge_attr: Tensor | None, node_index: Any, *_: object, **__: object
+    edge_index: Any, edge_attr: Tensor | None, node_index: Any, cluster_index: Any = None, num_nodes: object = None
 ) -> tuple[DistributedEdgeIndex, Tensor | None]:
     """The edges between picked nodes, numbered by these, and their values (collective)."""
+    if cluster_index is not None and not torch.equal(cluster_index, torch.arange(len(node_index)).to(cluster_index)):
+        raise UnsupportedError(
+            "Pooling expected picked nodes in the order of their numbers (got another cluster_index): order both by it"
+        )
     nodes: Any = node_index.source if isinstance(node_index, PickedNodes) else edge_index.graph.targets
     if isinstance(edge_index, MovedRows):  # ends that a script has stacked
         edge_index = edge_index.full_tensor()

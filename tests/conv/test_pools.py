@@ -179,6 +179,11 @@ def refusals() -> dict[str, str]:
         with pytest.raises(pyg_dist.errors.PygDistError) as caught:
             pool(*given)
         found[name] = str(caught.value)
+    chosen = pool.select(data.x)
+    chosen.cluster_index = chosen.cluster_index.flip(0)
+    with pytest.raises(pyg_dist.errors.UnsupportedError) as caught:
+        pool.connect(chosen, data.edge_index)
+    found["other numbers"] = str(caught.value)
     for class_ in (gnn.ASAPooling, gnn.PANPooling, gnn.EdgePooling):
         with pytest.raises(pyg_dist.errors.UnsupportedError) as caught:
             pyg_dist.distribute(nn.Sequential(class_(F)))
@@ -191,5 +196,6 @@ def test_refused_in_one_line(workers: Pools) -> None:
         assert "Pooling expected an edge_index between the 47 nodes that it has scores of" in found["two graphs"]
         assert "Pooling expected a score for each node of a graph" in found["selected"]
         assert "of another graph or selection" in found["values"]
+        assert "in the order of their numbers (got another cluster_index)" in found["other numbers"]
         assert all("makes nodes and edges of all edges" in found[name] for name in found if name.endswith("Pooling"))
         assert all("\n" not in line for line in found.values())

@@ -80,7 +80,7 @@ def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
         first = int(first)
     if first is None:
         raise refuse(Tensor.__getitem__, "with None first would move rows")
-    rest = [i.full_tensor() if isinstance(i, RowTensor) and i.dtype == torch.bool else i for i in rest]  # columns
+    rest = [_chosen_columns(i) if isinstance(i, RowTensor) and i.dtype == torch.bool else i for i in rest]
     if any(isinstance(i, RowTensor) for i in rest):
         raise refuse(Tensor.__getitem__, "within rows by a distributed index is .gather(1, index)")
     lists = _lists(rest)
@@ -89,6 +89,12 @@ def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
     if lists and lists[-1] - lists[0] >= len(lists):
         raise refuse(Tensor.__getitem__, "with lists that are not neighbours would put their dimension first")
     return first, tuple(rest)
+
+
+def _chosen_columns(mask: RowTensor) -> Tensor:
+    """The columns that a mask of rows chooses of a matrix of all pairs (collective)."""
+    whole = mask.full_tensor()
+    return whole.nonzero().view(-1) if whole.dim() == 1 else whole
 
 
 def _note_columns(x: RowTensor, index: Sequence[object]) -> None:
@@ -216,6 +222,8 @@ def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
 
 def _columns(given: object, num_rows: int) -> Tensor:
     """A column for each of some rows; not of an empty list, which is float32 in torch, but no mask and no fractions."""
+    if isinstance(given, RowTensor) and given.dtype == torch.bool:  # of nodes
+        given = _chosen_columns(given)
     columns = host.as_tensor(given)
     columns = columns if len(columns) else columns.long()
     if columns.dtype == torch.bool or columns.is_floating_point() or len(columns) != num_rows:

@@ -149,7 +149,7 @@ def norm_of_each_row(
     return with_parameters(run=run)(function, x, normalized_shape, *args, **kwargs)
 
 
-@implements_anywhere("lstm", "gru")
+@implements_anywhere("lstm", "gru", "rnn_tanh", "rnn_relu")
 def sequences(
     function: Function, x: Any, states: object, weights: Sequence[Tensor], has_biases: bool, num_layers: int,
     dropout: float, training: bool, bidirectional: bool, *batch_first: bool,

@@ -50,18 +50,19 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
         return torch.einsum("n,n->" if other.dim() == 1 else "n,nc->c", x, other)
     if isinstance(x, RowTensor) and not isinstance(other, RowTensor) and x.dim() > 1 and other.dim() < max(x.dim(), 3):
         return with_parameters(run=partial(_times, function))(function, x, other)
-    adjacency = None if isinstance(x, RowTensor) or x.shape[0] != x.shape[-1] else matrix_of_edges(x, other)
+    is_square = x.dim() == 2 and x.shape[0] == x.shape[1]
+    adjacency = matrix_of_edges(x, other) if is_square and not isinstance(x, RowTensor) else None
     if adjacency is not None:
         return adjacency @ other
     if x.dim() != 2 or other.dim() not in (1, 2) or x.shape[1] != other.shape[0]:
         raise LayoutMismatchError(
-            f"{public_name(function)} of rows expected matrices or vectors whose shapes fit (got {list(x.shape)} and "
-            f"{list(other.shape)}): for a product over rows write x.T @ y, for all pairs x @ y.T"
+            f"{public_name(function)} of rows expected two matrices or vectors whose shapes fit (got {list(x.shape)} "
+            f"and {list(other.shape)}): for a product over rows write x.T @ y, for all pairs x @ y.T"
         )
     rows_of: Any = other
     if isinstance(x, RowTensor) or x.layout != torch.strided:
         return torch.matmul(x, rows_of.full_tensor())  # a row of `x` has a column for each row of `other`
-    if x.shape[0] == x.shape[1]:
+    if is_square:
         rows = rows_of.to_rows()._sharding
         return torch.matmul(RowTensor.from_local(rows.slice(x), rows), other)
     return torch.einsum("nm,n->m" if other.dim() == 1 else "nm,nf->mf", x.t(), other)

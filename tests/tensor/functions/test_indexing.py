@@ -465,7 +465,7 @@ def columns_of_a_mask() -> None:
         similar = t.x @ t.y.T
         kept = similar * 1
         kept[:, ~t.mask] = 0
-        return [similar[:, t.mask], similar[t.mask][:, t.v > 0], kept]
+        return [similar[:, t.mask], similar[t.mask][:, t.v > 0], similar[t.mask, t.mask], kept]
 
     for layout in every_layout():
         check(cut, layout, "columns of a mask")

@@ -40,6 +40,8 @@ def sequences(gates: int) -> list[Form]:
 FORMS: dict[str, Sequence[Form]] = {
     "gru": sequences(3),
     "lstm": sequences(4),
+    "rnn_tanh": sequences(1),
+    "rnn_relu": sequences(1),
     "linear": [
         lambda f, t: f(t.x, t.weight), lambda f, t: f(t.x, t.weight, t.matrix[0]),
         lambda f, t: f(t.c, weight=t.weight, bias=t.matrix[0]),

@@ -202,6 +202,7 @@ EXPRESSIONS: dict[str, Expression] = {
     "lstm": lambda t: [state.squeeze(0) for state in last_state(nn.LSTM, t)],
     "both ways": lambda t: torch.cat([*last_state(nn.GRU, t, bidirectional=True, num_layers=2)[-2:]], dim=-1),
     "gru, in two steps": lambda t: in_two_steps(nn.GRU, t),
+    "rnn, in two steps": lambda t: in_two_steps(nn.RNN, t),
     "lstm of nodes": lambda t: with_nodes_second(nn.LSTM, t),
     "gru of nodes": lambda t: with_nodes_second(nn.GRU, t),
     "lstm, in two steps": lambda t: in_two_steps(nn.LSTM, t),

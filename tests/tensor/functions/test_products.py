@@ -172,12 +172,13 @@ def linear_attention() -> None:
         check(attention, layout)
 
 
-NO_FIT = "of rows expected matrices or vectors whose shapes fit (got ["
+NO_FIT = "of rows expected two matrices or vectors whose shapes fit (got ["
 EQUATION = "expected an equation like 'nf,ng->fg'"
 REFUSED: list[Refusal] = [
     (lambda t: torch.cross(three(t), three(t)), MixedRowsError, "torch.cross without 'dim' may take the rows"),
     (lambda t: torch.linalg.cross(three(t), three(t), dim=0), MixedRowsError, "cross along 0 would mix rows"),
     (lambda t: t.weight @ t.x, LayoutMismatchError, NO_FIT),
+    (lambda t: torch.tensor(2.0) @ t.x, LayoutMismatchError, NO_FIT),
     (lambda t: t.full @ t.x, LayoutMismatchError, NO_FIT),
     (lambda t: t.x @ t.y, LayoutMismatchError, NO_FIT),
     (lambda t: t.v @ t.matrix, LayoutMismatchError, NO_FIT),
