@@ -76,7 +76,7 @@ def _mark(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if TRANSPORT == "mpi" and item.get_closest_marker("torchrun"):
-            item.add_marker(pytest.mark.skip(reason="it is about the environment that torchrun gives to ranks"))
+            item.add_marker(pytest.mark.skip(reason="it is about the ranks of torchrun, or their wire"))
         if _is_slow(item.path):
             item.add_marker(pytest.mark.slow)
     sizes: dict[object, set[object]] = defaultdict(set)

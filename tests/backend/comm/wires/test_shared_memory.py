@@ -155,6 +155,7 @@ def exchange(group: Group, num_rows: int) -> bool:
     return shared is not None
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize(
     ("limit", "machine_of", "num_rows", "found"),
     [
@@ -172,6 +173,7 @@ def test_ranks_of_a_machine_share_it(
     assert workers(3).run(exchanged, limit, machine_of, num_rows) == found
 
 
+@pytest.mark.torchrun
 def test_one_rank_without_the_memory(workers: Pools) -> None:
     """All messages go by the wire then, to and from that rank."""
     assert workers(3).run(switched_off_on_one) == [1, 0, 1]
@@ -184,6 +186,7 @@ def switched_off_on_one() -> int:
         return len(current().of(SharedMemory).of_rank)
 
 
+@pytest.mark.torchrun
 def test_what_all_ranks_get_is_copied_once(workers: Pools) -> None:
     assert workers(3).run(bytes_of_a_gather) == [2 * MIB] * 3
 
@@ -199,6 +202,7 @@ def bytes_of_a_gather() -> int:
         return own._end - PAGE
 
 
+@pytest.mark.torchrun
 def test_a_message_is_read_once_however_often_it_is_waited_for(workers: Pools) -> None:
     assert workers(2).run(waited_for_twice) == [1, 1]
 
@@ -216,6 +220,7 @@ def waited_for_twice() -> int:
         return len(os.read(own._read, PAGE)) // 8
 
 
+@pytest.mark.torchrun
 def test_wires_of_other_threads_keep_the_way_they_began_with(workers: Pools) -> None:
     """Their messages may be under way while the main thread opens the memory."""
     assert workers(3).run(sent_early_and_late) == [(0, 2)] * 3
