@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_geometric.nn import pool
 from torch_geometric.nn.conv import gcn_conv
 
+from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import append
 from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats, rows_along
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made, norm_of
@@ -299,7 +300,7 @@ def filter_adj(
     edge_index: Any, edge_attr: Tensor | None, node_index: Any, cluster_index: Any = None, num_nodes: object = None
 ) -> tuple[DistributedEdgeIndex, Tensor | None]:
     """The edges between picked nodes, numbered by these, and their values (collective)."""
-    if cluster_index is not None and not torch.equal(cluster_index, torch.arange(len(node_index)).to(cluster_index)):
+    if cluster_index is not None and not torch.equal(cluster_index.cpu(), host.arange(len(node_index))):
         raise UnsupportedError(
             "Pooling expected picked nodes in the order of their numbers (got another cluster_index): order both by it"
         )
