@@ -21,7 +21,7 @@ for _folder in (TESTS, TESTS.parent):
 
 SLOW_FOLDERS = ("benchmarks", "docs", "examples", "release")
 TRANSPORT = os.environ.get("PYG_DIST_TEST_TRANSPORT", "gloo")
-QUICK_FILES = ("test_links.py", "test_where.py")
+QUICK_FILES = ("test_generated.py", "test_links.py", "test_where.py")
 LONG_FILES = ("test_ops_cuda.py", "test_ops_isa.py", "test_gpu_all.py", "test_examples.py", "test_mpi.py")
 """With tests of a minute or more, from the longest on."""
 
