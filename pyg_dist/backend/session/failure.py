@@ -13,7 +13,8 @@ to a call that it does not make, it has failed with them.
 
 A rank that is killed leaves no message: its closed connections raise in its partners, which then spread the word. What
 the transport says of that names no rank, and whoever is first to notice would get the blame, so it is said in words of
-ours (:mod:`~pyg_dist.backend.comm.connection`).
+ours (:mod:`~pyg_dist.backend.comm.connection`). If rank 0 is killed and holds the store, nothing can be spread: each
+rank finds the store gone and says so in the same words.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import torch.distributed as dist
 from pyg_dist.backend.comm.connection import loss_of
 from pyg_dist.backend.comm.wires import is_lost
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line
+from pyg_dist.backend.session.rendezvous import has_agent_store
 from pyg_dist.errors import ConnectionLostError, DivergenceError
 
 logger = logging.getLogger("pyg_dist")
@@ -87,6 +89,7 @@ class FailureWatch:
         self._main_leaves = False  # the main thread waits for the listening one, and then leaves
         self._own_line = ""  # of an error that is no consequence of another rank's
         self._showing = threading.Lock()  # taken by the thread that shows the error, and kept
+        self._losing = threading.Lock()  # taken by the thread that says that the store is gone, and kept
         self._has_heard = threading.Event()
         # A connection of its own: a waiting one is locked until its key is set.
         own_store = store.clone()  # type: ignore[attr-defined]  # not in the stub
@@ -158,7 +161,10 @@ class FailureWatch:
         try:
             told = self._told_by_rank_0()
         except _STORE_ERRORS:
-            told = None
+            self._report_lost_store()
+            if self._own_line and not isinstance(error, dist.DistError):
+                show()
+            return
         if told is not None:
             self._show_own_unless(told)
         elif self._showing.acquire(blocking=False):
@@ -166,7 +172,7 @@ class FailureWatch:
         try:
             self._spread(_what_happened(self.rank, error))
         except _STORE_ERRORS:
-            report(f"{self.name} cannot reach the other ranks to report its failure")
+            self._report_lost_store()
 
     def _spread(self, message: str, shows: bool = False) -> None:
         """Write to all inboxes, unless another rank has; ``shows``: print it here, too."""
@@ -205,8 +211,10 @@ class FailureWatch:
             store.wait([f"inbox/{self.rank}"], LONGEST_WAIT)
         except _STORE_ERRORS:
             if not self._is_ending:
-                report(f"rank 0 or torchrun's agent, which holds the store, is gone; ending rank {self.rank}")
-                time.sleep(1.0)  # the main thread may be about to show what it saw of this
+                self._report_lost_store()
+                self._has_failed = True
+                self._has_heard.set()
+                time.sleep(1.0)  # the main thread may be about to show a mistake of its own
                 self._leave()
             return
         if self._is_ending:
@@ -239,6 +247,12 @@ class FailureWatch:
             time.sleep(_HOST_SECONDS)
         if not self._main_leaves:
             self._leave()
+
+    def _report_lost_store(self) -> None:
+        """Say that the store is gone, and so who holds it, unless the other thread has."""
+        if self._losing.acquire(blocking=False):
+            agent = f"rank {self.rank} lost its connection to torchrun's agent, which holds the store"
+            report(f"{agent if has_agent_store() else loss_of(self.rank, 0)}; ending {self.name}")
 
     def _acknowledge(self, store: dist.Store) -> None:
         flush()  # under mpirun the first rank that leaves ends all

@@ -35,7 +35,7 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
     host = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     began = time.monotonic()
     try:
-        if launch.rank == 0 and not _has_agent_store() and launch.master_addr in LOOPBACK:
+        if launch.rank == 0 and not has_agent_store() and launch.master_addr in LOOPBACK:
             return _store_on_loopback(launch.master_addr, launch.master_port, launch.world_size, timeout)
         # torch's own rendezvous, because torchrun's agent may already hold the store.
         meeting = dist.rendezvous(f"tcp://{host}:{launch.master_port}", launch.rank, launch.world_size, timeout=timeout)
@@ -48,7 +48,8 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
         ) from error
 
 
-def _has_agent_store() -> bool:
+def has_agent_store() -> bool:
+    """Whether torchrun's agent holds the store, else rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -63,7 +64,7 @@ def of_round(store: dist.Store, rank: int, world_size: int, timeout: timedelta) 
     Raises:
         TimeoutError: Not all ranks have asked.
     """
-    if not _has_agent_store():
+    if not has_agent_store():
         return store
     if rank:
         question = secrets.token_hex(8)

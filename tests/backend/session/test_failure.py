@@ -80,7 +80,7 @@ def test_a_killed_rank_ends_the_others(launcher: str, killed: int) -> None:
         assert ended.codes[killed] == -9
         # gloo aborts (-6) where its own thread is the first to notice, as happens on a busy machine.
         assert all(code in (1, -6) for rank, code in enumerate(ended.codes) if rank != killed)
-        assert re.search(r"pyg_dist: rank \d lost its connection to another rank|is gone|gloo", ended.stderr)
+        assert re.search(r"pyg_dist: rank \d lost its connection to (another rank|rank \d)|gloo", ended.stderr)
         assert not re.search(r"pyg_dist: rank \d failed", ended.stderr), "a rank that noticed is blamed"
 
 
@@ -99,6 +99,20 @@ def test_who_waits_for_a_killed_rank_says_so(killed: int, way: str, other: str) 
     assert re.search(rf"pyg_dist: rank \d {lost}.*; ending rank \d of 3", ended.stderr)
     assert re.search(rf"ConnectionLostError: rank \d {lost}.* \[rank \d of 3\]", ended.stderr)
     assert not re.search(r"pyg_dist: rank \d failed", ended.stderr)
+
+
+def test_the_loss_of_rank_0_with_the_store_is_one_line_of_each_rank() -> None:
+    """Nothing can be spread; what the store says of it is shown by none."""
+    ended = run_script("ranks", RANKS, SCRIPT, "is killed in an exchange", "0", "messages")
+    assert ended.codes[0] == -9
+    assert set(ended.codes[1:]) <= {1, -6}
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("pyg_dist: ")]
+    lost = "lost its connection to rank 0, which was killed or has crashed: see that rank's log"
+    expected = {f"pyg_dist: rank {rank} {lost}; ending rank {rank} of 3" for rank in (1, 2)}
+    assert lines, ended.stderr
+    assert set(lines) <= expected, ended.stderr
+    assert len(lines) == len(set(lines)), ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(
