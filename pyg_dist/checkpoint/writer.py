@@ -6,10 +6,11 @@ import itertools
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -39,6 +40,15 @@ class _Saves:
         self.count = itertools.count()
 
 
+class _Save(NamedTuple):
+    """One that goes on in a thread; ``has_told``: this rank's shards are written, and rank 0 can know of them."""
+
+    serial: int
+    thread: ThreadPoolExecutor
+    future: Future[None]
+    has_told: threading.Event
+
+
 class Writer:
     """Writes the checkpoints of one folder, one after another, while training goes on.
 
@@ -48,7 +58,7 @@ class Writer:
     def __init__(self, path: Path, keep: int) -> None:
         self.path, self.keep = path, keep
         self._lock: IO[str] | None = None
-        self._saving: tuple[ThreadPoolExecutor, Future[None]] | None = None
+        self._saving: _Save | None = None
         self._number: int | None = None  # of the latest one, while no other run may save
         session = current()
         # A connection of its own: a waiting one is locked until its key is set.
@@ -84,8 +94,9 @@ class Writer:
             self._hold()
         self._number = number = (self._number or 0) + 1
         folder, serial = folder_of(self.path, number), next(current().of(_Saves).count)
-        thread = ThreadPoolExecutor(1, "pyg_dist checkpoint")
-        self._saving = thread, thread.submit(self._write, snapshot, folder, serial)
+        thread, has_told = ThreadPoolExecutor(1, "pyg_dist checkpoint"), threading.Event()
+        future = thread.submit(self._write, snapshot, folder, serial, has_told)
+        self._saving = _Save(serial, thread, future, has_told)
         thread.shutdown(wait=False)  # it ends with this
 
     def wait(self) -> None:
@@ -99,19 +110,34 @@ class Writer:
         raise_together(failure)
 
     def _failure(self) -> Exception | None:
-        """Wait for what was begun, and return what this rank has failed with."""
+        """Wait for what was begun, and return what this rank has failed with (collective).
+
+        Raises:
+            ConnectionLostError: A rank was killed, for whose word rank 0 would wait.
+        """
+        if self._saving is not None:
+            self._saving.has_told.wait()
+            try:
+                world_group().barrier("checkpoint")
+            except BaseException:
+                self._give_up(self._saving.serial)
+                raise
+        return self._own_failure()
+
+    def _own_failure(self) -> Exception | None:
+        """As :func:`_failure`, once all ranks have told rank 0. Not collective."""
         if self._saving is None:
             return None
-        (thread, future), self._saving = self._saving, None
-        error = future.exception()
-        thread.shutdown()
+        saving, self._saving = self._saving, None
+        error = saving.future.exception()
+        saving.thread.shutdown()
         if error is not None and not isinstance(error, Exception):
             raise error
         return error
 
     def close(self) -> None:
         """Finish what was begun, and let other runs save in the folder. Not collective."""
-        error = self._failure()
+        error = self._own_failure()
         self._number = None
         if self._lock is not None:
             self._lock.close()
@@ -119,7 +145,7 @@ class Writer:
         if error is not None:
             logger.error("rank %d could not save a checkpoint: %s", self._rank, one_line(error))
 
-    def _write(self, snapshot: Snapshot, folder: Path, serial: int) -> None:
+    def _write(self, snapshot: Snapshot, folder: Path, serial: int, has_told: threading.Event) -> None:
         """What the thread does."""
         written: dict[str, Shard] | None = {}
         try:
@@ -129,7 +155,12 @@ class Writer:
             written = None
             raise
         finally:
-            written = self._gather(serial, written)
+            try:
+                if self._rank == 0:
+                    has_told.set()
+                written = self._gather(serial, written)
+            finally:
+                has_told.set()
             if self._rank == 0 and written is None:  # a rank has failed, and says why
                 shutil.rmtree(folder, ignore_errors=True)
         if self._rank == 0 and written is not None:
@@ -159,11 +190,11 @@ class Writer:
         if self._store is None:
             return shards
         if self._rank:
-            self._store.set(f"checkpoint/{serial}/{self._rank}", to_json(shards))
+            self._store.set(_key(serial, self._rank), to_json(shards))
             return None
         found: dict[str, Shard] | None = shards
         for rank in range(1, self._world_size):
-            key = f"checkpoint/{serial}/{rank}"
+            key = _key(serial, rank)
             self._store.wait([key], LONGEST_WAIT)
             content = json.loads(self._store.get(key))
             self._store.delete_key(key)
@@ -172,6 +203,17 @@ class Writer:
             else:
                 found |= typed(dict[str, Shard], content)
         return found
+
+    def _give_up(self, serial: int) -> None:
+        """Let rank 0's thread wait for nobody: a rank that has not told it has failed."""
+        store = current().store  # the thread's is locked while it waits
+        if self._rank == 0 and store is not None:
+            for rank in range(1, self._world_size):
+                store.compare_set(_key(serial, rank), "", to_json(None))
+
+
+def _key(serial: int, rank: int) -> str:
+    return f"checkpoint/{serial}/{rank}"
 
 
 def write_shard(folder: Path, key: str, tensors: Mapping[str, Tensor]) -> Shard:

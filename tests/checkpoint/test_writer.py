@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from killing import calls_of, run_killed
+from launching import run_script
 from torch import nn
 from workers import Workers
 
@@ -169,6 +171,17 @@ def test_a_file_where_the_folder_is_to_be(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"Expected .*run.* to be a folder that can be written \(got: ") as caught:
         write(tmp_path / name, 1)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("killed", [0, 2])
+def test_a_rank_that_is_killed_as_it_writes_ends_the_others(tmp_path: Path, killed: int) -> None:
+    """Rank 0's thread waits for its word in the store, and main threads for rank 0's."""
+    ended = run_script("ranks", 3, Path(__file__).with_name("killed_script.py"), str(tmp_path / "run"), str(killed))
+    assert ended.codes[killed] == -9
+    assert 0 not in ended.codes
+    lost = rf"pyg_dist: rank \d lost its connection to (rank {killed}|another rank), which was killed or has crashed"
+    assert re.search(lost, ended.stderr), ended.stderr
+    assert loaded(tmp_path / "run") == 1
 
 
 def one_rank_fails(path: str, failing: int) -> tuple[str, int]:
