@@ -48,7 +48,8 @@ def test_reset_parameters_draws_as_stock(name: str) -> None:
     assert torch.equal(state, own_state)
     assert [*expected] == [*got]
     lazy = torch.nn.parameter.UninitializedParameter
-    assert all(isinstance(value, lazy) or torch.equal(value, got[key]) for key, value in expected.items())
+    for key, value in expected.items():  # RGATConv never fills its l2, which may thus have NaN
+        assert isinstance(value, lazy) or torch.allclose(value, got[key], rtol=0, atol=0, equal_nan=True), key
 
 
 @pytest.mark.parametrize("name", MAKERS)
