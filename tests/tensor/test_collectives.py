@@ -402,9 +402,9 @@ def test_one_more_is_seen(workers: Callable[[int], Workers]) -> None:
 
 def one_more() -> None:
     """The spy sees an all-reduce that a function makes in vain, and does not count one among one rank."""
-    t = Operands("tall", True)
+    x = Operands("tall", True).x  # made here: the first rows of all have collectives of their own
     with collectives() as seen:
-        t.x.sum()
-        t.x._sharding.group.all_reduce_(torch.ones(1))
+        x.sum()
+        x._sharding.group.all_reduce_(torch.ones(1))
         Group().all_reduce_(torch.ones(1))
     assert words(seen) == "2 sum"
