@@ -196,7 +196,7 @@ def _draw(args: argparse.Namespace, plan: DistributionPlan, text: str) -> None:
 
 _LAYOUTS_OF = {
     "--save": ("halo", "auto"), "parts of a .npy file": ("halo", "auto"),
-    "--batch-size": ("halo",), "--bits": ("halo",),
+    "--batch-size": ("halo",), "--bits": ("halo",), "--exchange": ("halo",),
 }  # fmt: skip
 """What goes with some layouts only."""
 
@@ -212,10 +212,12 @@ def _check(args: argparse.Namespace) -> None:
             f"--layout {layout}, for which the store {args.graph} was written (got {args.layout}): leave it out, or "
             f"write another store",
         )
+        args.layout = layout
     args.layout = args.layout or "halo"
     given = {
         "--save": args.save is not None, "parts of a .npy file": args.partition.endswith(".npy"),
-        "--batch-size": args.batch_size is not None, "--bits": args.bits != [32], "a store": is_store(args.graph),
+        "--batch-size": args.batch_size is not None, "--bits": args.bits != [32],
+        "--exchange": args.exchange != "hybrid", "a store": is_store(args.graph),
     }  # fmt: skip
     for option in (name for name, is_given in given.items() if is_given):
         layouts = _LAYOUTS_OF.get(option, (args.layout,))
@@ -223,7 +225,7 @@ def _check(args: argparse.Namespace) -> None:
             args.layout in layouts, f"{option} with --layout {' or '.join(layouts)} (got {args.layout}): leave it out"
         )
         require(
-            len(args.ranks) == 1 or option == "--bits",
+            len(args.ranks) == 1 or option in ("--bits", "--exchange"),
             f"{option} with one number of ranks (got {len(args.ranks)}): name one",
         )
     has_batches, groups = args.batch_size is not None, args.data_groups

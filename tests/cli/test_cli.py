@@ -93,6 +93,14 @@ def test_plan_of_mini_batches(graph_file: Path, capsys: pytest.CaptureFixture[st
             "--save with --layout halo or auto (got grid)",
         ),
         (["nothing.npz", "--ranks", "2", "--layout", "grid", "--bits", "4"], "--bits with --layout halo (got grid)"),
+        (
+            ["nothing.npz", "--ranks", "2", "--layout", "grid", "--exchange", "post"],
+            "--exchange with --layout halo (got grid",
+        ),
+        (
+            ["nothing.npz", "--ranks", "2", "4", "--layout", "auto", "--exchange", "pre"],
+            "--exchange with --layout halo (got",
+        ),
         (["nothing.npz", "--ranks", "2", "--bits", "4", "4", "4"], "one number or two"),
         (
             ["nothing.npz", "--ranks", "2", "--layout", "grid", "--partition", "p.npy"],
