@@ -160,17 +160,16 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
         return index.fetch(x)
     if isinstance(index, RowIndex) and isinstance(x, NodeTensor):
         return index.fetch(x)
-    if isinstance(index, tuple) and index and isinstance(index[0], RowIndex):
-        if _lists(index[1:]):
-            raise refuse(function, "with two lists would pair rows with columns (x[rows][:, columns] does not)")
+    if isinstance(index, tuple) and index and isinstance(index[0], RowIndex) and not _lists(index[1:]):
         within = (_ALL, *index[1:])
         return x[index[0]][within]
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         return _elements(x, index)
     if isinstance(index, Tensor) and not isinstance(index, RowTensor) and index.dim() > 1 and index.numel() > 0:
         return _tables(x, index)
-    if _is_pairs(x, index):
-        return _pairs(x, *cast(tuple[Any, Any], index))
+    paired = _paired_dim(x, index)
+    if paired:
+        return _pairs(x, cast(tuple[Any, ...], index), paired)
     if index is None or (isinstance(index, tuple) and index and index[0] is None):
         return x[index[1:] if index and index[1:] else _ALL].unsqueeze(0)
     first, rest = _split(x, index)
@@ -193,11 +192,18 @@ def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
     return as_row_tensor_(indexed_rows.select(x, local_index), chosen.rows)
 
 
-def _is_pairs(x: Tensor, index: object) -> bool:
-    """Whether ``index`` pairs rows with columns: two lists of positions in one dimension each, or masks of it."""
-    if not isinstance(index, tuple) or len(index) != 2 or x.dim() != 2:
-        return False
-    return all(isinstance(i, (list, range)) or (isinstance(i, (Tensor, np.ndarray)) and i.ndim == 1) for i in index)
+def _paired_dim(x: Tensor, index: object) -> int:
+    """The dimension whose positions ``index`` pairs with rows, by a list of each and nothing else; 0: it does not."""
+    if not isinstance(index, tuple) or not 2 <= len(index) <= x.dim():
+        return 0
+    lists = [
+        k
+        for k, i in enumerate(index)
+        if isinstance(i, (list, range)) or (isinstance(i, (Tensor, np.ndarray)) and i.ndim == 1)
+    ]
+    others = [i for k, i in enumerate(index) if k not in lists]
+    is_pair = len(lists) == 2 and lists[0] == 0 and all(isinstance(i, slice) and i == _ALL for i in others)
+    return lists[1] if is_pair else 0
 
 
 def _tables(x: RowTensor, index: Tensor) -> Tensor:
@@ -212,12 +218,16 @@ def _tables(x: RowTensor, index: Tensor) -> Tensor:
         return as_row_tensor_(local.reshape(rows.num_local, *index.shape[1:], *x.shape[1:]), rows)
 
 
-def _pairs(x: RowTensor, index: Any, columns: object) -> Tensor:
-    """An element of each selected row: ``p[torch.arange(N), y]``, ``p[mask, y[mask]]`` (collective as ``p[index]``)."""
-    picked = x[index]
-    columns = _columns(columns, picked.shape[0])
-    columns = torch.where(columns < 0, columns + x.shape[1], columns).long()
-    return picked.gather(1, columns.to(x.device).view(-1, 1)).view(-1)
+def _pairs(x: RowTensor, index: tuple[Any, ...], dim: int) -> Tensor:
+    """One place of ``dim`` for each selected row: ``p[torch.arange(N), y]``, ``h[rows, last]`` (as ``x[index[0]]``)."""
+    rows = index[0]
+    is_all = not isinstance(rows, RowTensor) and len(rows) == x.shape[0]
+    # Not selected, so that what follows meets other rows of x.
+    picked = x if is_all and torch.equal(host.as_tensor(rows), host.arange(len(rows))) else x[rows]
+    columns = _columns(index[dim], picked.shape[0])
+    columns = torch.where(columns < 0, columns + x.shape[dim], columns).long().to(x.device)
+    shape = (-1, *[1] * (dim - 1), 1, *[1] * (x.dim() - dim - 1))
+    return picked.gather(dim, columns.view(shape).expand(-1, *x.shape[1:dim], 1, *x.shape[dim + 1 :])).squeeze(dim)
 
 
 def _columns(given: object, num_rows: int) -> Tensor:
@@ -259,18 +269,19 @@ def _assign_elements(x: RowTensor, mask: Tensor, value: object) -> None:
         x[mask.as_subclass(Tensor)] = as_operand(Tensor.__setitem__, moved_to(rows, value, _VALUES), rows, num_dims)
 
 
-def _assign_pairs(x: RowTensor, index: Any, columns: Any, value: Any) -> None:
-    """An element of each listed row, ``scores[users, seen] = -inf``: a number, or one for each."""
+def _assign_pairs(x: RowTensor, index: tuple[Any, ...], dim: int, value: Any) -> None:
+    """One place of ``dim`` for each listed row, ``scores[users, seen] = -inf``: a number, or values for each."""
     with local_tensors():
-        rows, local_index = select_rows(x._sharding, index)
-    columns = _columns(columns, 1 if len(columns) == 1 else rows.size)
-    _note_columns(x, [columns])
+        rows, local_index = select_rows(x._sharding, index[0])
+    columns = _columns(index[dim], 1 if len(index[dim]) == 1 else rows.size)
+    _note_columns(x, [*[_ALL] * (dim - 1), columns])
     with local_tensors():
         columns, value = (
-            as_operand(Tensor.__setitem__, moved_to(rows, given, _VALUES), rows, num_dims=1)
-            for given in (columns, value)
+            as_operand(Tensor.__setitem__, moved_to(rows, given, _VALUES), rows, num_dims=num_dims)
+            for given, num_dims in ((columns, 1), (value, x.dim() - 1))
         )
-        x[on_device(local_index, x.device), on_device(columns, x.device)] = value
+        places: Any = (on_device(local_index, x.device), *[_ALL] * (dim - 1), on_device(columns, x.device))
+        x[places] = value
 
 
 def _mask_of(x: RowTensor, mask: Tensor) -> RowTensor:
@@ -304,8 +315,9 @@ def setitem(function: Function, x: Tensor, index: object, value: object) -> None
     if isinstance(index, Tensor) and index.dtype == torch.bool and index.dim() > 1:
         _assign_elements(x, index, value)
         return
-    if _is_pairs(x, index):
-        _assign_pairs(x, *cast(tuple[Any, Any], index), value)
+    paired = _paired_dim(x, index)
+    if paired:
+        _assign_pairs(x, cast(tuple[Any, ...], index), paired, value)
         return
     first, rest = _split(x, index)
     _note_columns(x, rest)

@@ -318,6 +318,27 @@ def _conv2d_of_moved(function: Function, x: object, weight: Tensor, *args: objec
     return MovedRows.make(out.view(size, batch, *out.shape[1:]), x.place)
 
 
+@MOVED.implements("conv1d")
+def _conv1d_of_moved(function: Function, x: object, weight: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """``[B, C, N]``: a kernel of size one along the nodes, as that of an image which is one pixel wide."""
+    if type(x) is not MovedRows or (x.dim(), x.place) != (3, 2) or weight.shape[2] != 1:
+        raise refuse_moved(function, moved_in((x, weight))[0])
+    options: dict[str, Any] = bind(function, "bias stride padding dilation groups", args, kwargs)
+    for name in ("stride", "padding", "dilation"):
+        if not isinstance(given := options.get(name, "valid"), str):
+            options[name] = (*([given] if isinstance(given, int) else given), int(name != "padding"))
+    return F.conv2d(x.unsqueeze(3), weight.unsqueeze(3), **options).squeeze(3)
+
+
+@MOVED.implements("prelu")
+def _prelu_of_moved(function: Function, x: object, weight: Tensor) -> Tensor:
+    """One slope, or one for each channel of ``[B, C, N]``."""
+    if type(x) is not MovedRows or (weight.numel() > 1 and x.place == 1):
+        raise refuse_moved(function, moved_in((x, weight))[0])
+    channels = 1 if weight.numel() == 1 else 2  # of the tensor with rows first
+    return MovedRows.make(F.prelu(x.of.movedim(channels, 1), weight).movedim(1, channels), x.place)
+
+
 @MOVED.implements("batch_norm", namespaces=(F,))
 def _batch_norm_of_moved(
     function: Function, x: object, running_mean: Tensor | None = None, running_var: Tensor | None = None,

@@ -370,7 +370,8 @@ def unseeded_lists() -> None:
 TWO_LISTS = "would pair rows with columns"
 REFUSED: list[Refusal] = [
     (lambda t: t.x[:, t.label], MixedRowsError, "within rows by a distributed index is .gather(1, index)"),
-    (lambda t: t.c[torch.tensor([0, 1]), torch.tensor([0, 1])], MixedRowsError, TWO_LISTS),
+    (lambda t: t.c[[0, 1], [0, 1], [0, 1]], MixedRowsError, TWO_LISTS),
+    (lambda t: t.c[[0, 1], :, [0, 1, 2]], DataError, "Expected as many columns as rows, 2 positions"),
     (
         lambda t: t.x[t.mask, [0, 1]],
         DataError,
@@ -430,7 +431,15 @@ def other_graphs() -> None:
     assert isinstance(x + twin.full_tensor(), NodeTensor)
 
 
-# An element of each row.
+def places_assigned(t: Operands) -> Any:
+    c = t.c * 2
+    c[torch.arange(t.N), t.label % 2] = t.x
+    c[[3, 0], :, [0, 2]] = t.matrix[:2, :2]
+    c[[1, 2], [0, 1]] = t.scalar
+    return c
+
+
+# An element of each row, or one of a dimension.
 PAIRS: dict[str, Expression] = {
     "of all": lambda t: t.x[torch.arange(t.N), t.label],
     "by a range": lambda t: t.x[range(t.N), t.label] * t.v,
@@ -438,6 +447,9 @@ PAIRS: dict[str, Expression] = {
     "of some": lambda t: t.x[torch.tensor([2, 0, 2]), t.label[torch.tensor([2, 0, 2])]],
     "by plain lists": lambda t: t.x[[2, 0, 2], [1, -1, 0]],
     "by a plain list of all": lambda t: t.x[torch.arange(t.N), t.full_label - t.F].log_softmax(0),
+    "of a sequence": lambda t: t.c[torch.arange(t.N), t.label % 2],
+    "of the last dimension": lambda t: t.c[[2, 0, 2], :, [1, -1, 0]],
+    "assigned": lambda t: places_assigned(t),
     "loss": lambda t: -t.x.log_softmax(1)[np.arange(t.N), t.label][t.mask].mean(),
 }
 

@@ -93,6 +93,11 @@ EXPRESSIONS: dict[str, Expression] = {
         F.conv2d(hops(t).unsqueeze(0), kernel(t, 3).view(2, 3, 1, 2), t.vector[:2])[0, 1],
         F.conv2d(hops(t).permute(2, 0, 1)[None], kernel(t, t.F).view(2, t.F, 2, 1), stride=(2, 1))[0, 0, 0],
     ],
+    "convolved by one": lambda t: [
+        F.conv1d(heads(t).transpose(1, 2), kernel(t, t.F).view(4, t.F, 1), t.matrix[0])[1, 2],
+        F.conv1d(hops(t).permute(2, 0, 1), kernel(t, 3).view(12, 1, 1), stride=1, padding=(0,), groups=3)[0, 5],
+    ],
+    "prelu": lambda t: [F.prelu(hops(t), t.vector[:1])[1], F.prelu(hops(t).transpose(1, 2), t.vector)[0].t()],
     "batch norm": lambda t: [
         F.batch_norm(hops(t).transpose(1, 2), None, None, t.vector, t.vector.sin(), True)[1].t(),
         F.batch_norm(hops(t), None, None, t.full_v, t.full_v.cos(), True)[2],
@@ -229,6 +234,12 @@ REFUSED: list[Refusal] = [
     (lambda t: F.cross_entropy(hops(t), t.label), MixedRowsError, f"cross_entropy {MOVE}"),
     (lambda t: F.kl_div(hops(t), hops(t), reduction="batchmean"), MixedRowsError, f"kl_div {MOVE}"),
     (lambda t: hops(t).expand(3, 14, 3), MixedRowsError, f"expand {MOVE}"),
+    (lambda t: F.prelu(hops(t), t.vector), MixedRowsError, f"prelu {MOVE}"),
+    (
+        lambda t: F.conv1d(heads(t).transpose(1, 2), kernel(t, t.F).view(2, t.F, 2)),
+        MixedRowsError,
+        "conv1d has no distributed form for rows in dimension 2 (of shape [2, 3, 7])",
+    ),
     (lambda t: hops(t) + t.v, MixedRowsError, f"add {MOVE}"),
     (lambda t: hops(t) + t.c.permute(1, 2, 0), MixedRowsError, "add has no distributed form for rows in dimension 2"),
     (lambda t: torch.cat([hops(t), t.c]), MixedRowsError, f"cat {MOVE}"),
