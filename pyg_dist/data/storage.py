@@ -22,6 +22,7 @@ from pyg_dist.store.graph_input import GraphInput, read_adj_t
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedRows
+from pyg_dist.tensor.row_tensor import local_tensors, moved_to
 from pyg_dist.tensor.sharding import RowSharding
 from pyg_dist.tensor.sparse_form import SparseForm
 
@@ -103,11 +104,15 @@ class DistributedStorage(RowStorage, GlobalStorage):
 
     def is_node_attr(self, key: str) -> bool:
         """Whether this has a row per node."""
-        return isinstance(self[key], NodeTensor)
+        return isinstance(self[key], NodeTensor) and self._parent().graph.owns(self[key])
 
     def is_edge_attr(self, key: str) -> bool:
         """Whether this has a value per edge; the edges themselves, too."""
-        return isinstance(self[key], (EdgeTensor, DistributedEdgeIndex))
+        value = self[key]
+        rows: RowSharding = self._parent().graph.edge_sharding
+        return isinstance(value, DistributedEdgeIndex) or (
+            isinstance(value, EdgeTensor) and rows.is_equivalent(value._sharding)
+        )
 
     def distributed(self, key: str, value: object) -> object:
         graph: DistributedGraph = self._parent().graph
@@ -116,20 +121,19 @@ class DistributedStorage(RowStorage, GlobalStorage):
             if handle is not None:  # fewer edges, or reversed ones: data.num_edges follows
                 self._parent().__dict__["graph"] = handle.graph
             return handle
+        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
         if isinstance(value, RowTensor):
             if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
-                name = ", under another name" if key == "y" else ""
-                raise LayoutMismatchError(
-                    f"Expected '{key}' with a row for every node or edge of this graph (got {value._sharding.size} "
-                    f"{value.kind}s of another graph or selection): assign a full_tensor(){name}"
-                )
+                kind = belongs_to(key, value, nodes, edges)
+                if kind is None:  # of a selection, or with rows that a script has appended
+                    return value
+                value = _moved(key, value, graph.edge_sharding if kind == "edge" else graph.node_sharding)
             return graph.place_attribute(key, value)
         of_adj_t = read_adj_t(value)
         if of_adj_t is not None:
             return self._further_edges(graph, *of_adj_t)
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
         kind = belongs_to(key, value, nodes, edges)
         if kind == "edge":
             return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
@@ -182,10 +186,11 @@ class TypedNodes(RowStorage, NodeStorage):
 
     def is_node_attr(self, key: str) -> bool:
         """Whether this has a row per node."""
-        return isinstance(self[key], NodeTensor)
+        value = self[key]
+        return isinstance(value, NodeTensor) and value._sharding is self.sharding
 
     def distributed(self, key: str, value: object) -> object:
-        return _placed(key, value, self.sharding, "node", f"node of type {self._key!r}")
+        return _placed(key, value, self.sharding, "node")
 
 
 class TypedEdges(RowStorage, EdgeStorage):
@@ -227,19 +232,21 @@ class TypedEdges(RowStorage, EdgeStorage):
         if key in GRAPH_KEYS:
             is_first = not any(key in self._mapping for key in GRAPH_KEYS)
             return _same_nodes(key, value, None if is_first else self.handle.graph)
-        return _placed(key, value, self.handle.graph.edge_sharding, "edge", f"edge of {self._key}")
+        return _placed(key, value, self.handle.graph.edge_sharding, "edge")
 
 
-def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "edge"], of: str) -> object:
+def _moved(key: str, value: RowTensor, rows: RowSharding) -> RowTensor:
+    """An attribute with as many rows, in another order, as ``x[torch.randperm(N)]`` has them (collective)."""
+    with local_tensors():
+        return moved_to(rows, value, f"Expected '{key}'")  # type: ignore[no-any-return]
+
+
+def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "edge"]) -> object:
     """A type's or a relation's attribute: row tensors have its rows, and tensors with a row for each get them."""
-    if isinstance(value, RowTensor):
-        if not (value._sharding is rows if kind == "node" else rows.is_equivalent(value._sharding)):
-            raise LayoutMismatchError(
-                f"Expected '{key}' with a row for every {of} (got {value._sharding.size} {value.kind}s of another type "
-                f"or selection): assign a full_tensor()"
-            )
-        return value
     sizes = (rows.size, None) if kind == "node" else (None, rows.size)
+    if isinstance(value, RowTensor):
+        is_its = value._sharding is rows if kind == "node" else rows.is_equivalent(value._sharding)
+        return value if is_its or belongs_to(key, value, *sizes) is None else _moved(key, value, rows)
     if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, *sizes) == kind:
         return RowTensor.from_local(rows.slice(value), rows)
     return value

@@ -295,6 +295,9 @@ class DistributedEdgeIndex(EdgeHandle):
         sources = graph.sources
         if isinstance(x, Tensor) and not isinstance(x, RowTensor) and x.shape[:1] == (sources.size,):
             x = NodeTensor.from_local(sources.slice(x), sources)
+        if isinstance(x, NodeTensor) and not graph.owns(x, 0):  # all nodes in another order, x[torch.randperm(N)]
+            moved = sources.align_by_position(x.to_local(), x._sharding)
+            x = x if moved is None else NodeTensor.from_local(moved, sources)
         is_matrix = isinstance(x, NodeTensor) and x.dim() in (1, 2) and x.is_floating_point() and graph.owns(x, 0)
         if not is_matrix:
             raise DataError(

@@ -117,7 +117,17 @@ def assignments(world_size: int) -> None:
     assert message_of(lambda: setattr(data, "x", torch.zeros(30, 5))).startswith("DataError")
     assert message_of(lambda: setattr(data, "val_mask", torch.zeros(30) > 0)).startswith("DataError")
     assert message_of(lambda: setattr(data, "edge_index", graph.edge_index)).startswith("MixedRowsError")
-    assert message_of(lambda: setattr(data, "z", data.y[data.y > 0])).startswith("LayoutMismatchError")
+    data.chosen, data.appended = data.x[data.y > 0], torch.cat([data.x, torch.ones(2, data.x.shape[1])])
+    assert torch.equal(data.chosen.full_tensor(), data.x.full_tensor()[graph.y > 0])
+    assert data.appended.full_tensor().shape[0] == 33
+    order = torch.arange(30, -1, -1)
+    data.z = data.x[order]
+    assert torch.equal(data.z.full_tensor(), data.x.full_tensor()[order])
+    assert [data.is_node_attr(name) for name in ("z", "chosen", "appended")] == [True, False, False]
+    assert message_of(lambda: setattr(data, "x", data.chosen)).startswith("DataError")
+    other_graph = distribute(random_graph(31, 130, seed=5), world_size)
+    if world_size > 1:
+        assert message_of(lambda: setattr(data, "z", other_graph.x)).startswith("LayoutMismatchError")
     assert message_of(lambda: pickle.dumps(data)).startswith("MixedRowsError")
     # In PyG's order, that of a set, ranks would sum up other masks than each other.
     names = [name for name, _ in data]

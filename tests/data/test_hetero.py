@@ -200,6 +200,11 @@ def mapping(num_ranks: int) -> None:
     assert_same({"x": data[PAPER].x}, {"x": F.normalize(stock[PAPER].x, dim=-1)})
     data[PAPER, "cites", PAPER].w = torch.arange(60)
     assert isinstance(data[PAPER, "cites", PAPER].w, EdgeTensor)
+    data[PAPER].chosen, order = data[PAPER].x[:3], torch.arange(SIZES[PAPER] - 1, -1, -1)
+    data[PAPER].turned = data[PAPER].x[order]
+    assert_same({"turned": data[PAPER].turned}, {"turned": data[PAPER].x.full_tensor()[order]})
+    assert data[PAPER].is_node_attr("turned")
+    assert not data[PAPER].is_node_attr("chosen")
     assert data.to("cpu") is data
     assert "paper" in repr(data)
     assert copy.copy(data)[PAPER].x is data[PAPER].x
@@ -212,7 +217,7 @@ def mapping(num_ranks: int) -> None:
     assert (alone.hash, alone.describe(), alone.messages) == (plan.hash, plan.describe(), plan.messages)
     for wrong, message in (
         (lambda: setattr(data[PAPER], "x", torch.zeros(3, 2)), "Expected 'x' to have 23 rows, one per node"),
-        (lambda: setattr(data[PAPER], "a", data[AUTHOR].x), "Expected 'a' with a row for every node of type 'paper'"),
+        (lambda: setattr(data[PAPER], "x", data[AUTHOR].x), "Expected 'x' to have 23 rows, one per node"),
         (lambda: setattr(data[PAPER, "cites", PAPER], "edge_index", torch.zeros(2, 3)), "Assigning 'edge_index'"),
         (lambda: data["reviewer"], "Expected a type of nodes of this graph"),
         (lambda: MetaPath2Vec(data.edge_index_dict, 4, [RELATIONS[0]], 2, 2), "sort_edge_index needs all edges"),

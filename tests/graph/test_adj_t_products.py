@@ -71,6 +71,8 @@ def compare(layouts: list[dict[str, Any]], weighted: bool) -> None:
         for _ in range(2):  # the second is cached
             assert_same({"out": data.adj_t @ constant}, {"out": stock.adj_t @ plain}, "constant")
         assert_same({"out": data.adj_t @ plain}, {"out": stock.adj_t @ plain}, "plain rows")
+        order = torch.arange(NUM_NODES - 1, -1, -1)
+        assert_same({"out": data.adj_t @ data.x[order]}, {"out": stock.adj_t @ stock.x[order]}, "in another order")
         for wrong in (data.y, data.x.view(NUM_NODES, 5, 1), plain[1:], 2.0):
             with pytest.raises(DataError, match=f"expected a row of floats for each of the {NUM_NODES} nodes"):
                 data.adj_t @ wrong
