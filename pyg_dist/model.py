@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import fx, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
     ASAPooling,
     AttentiveFP,
@@ -12,6 +13,7 @@ from torch_geometric.nn import (
     EdgePooling,
     GraphNorm,
     GraphUNet,
+    GroupAddRev,
     HeteroConv,
     InstanceNorm,
     PANPooling,
@@ -31,6 +33,14 @@ from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
 
 M = TypeVar("M", bound=nn.Module)
 
+
+class DistributedGroupAddRev(GroupAddRev):
+    """Keeps what it got and computes the rest again in the backward, where PyG's frees what it got, too. Exact."""
+
+    def _fn_apply(self, args: Any, fn: Any, fn_inverse: Any) -> Any:
+        return fn(*args) if self.disable else checkpoint(fn, *args, use_reentrant=False)
+
+
 _OWN_FORMS: dict[type, type] = {
     HeteroConv: DistributedHeteroConv,
     GraphNorm: DistributedGraphNorm,
@@ -39,6 +49,7 @@ _OWN_FORMS: dict[type, type] = {
     GraphUNet: DistributedGraphUNet,
     SelectTopK: DistributedSelectTopK,
     FilterEdges: DistributedFilterEdges,
+    GroupAddRev: DistributedGroupAddRev,
 }
 _POOLS = (ASAPooling, ClusterPooling, EdgePooling, PANPooling)
 _REFUSED: dict[type, str] = {
@@ -100,7 +111,7 @@ def _require_supported(module: nn.Module, path: str) -> None:
             f"distribute stopped at {path or 'the model'!r}: {name} {_REFUSED[type(module)]}, which no rank has: leave "
             f"the model stock, on the plain Data"
         )
-    if isinstance(module, InvertibleModule) and not module.disable:
+    if isinstance(module, InvertibleModule) and not module.disable and type(module) not in _OWN_FORMS:
         raise UnsupportedError(
             f"distribute stopped at {path or 'the model'!r}: {name} frees the memory of rows that lie on several "
             f"ranks, to compute them again: pass disable=True"

@@ -147,6 +147,25 @@ class LearnsEdges(nn.Module):
         return self.conv(x, edge_index) + self.conv.get_attention_loss()
 
 
+class Reversible(nn.Module):
+    """Layers whose inputs PyG's autograd function frees and computes again from the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(F, 4), nn.Linear(4, G)
+        self.layers = nn.ModuleList(gnn.GroupAddRev(gnn.GraphConv(2, 2), num_groups=2) for _ in range(3))
+
+    def forward(self, x: Tensor, edge_index: Tensor, weight: Tensor) -> Any:
+        x = self.enter(x)
+        for layer in self.layers:
+            x = layer(x, edge_index, weight.detach())
+        return self.leave(x)
+
+
+class OwnReversible(gnn.GroupAddRev):
+    pass
+
+
 def enclosed() -> nn.Module:
     """As a notebook's function may have it: names of the function, a module's attributes, methods of other kinds."""
     from torch_geometric import utils
@@ -177,6 +196,7 @@ CASES: dict[str, Case] = {
     "GATv2": Case(lambda: gnn.GATv2Conv(F, G, heads=2, edge_dim=3, fill_value="max"), "XEA"),
     "GATv2 shared": Case(lambda: gnn.GATv2Conv(F, G, share_weights=True, edge_dim=1, fill_value=0.5), "XEW"),
     "enclosed": Case(enclosed),
+    "reversible": Case(Reversible, "XEW"),
     "GAT lazy": Case(lambda: gnn.GATConv(-1, G)),
     "GIN": Case(lambda: gnn.GINConv(mlp(F, G), train_eps=True)),
     "GIN max": Case(lambda: gnn.GINConv(mlp(F, G), aggr="max")),
@@ -410,7 +430,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
     "pool": (Case(lambda: Calls(gnn.EdgePooling(F))), "distribute stopped at 'layer': EdgePooling makes nodes and"),
-    "reversible": (Case(lambda: gnn.GroupAddRev(gnn.GraphConv(2, 2), num_groups=2)), "GroupAddRev frees the memory"),
+    "reversible": (Case(lambda: OwnReversible(gnn.GraphConv(2, 2), num_groups=2)), "OwnReversible frees the memory"),
     "columns": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"expected rows with {F + 1} columns, got shape [47, {F}]"),
     "layer": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"(in 'layer.lin' (Linear({F + 1}, {G}, bias=False)) of"),
     "flow": (Case(lambda: gnn.GINConv(mlp(F, G), flow="target_to_source")), "expected flow='source_to_target'"),
