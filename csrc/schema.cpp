@@ -95,6 +95,9 @@ STABLE_TORCH_LIBRARY(pyg_dist, m) {
   m.def("distinct(Tensor known, Tensor value) -> (Tensor, Tensor)");
   // The distinct values without a place, and some with one, ascending, which get the next ones: cpu/add_places.h
   m.def("add_places(Tensor(a!) place_of, Tensor value, int next, Tensor? again) -> Tensor");
+  // The numbers of values, given lists of ids of groups, whose numbers ascend, and single ones: cpu/find_numbers.h
+  m.def(
+      "find_numbers(Tensor id, Tensor count, Tensor first, Tensor given, Tensor given_number, Tensor value) -> Tensor");
   // Lists of rows of ids as bytes, with the bytes of each list; and back, with the rows of each: cpu/id_lists.h
   m.def("encode_ids(Tensor rows, Tensor count, bool is_ascending) -> (Tensor, Tensor)");
   m.def("decode_ids(Tensor content, Tensor num_bytes, int num_columns, bool is_ascending) -> (Tensor, Tensor)");

@@ -286,6 +286,18 @@ def add_places(place_of: Tensor, value: Tensor, next: int, again: Tensor) -> Ten
     return torch.tensor(new, dtype=torch.int64)
 
 
+def find_numbers(
+    id: Tensor, count: Tensor, first: Tensor, given: Tensor, given_number: Tensor, value: Tensor
+) -> Tensor:
+    """By a dictionary."""
+    number_of = dict(zip(given.tolist(), given_number.tolist(), strict=True))
+    lists = id.split(count.tolist()) if count.numel() else ()
+    for group, begin in enumerate(first.tolist()):
+        ids = sorted(i for of_group in lists[group :: first.numel()] for i in of_group.tolist())
+        number_of |= {i: begin + k for k, i in enumerate(ids)}
+    return torch.tensor([number_of.get(v, -1) for v in value.tolist()], dtype=torch.int64)
+
+
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> list[int]:
     """Number by number; the bytes alone."""
     content = []

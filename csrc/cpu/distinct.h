@@ -11,10 +11,7 @@
 namespace pyg_dist {
 
 // place[k] = i where known[i] = value[k]; else num_known + its number among the values that are not known, ascending.
-// O(num_known + num_values) time, and a radix sort of those that are not known.
-//
-// By open addressing with linear probing (Knuth, TAOCP 3, 6.4): slots by the top bits of value *
-// 2^64 / golden ratio, the number of a distinct value in each; the table doubles once it is half full.
+// O(num_known + num_values) time by a hash table, and a radix sort of those that are not known.
 struct Distinct {
   const int64_t* known;  // [num_known], distinct
   Integers value;        // [num_values]

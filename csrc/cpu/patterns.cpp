@@ -1,6 +1,7 @@
 #include "cpu/patterns.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 namespace pyg_dist {
@@ -66,11 +67,43 @@ bool equals_transpose(const int64_t* rowptr, const int32_t* col, int64_t num_row
   return true;
 }
 
+namespace {
+
+constexpr int64_t kTogether = 8;
+
+// Searches that do not wait for each other's reads.
+void find_together(const FindSorted& p, int64_t begin) {
+  std::array<const int64_t*, kTogether> at;
+  at.fill(p.sorted);
+  for (int64_t size = p.size; size > 0;) {
+    const int64_t half = (size + 1) / 2;
+    for (int64_t j = 0; j < kTogether; ++j) {
+      const int64_t* const here = at[static_cast<size_t>(j)];
+      at[static_cast<size_t>(j)] = here[half - 1] < p.value[begin + j] ? here + half : here;
+    }
+    size -= half;
+  }
+  const int64_t* const last = p.sorted + p.size;
+  for (int64_t j = 0; j < kTogether; ++j) {
+    const int64_t* const here = at[static_cast<size_t>(j)];
+    p.place[begin + j] = here < last && *here == p.value[begin + j] ? here - p.sorted : -1;
+  }
+}
+
+}  // namespace
+
 void find_sorted(const FindSorted& p, int64_t begin, int64_t end) {
   int64_t at = 0;  // all before it are less than the last value
   for (int64_t k = begin; k < end; ++k) {
     const int64_t value = p.value[k];
-    if (at > 0 && value <= p.sorted[at - 1]) at = 0;
+    if (at > 0 && value <= p.sorted[at - 1]) {
+      if (k + kTogether <= end && !std::is_sorted(p.value + k, p.value + k + kTogether)) {
+        find_together(p, k);
+        k += kTogether - 1;
+        continue;
+      }
+      at = 0;
+    }
     int64_t step = 1;
     while (at + step <= p.size && p.sorted[at + step - 1] < value) {
       at += step;

@@ -37,4 +37,19 @@ void remap_entries(const RemapEntries& r, int64_t begin, int64_t end) {
   for (int64_t k = begin; k < end; ++k) r.out[k] = r.columns.place(r.col[k]);
 }
 
+void find_in_windows(const FindInWindows& f, int64_t begin, int64_t end) {
+  for (int64_t k = begin; k < end; ++k) {
+    int64_t number = -1;
+    for (std::size_t w = 0; w < f.num_windows; ++w) {
+      const IdWindow& window = f.window[w];
+      const uint64_t bit = static_cast<uint64_t>(f.value[k]) - static_cast<uint64_t>(window.least);
+      if (bit >= window.span || !window.bits.has(static_cast<int32_t>(bit))) continue;
+      const int32_t place = window.bits.place(static_cast<int32_t>(bit));
+      number = window.number == nullptr ? window.first + place : window.number[place];
+      break;
+    }
+    f.number[k] = number;
+  }
+}
+
 }  // namespace pyg_dist::PYG_DIST_LEVEL

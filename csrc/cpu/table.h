@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cpu/find_numbers.h"
 #include "cpu/level.h"
 #include "cpu/patterns.h"
 #include "cpu/quantize_rows.h"
@@ -41,6 +42,7 @@ namespace pyg_dist {
   X(int64_t, quantize_rows, QuantizeRows)            \
   X(int64_t, filter_rows, FilterRows)                \
   X(void, remap_entries, RemapEntries)               \
+  X(void, find_in_windows, FindInWindows)            \
   X(void, dequantize_add_rows, DequantizeCsr)
 
 #define PYG_DIST_DECLARE(result, kernel, problem) result kernel(const problem& p, int64_t begin, int64_t end);

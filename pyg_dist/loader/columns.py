@@ -29,7 +29,7 @@ class Columns:
     node_id: Tensor | None = None  # int64 ``[s]``; ``None``: one rank has all, and they are the columns' numbers
     row: Tensor | None = None  # of this rank's nodes, among those of a type, int64 ``[n]``; ``None``: they are columns
     elsewhere: Tensor | None = None  # the columns of other ranks' nodes on their ranks, int64 ``[s - n]``
-    _tables: dict[int, Tensor] = field(default_factory=dict)  # by size
+    _tables: list[Tensor] = field(default_factory=list)  # that are free
 
     @staticmethod
     def of(
@@ -108,14 +108,13 @@ class Columns:
         ends: list[int] = torch.searchsorted(code, self.ends * trees).tolist()
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
-    def take_table(self, size: int) -> Tensor:
-        """So many numbers -1, int32. Who leaves them as they were gives them back, for the next batch."""
-        table = self._tables.pop(size, None)
-        return host.full((size,), -1, dtype=torch.int32) if table is None else table
+    def take_table(self) -> Tensor:
+        """A number -1 for each column, int32. Who leaves them as they were gives them back, for the next batch."""
+        return self._tables.pop() if self._tables else host.full((self.size,), -1, dtype=torch.int32)
 
     def give_table(self, table: Tensor) -> None:
         """See :meth:`take_table`."""
-        self._tables[table.numel()] = table
+        self._tables.append(table)
 
 
 def split(code: Tensor, trees: int) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -77,58 +77,6 @@ class Edges(NamedTuple):
 _SPARSE = 64
 """A table with fewer entries than one in so many is cleared entry by entry: one takes as long as that many in a row."""
 
-_DENSE = 16
-"""Numbers are found by a table of all codes where they are one in so many: 64 bytes each."""
-
-
-class _Numbers:
-    """Numbers in a batch, by codes among the ranks, of all nodes of a data group's part of it.
-
-    Args:
-        columns: keep the table of all codes from batch to batch.
-        span: an upper bound of the codes, exclusive.
-        num_codes: how many there will be.
-    """
-
-    def __init__(self, columns: Columns, span: int, num_codes: int) -> None:
-        is_dense = span <= min(_DENSE * num_codes, torch.iinfo(torch.int32).max)
-        self._columns, self._table = columns, columns.take_table(span) if is_dense else None
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # codes and their numbers
-
-    def add(self, code: Tensor, first: int) -> None:
-        """Some distinct ones get numbers from ``first`` on, ascending. They are several ascending lists."""
-        if self._table is None:
-            ascending = torch.from_numpy(np.sort(code.numpy(), kind="stable"))  # runs, which it merges
-            self.put(ascending, host.arange(first, first + code.numel()))
-        else:
-            ops.add_places(self._table, code, first)
-
-    def put(self, code: Tensor, number: Tensor) -> None:
-        """Some distinct ones get numbers."""
-        if self._table is None:
-            self._pairs.append((code, number))
-        else:
-            self._table.index_copy_(0, code, number.int())
-
-    @cached_property
-    def _ascending(self) -> tuple[Tensor, Tensor]:
-        """The codes, and their numbers, and -1 behind them."""
-        code, number = (torch.cat(lists) for lists in zip(*self._pairs, strict=True))
-        order = torch.from_numpy(np.argsort(code.numpy(), kind="stable"))
-        return code.index_select(0, order), torch.cat([number.index_select(0, order), host.tensor([-1])])
-
-    def of(self, code: Tensor) -> Tensor:
-        """Those of some nodes; -1: the batch does not have it. Shapes: int64 ``[k]`` -> int64 or int32."""
-        if self._table is not None:
-            return self._table.index_select(0, code)
-        ascending, number = self._ascending
-        return number[ops.find_sorted(ascending, code)]
-
-    def end(self) -> None:
-        """Nothing is found afterwards."""
-        if self._table is not None:
-            self._columns.give_table(self._table.fill_(-1))
-
 
 class KnownNodes:
     """This rank's nodes of a batch, and the sources of their edges, which belong to one rank each.
@@ -163,7 +111,7 @@ class KnownNodes:
     ) -> None:
         self._ranks, self._lists, self._rank = ranks, ranks.part, ranks.part.group.rank
         self.columns, self.trees, self._seeds = columns, trees, seeds
-        self._numbers: _Numbers | None = None
+        self._find_numbers: Callable[[Tensor], Tensor] | None = None
         self.hops, self.numbers = [code.split(list(sizes))], [number.split(list(sizes))]
         self.keys = [columns.common(code, trees).split(list(sizes))]
         self._size = code.numel()  # of the nodes that it knows
@@ -171,7 +119,7 @@ class KnownNodes:
         self._is_table = trees == 1
         self._known = [code[:0] if self._is_table else code]  # their codes, but in a table those of this rank's nodes
         if self._is_table:
-            self._number = columns.take_table(columns.size)
+            self._number = columns.take_table()
             self._number[code] = number.int()
 
     def reach(self, code: Tensor) -> Tensor:
@@ -219,8 +167,6 @@ class KnownNodes:
             table, is_sparse = self._number, _SPARSE * self._size < self._number.numel()
             known = torch.cat([*self._own, *self._known]) if is_sparse else None
             self.columns.give_table(table.fill_(-1) if known is None else table.index_fill_(0, known, -1))
-        if self._numbers is not None:
-            self._numbers.end()
 
     def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[list[int]], list[int]]:
         """Number the nodes that this rank knows, of each type: by hop, data group and code (collective).
@@ -247,24 +193,19 @@ class KnownNodes:
         reached = own[sum(sizes[:num_types]) :].view(-1, 1)
         (told, _), (reached, _) = self._lists.exchange(IdList(told), IdList(reached), kind="codes")
         _, edges, nodes = told.split([1, len(num_edges), num_hops * num_types], dim=1)
-        of_ranks = reached.view(-1).split(nodes.flatten().tolist())
         edges_of_groups, nodes_of_groups = self._of_groups(edges.sum(0), nodes.sum(0))
         of_hops = nodes_of_groups.view(self._ranks.count, num_hops, num_types)
         totals = torch.cat([host.tensor([num_seeds]), of_hops.sum(0)])
         first = totals.cumsum(0)[:-1] + of_hops[: self._ranks.index].sum(0)
-        numbers = _Numbers(self.columns, self.columns.num_ids * self.trees, len(self._seeds[0]) + len(reached))
-        numbers.put(*self._seeds)
-        for k, number in enumerate(first.view(-1).tolist()):
-            numbers.add(torch.cat(of_ranks[k :: num_hops * num_types]), number)
+        self._find_numbers = partial(ops.find_numbers, reached.view(-1), nodes.flatten(), first.flatten(), *self._seeds)
         known = torch.cat(self._known)
-        number, of_own = numbers.of(self.columns.common(known, self.trees)), numbers.of(own)
+        number, of_own = (self._find_numbers(key) for key in (self.columns.common(known, self.trees), own))
         if self._is_table:
             self._number.index_copy_(0, known, number.int()).index_copy_(0, torch.cat(self._own), of_own.int())
         else:
             self._number = number
-        of_types = of_own.long().split(sizes)
+        of_types = of_own.split(sizes)
         self.numbers = [of_types[n : n + num_types] for n in range(0, len(of_types), num_types)]
-        self._numbers = numbers
         return totals.t().tolist(), edges_of_groups.sum(0).tolist()
 
     @property
@@ -281,8 +222,8 @@ class KnownNodes:
         """The places of some nodes, once the batch is numbered; those that it does not have get the number -1."""
         new, place = self._add(code)
         number = torch.full_like(new, -1)
-        if self._numbers is not None:
-            number = self._numbers.of(self.columns.common(new, self.trees))
+        if self._find_numbers is not None:
+            number = self._find_numbers(self.columns.common(new, self.trees))
         if self._is_table:
             self._number.index_copy_(0, new, number.int())
             self._known.append(new)

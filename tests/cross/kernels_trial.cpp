@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
     return 77;
   }
   const int64_t wrong = try_all(Cpu()) + try_equal_transposes() + try_matching() + try_sample_rows() + try_distinct() +
-                        try_id_lists() + try_add_places();
+                        try_id_lists() + try_add_places() + try_find_numbers();
   std::printf("%s: %lld wrong values\n", kernels().isa, static_cast<long long>(wrong));
   return wrong == 0 ? 0 : 1;
 }

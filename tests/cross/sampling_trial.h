@@ -2,11 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <vector>
 
 #include "cpu/add_places.h"
 #include "cpu/distinct.h"
+#include "cpu/find_numbers.h"
 #include "cpu/id_lists.h"
 #include "cpu/sample_rows.h"
 #include "kernels_trial.h"
@@ -117,6 +119,58 @@ inline int64_t try_add_places() {
   }
   const std::vector<int32_t> bad = {7, 100000};
   wrong += add_places({place_of.data(), {bad.data(), false}, 100000, 2, next, nullptr, 0}, added).position != 1;
+  return wrong;
+}
+
+// Against a map of the standard library: ids of two ranks and two groups, close together and far apart.
+inline int64_t try_find_numbers() {
+  int64_t wrong = 0;
+  for (const int64_t step : {int64_t{1}, int64_t{-3}, int64_t{1} << 40}) {
+    for (const int size : {0, 1, 40, 3000}) {
+      std::set<int64_t> some;
+      for (int k = 0; k < size; ++k) some.insert(step * draw(2 * size));
+      std::vector<int64_t> id, given, given_number, value;
+      const std::vector<int64_t> first = {size, 10 * size};
+      std::vector<int64_t> count(4);
+      std::map<int64_t, int64_t> expected;
+      std::vector<std::set<int64_t>> of_list(4);
+      for (const int64_t each : some) {
+        const auto list = static_cast<size_t>(draw(5));
+        value.insert(value.end(), {each, each + 1});
+        if (list < 4) of_list[list].insert(each);
+        if (list < 4) continue;
+        expected[each] = static_cast<int64_t>(given.size());
+        given_number.push_back(expected[each]);
+        given.push_back(each);
+      }
+      for (size_t list = 0; list < 4; ++list) {
+        count[list] = static_cast<int64_t>(of_list[list].size());
+        id.insert(id.end(), of_list[list].begin(), of_list[list].end());
+      }
+      for (size_t group = 0; group < 2; ++group) {
+        std::set<int64_t> whole(of_list[group]);
+        whole.insert(of_list[group + 2].begin(), of_list[group + 2].end());
+        int64_t next = first[group];
+        for (const int64_t each : whole) expected[each] = next++;
+      }
+      std::vector<int64_t> number(value.size());
+      find_numbers({.id = id.data(),
+                    .count = count.data(),
+                    .first = first.data(),
+                    .given = given.data(),
+                    .given_number = given_number.data(),
+                    .value = value.data(),
+                    .num_lists = 4,
+                    .num_groups = 2,
+                    .num_given = static_cast<int64_t>(given.size()),
+                    .num_values = static_cast<int64_t>(value.size()),
+                    .number = number.data()});
+      for (size_t k = 0; k < value.size(); ++k) {
+        const auto found = expected.find(value[k]);
+        wrong += number[k] != (found == expected.end() ? -1 : found->second);
+      }
+    }
+  }
   return wrong;
 }
 

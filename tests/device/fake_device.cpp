@@ -149,7 +149,7 @@ const std::set<std::string> waits = {
 const std::set<std::string> host_only = {
     "pyg_dist::csr_from_edges", "pyg_dist::transpose_csr", "pyg_dist::spmm_csr_guess", "pyg_dist::relu",
     "pyg_dist::relu_grad",      "pyg_dist::sample_rows",   "pyg_dist::distinct",       "pyg_dist::bipartite_matching",
-    "pyg_dist::encode_ids",     "pyg_dist::decode_ids",    "pyg_dist::add_places",
+    "pyg_dist::encode_ids",     "pyg_dist::decode_ids",    "pyg_dist::add_places",     "pyg_dist::find_numbers",
 };
 
 bool is_mask(const at::Tensor& x) {

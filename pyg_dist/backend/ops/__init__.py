@@ -33,6 +33,7 @@ from pyg_dist.backend.ops.patterns import decode_ids as decode_ids
 from pyg_dist.backend.ops.patterns import distinct as distinct
 from pyg_dist.backend.ops.patterns import encode_ids as encode_ids
 from pyg_dist.backend.ops.patterns import equals_transpose_csr as equals_transpose_csr
+from pyg_dist.backend.ops.patterns import find_numbers as find_numbers
 from pyg_dist.backend.ops.patterns import find_sorted as find_sorted
 from pyg_dist.backend.ops.patterns import restrict_csr as restrict_csr
 from pyg_dist.backend.ops.patterns import transpose_csr as transpose_csr

@@ -129,6 +129,33 @@ def add_places(place_of: Tensor, value: Tensor, next: int, again: Tensor | None 
     return call(native.add_places.default, place_of, value.contiguous(), next, again)
 
 
+def find_numbers(
+    id: Tensor, count: Tensor, first: Tensor, given: Tensor, given_number: Tensor, value: Tensor
+) -> Tensor:
+    """The numbers of values, given lists of ids of groups; -1: a value is no such id.
+
+    List ``i`` is of group ``i % G``. A group's ids, ascending, have the numbers ``first[g]``, ``first[g] + 1`` and so
+    on; the ``given`` ones have ``given_number``. All ids are distinct. By maps of bits, or where ids are far apart by a
+    radix sort and a hash table: O(m + s + n) time, by one thread (``csrc/cpu/find_numbers.h``).
+
+    Shapes:
+        - int64 on the CPU: id ``[m]``, list after list; count ``[lists]``; first ``[G]``; given, given_number ``[s]``;
+          value ``[n]``
+        - output: int64 ``[n]``
+
+    Raises:
+        DataError: The counts are not those of ``m`` ids, or a shape or dtype does not fit.
+
+    Example:
+        >>> id, count, first = torch.tensor([4, 9, 2]), torch.tensor([2, 1]), torch.tensor([1])
+        >>> seed = torch.tensor([7]), torch.tensor([0])
+        >>> find_numbers(id, count, first, *seed, torch.tensor([7, 2, 3, 9])).tolist()
+        [0, 1, -1, 3]
+    """
+    arguments = (x.contiguous() for x in (id, count, first, given, given_number, value))
+    return call(native.find_numbers.default, *arguments)
+
+
 def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> tuple[Tensor, Tensor]:
     """The bytes of lists of rows of ids, and how many each list has: 1, 2, 3 or 8 for a number, and a quarter.
 

@@ -52,6 +52,36 @@ def test_places_of_values_equal_the_reference() -> None:
     assert torch.equal(place_of, expected)
 
 
+@pytest.mark.parametrize("span", [2000, 200_000, 2**62])
+def test_numbers_of_ids_equal_the_reference(span: int) -> None:
+    """Ids close together and far apart, negative ones, lists without any; groups of many ids and of none."""
+    generator = torch.Generator().manual_seed(0)
+    for size, num_ranks, num_groups in ((0, 1, 1), (1, 1, 1), (700, 2, 1), (900, 3, 4), (900, 1, 0)):
+        some = torch.randint(-span // 8, span, (2 * size,), generator=generator).unique()
+        some = some[torch.randperm(some.numel(), generator=generator)][:size]
+        ends = torch.randint(0, size + 1, (max(0, num_ranks * num_groups - 1),), generator=generator).sort().values
+        bounds = torch.cat([torch.tensor([size // 9]), ends.clamp(min=size // 9), torch.tensor([some.numel()])])
+        count = bounds.diff() if num_groups else bounds[:0]
+        given, id = some[: size // 9], some[size // 9 :] if num_groups else some[:0]
+        first = torch.randint(0, 10**6, (num_groups,), generator=generator)
+        value = torch.cat([some, some + 1, torch.tensor([-(2**63), 2**63 - 1])])
+        arguments = (id, count, first, given, torch.randperm(given.numel(), generator=generator), value)
+        assert torch.equal(ops.find_numbers(*arguments), reference.find_numbers(*arguments))
+
+
+def test_counts_of_other_ids_are_refused() -> None:
+    one = torch.tensor([1])
+    for count, first, message in (
+        ([2], one, "'count' to sum up to the 1 ids"),
+        ([3, -2], one, "'count' to sum up to the 1 ids"),
+        ([1], one[:0], "groups for 1 lists"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ops.find_numbers(one, torch.tensor(count), first, one[:0], one[:0], one)
+    with pytest.raises(DataError, match="given_number"):
+        ops.find_numbers(one, one, one, one, one[:0], one)
+
+
 EDGES = [0, 1, *(2**k + d for k in (7, 8, 16, 24, 32, 40, 56) for d in (-1, 0)), 2**62, 2**63 - 1]
 
 
@@ -123,6 +153,7 @@ def test_opcheck() -> None:
     native, tests = torch.ops.pyg_dist, ("test_schema", "test_autograd_registration")
     opcheck(native.distinct.default, (torch.arange(9), torch.tensor([3, 20, 20])), test_utils=tests)
     opcheck(native.add_places.default, (torch.tensor([-1, 0], dtype=torch.int32), one, 1, one), test_utils=tests)
+    opcheck(native.find_numbers.default, (one, one, one, one[:0], one[:0], torch.arange(9)), test_utils=tests)
     opcheck(native.encode_ids.default, (torch.arange(4).view(2, 2), torch.tensor([2]), True), test_utils=tests)
     content, num_bytes = ops.encode_ids(one.view(1, 1), one, True)
     opcheck(native.decode_ids.default, (content, num_bytes, 1, True), test_utils=tests)
