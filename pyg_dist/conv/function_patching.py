@@ -6,10 +6,13 @@ the functions of a class are copied with globals in which the name leads there. 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
+
+from pyg_dist.tensor.calling_code import INSTALLED
 
 Functions = Mapping[Callable[..., object], Callable[..., object]]
 
@@ -27,6 +30,10 @@ def copy_of_classes(mro: tuple[type, ...], root: type, base: type, substitutes: 
     names -= {name for class_ in _below(root, base.__mro__) for name in vars(class_)}
     found = ((name, next((vars(class_)[name] for class_ in beyond if name in vars(class_)), None)) for name in names)
     inherited = {name: member for name, member in found if member is not None}
+    for mixin in reversed([class_ for class_ in beyond if class_ not in root.__mro__]):  # named behind `root`
+        own = {name: member for name, member in vars(mixin).items() if not hasattr(root, name)}
+        twins = {name: _method(member, substitutes, None) for name, member in own.items()}
+        inherited |= {name: twin for name, twin in twins.items() if twin is not None}
     base = type(base.__name__, (base,), {**inherited, "__module__": base.__module__})
     for original in reversed(classes):
         own_class = CellType()
@@ -44,7 +51,7 @@ def _below(root: type, mro: tuple[type, ...]) -> tuple[type, ...]:
     return mro[: mro.index(root)]
 
 
-def _method(member: object, substitutes: Functions, own_class: CellType) -> Any:
+def _method(member: object, substitutes: Functions, own_class: CellType | None) -> Any:
     """A copy of a class's method, static and class methods and properties included; ``None`` of anything else."""
     if isinstance(member, FunctionType):
         return patched(member, substitutes, own_class)
@@ -95,7 +102,7 @@ def _other(
     value: object, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[object]
 ) -> object:
     """What replaces ``value`` in the copy of ``caller``, which reads it; ``None``: nothing does."""
-    if isinstance(value, ModuleType) and value not in callers and _is_pygs(value.__name__):
+    if isinstance(value, ModuleType) and value not in callers and _is_looked_into(value.__name__, caller):
         inner = {n: _other(vars(value).get(n), names, caller, substitutes, callers | {value}) for n in names}
         changed = {n: other for n, other in inner.items() if other is not None}
         return _Module(value, changed) if changed else None
@@ -103,13 +110,15 @@ def _other(
         return None
     if value in substitutes:
         return substitutes[value]
-    if not (_is_pygs(value.__module__) or value.__module__ == caller.__module__):
-        return None
-    return _patched_copy(value, substitutes, callers)
+    return _patched_copy(value, substitutes, callers) if _is_looked_into(value.__module__, caller) else None
 
 
-def _is_pygs(module: str) -> bool:
-    return module.split(".")[0] == "torch_geometric"
+def _is_looked_into(module: str | None, caller: FunctionType) -> bool:
+    """Whether ``module`` is PyG's, of the package of ``caller``, or a script's own."""
+    package = str(module).partition(".")[0]
+    file = str(getattr(sys.modules.get(str(module)), "__file__", ""))
+    is_own = package != "pyg_dist" and file.endswith(".py") and not file.startswith(INSTALLED)
+    return is_own or package in ("torch_geometric", str(caller.__module__).partition(".")[0])
 
 
 def _contents(cell: CellType) -> object:

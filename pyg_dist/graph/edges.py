@@ -16,12 +16,12 @@ from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
-from pyg_dist.graph.edge_sets import EdgesAndLoops
+from pyg_dist.graph.edge_sets import EdgesAndLoops, graph_over
 from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.layer_call import neighbour_rows
 from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.registry import Args, Function, Kwargs, public_name
+from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, public_name
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import (
     EdgeTensor,
@@ -220,6 +220,16 @@ class Edges(Tensor):
         others.asked, others.path = self.asked, (*self.path, name)
         return others
 
+    @cached_property
+    @lasting
+    def reversed(self) -> Edges:
+        """These edges from targets to sources, in their order (collective at the first use: gathers them)."""
+        graph = self.graph
+        if graph.loop_rule != "remaining":
+            raise UnsupportedError("A conv turns its edges around (got an adj_t, a matrix): give it data.edge_index")
+        turned = graph_over(self.full_tensor().flip(0), graph.targets, graph.sources, graph.loop_rule)
+        return cast(Edges, turned.to(graph.device).edges(None))
+
     def make_ahead(self) -> None:
         """Make what earlier batches have asked of their edges, before a step asks; not collective."""
         for path in [*self.asked.edges] if self.asked is not None else ():
@@ -295,17 +305,32 @@ class Edges(Tensor):
                 return edges.graph.device
             if func is Tensor.unbind:
                 return tuple(edges)
+            if func in (Tensor.flip, torch.flip) and flips_ends(*args[1:], **(kwargs or {})):
+                return edges.reversed
             if func is Tensor.__getitem__:
                 index = args[1]
+                if swaps_ends(index):
+                    return edges.reversed
                 if isinstance(index, int) and -2 <= index < 2:
                     return edges.end(index % 2)  # type: ignore[arg-type]
                 if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
                     return edges.selected(index[1])
-        name = public_name(func)
-        remedy = "pass data.edge_index.flip(0) to the conv" if name == "flip" else "run it on the plain Data"
         raise MixedRowsError(
-            f"{name} of a distributed edge_index needs all edges, and each rank has its own only: {remedy}"
+            f"{public_name(func)} of a distributed edge_index needs all edges, and each rank has its own only: run it "
+            f"on the plain Data"
         )
+
+
+def flips_ends(*given: object, dims: object = None) -> bool:
+    """Whether ``edge_index.flip(...)`` exchanges sources and targets."""
+    return dims_of(given[0] if len(given) == 1 else given or dims, 2) == (0,)
+
+
+def swaps_ends(index: Any) -> bool:
+    """Whether ``edge_index[index]`` exchanges sources and targets: by ``[1, 0]``, alone or with all edges."""
+    first, *rest = index if isinstance(index, tuple) else (index,)
+    is_pair = isinstance(first, (list, Tensor)) and len(first) == 2 and rest in ([], [slice(None)], [...])
+    return is_pair and list(first) == [1, 0]
 
 
 def require_sum(reduce: str) -> None:
@@ -320,6 +345,7 @@ def require_sum(reduce: str) -> None:
 SINGLE_EDGES = frozenset(
     "source target end full_tensor by_target csr parts remote max_in_degree loops without_loops selected".split()
     + "end_of_ids with_loops has_all_remote kept fetch reduce with_loop_values softmax_by_target by_target_rank".split()
+    + ["reversed"]
 )
 """What looks at single edges."""
 

@@ -179,13 +179,13 @@ def _is_of_pyg(frame: FrameType, package: str = "") -> bool:
 T = TypeVar("T")
 
 _UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm", "trim_adj")  # these end in an error that says nothing
-_TAKE_NUMBER = ("add_self_loops", "add_remaining_self_loops")  # these work where they are told the number of nodes
+_TAKE_NUMBER = "add_self_loops", "add_remaining_self_loops", "to_scipy_sparse_matrix"  # these work if told how many
 _ADJ_T = (
     "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "
     "part): write adj_t @ x, its sum"
 )
 
-_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
+INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 
 
 def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
@@ -239,7 +239,7 @@ def _asked(file: str, line: int) -> tuple[str, frozenset[str], bool]:
     What is called after edges is taken for edges. Reading an attribute or calling a method is no use of them, nor is
     asking whether they are ``None``.
     """
-    if file.startswith(_INSTALLED):
+    if file.startswith(INSTALLED):
         return _NOTHING_ASKED
     try:
         tree = ast.parse("".join(linecache.getlines(file)))

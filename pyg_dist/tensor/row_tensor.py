@@ -423,10 +423,15 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
 
 
 def local_values(values: Tensor, rows: RowSharding) -> Tensor:
-    """This rank's part of a value per edge: an edge tensor with ``rows``, or a plain ``[E, ...]`` tensor."""
-    if isinstance(values, RowTensor) and values._sharding is rows:
-        return values.to_local()
-    if not isinstance(values, RowTensor) and values.shape[:1] == (rows.size,):
+    """This rank's part of a value per edge: an edge tensor, or a plain ``[E, ...]`` tensor.
+
+    Collective where an edge tensor has other rows: a list among the two pairs by position.
+    """
+    if isinstance(values, RowTensor):
+        local = rows.from_sharding(values.to_local(), values._sharding)
+        if local is not None:
+            return local
+    elif values.shape[:1] == (rows.size,):
         return rows.slice(values)
     raise LayoutMismatchError(
         f"Expected a value for each of {rows} (got {described(values)}): pass an edge attribute of the same "

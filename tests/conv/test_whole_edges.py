@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import edge_norms
 import pytest
 import torch
 from against_stock import Results, assert_same, gradients
@@ -18,6 +19,38 @@ from workers import Workers
 
 Pools = Callable[[int], Workers]
 F, G, NUM_NODES = 6, 4, 47
+
+
+class Normed(gnn.MessagePassing, edge_norms.NormedEdges):
+    """The norm is a function of another module, which a class named behind ``MessagePassing`` calls."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="add", node_dim=-2)
+        self.lin = nn.Linear(F, G)
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        edge_index, edge_weight = self.edges_of(x, edge_index, edge_weight)
+        return self.propagate(edge_index, x=self.lin(x), weight=edge_weight)  # type: ignore[no-any-return]
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return weight.view(-1, 1) * x_j
+
+
+class ThereAndBack(Normed):
+    """Along edges and against them, each direction with a transition matrix of its own."""
+
+    def __init__(self, turn: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.lin, self.turn = nn.Linear(6 * F, G), turn
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        hops = [x]
+        for edges in (edge_index, self.turn(edge_index)):
+            along, weight = edge_norms.by_degree(edges, edge_weight, x.size(0))
+            hops += [self.propagate(along, x=hops[-1], weight=weight)]
+            hops += [self.propagate(along, x=hops[-1], weight=weight)]
+        back, weight = gnn.conv.gcn_conv.gcn_norm(self.turn(edge_index), edge_weight, x.size(0))
+        return self.lin(torch.cat([*hops, self.propagate(back, x=x, weight=weight)], -1))  # type: ignore[no-any-return]
 
 
 class Diffusion(gnn.MessagePassing):
@@ -63,7 +96,15 @@ class BothWays(gnn.MessagePassing):
         return self.lin(torch.cat([x_i, x_j], dim=-1)) * weight.view(-1, 1)
 
 
-CASES: dict[str, Callable[[], nn.Module]] = {"diffusion": Diffusion, "both ways": BothWays}
+CASES: dict[str, Callable[[], nn.Module]] = {
+    "diffusion": Diffusion,
+    "both ways": BothWays,
+    "norm of another module": Normed,
+    "by list": lambda: ThereAndBack(edge_norms.transposed),
+    "by list, all": lambda: ThereAndBack(lambda edge_index: edge_index[[1, 0], :]),
+    "flipped": lambda: ThereAndBack(lambda edge_index: edge_index.flip(0)),
+    "flipped by name": lambda: ThereAndBack(lambda edge_index: torch.flip(edge_index, dims=[0])),
+}
 
 
 def graph() -> Data:
