@@ -391,7 +391,7 @@ def moved_to(rows: RowSharding, operand: object, what: str) -> Any:
     """
     if not isinstance(operand, RowTensor) or rows.is_equivalent(operand._sharding):
         return operand
-    local = rows.align_by_position(operand.as_subclass(Tensor), operand._sharding)
+    local = rows.from_sharding(operand.as_subclass(Tensor), operand._sharding)
     if local is None:
         raise LayoutMismatchError(
             f"{what} with the same rows (got {rows} and {operand._sharding}, of another graph or selection): select "

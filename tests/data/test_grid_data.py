@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from against_stock import assert_same, gradients
 from random_graphs import random_graph
+from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.transforms import ToSparseTensor
 from workers import Workers
+
+import pyg_dist
 
 Pools = Callable[[int], Workers]
 
@@ -115,6 +119,53 @@ def equal_to_stock(mesh: dict[str, int], sparse: bool) -> None:
 @pytest.mark.parametrize("mesh", [{"data": 2, "x": 2}, {"data": 4}, {"data": 2, "y": 2}, {"x": 2, "z": 2}])
 def test_data_groups_count_once(workers: Pools, mesh: dict[str, int], sparse: bool) -> None:
     workers(4).run(equal_to_stock, mesh, sparse)
+
+
+class Gated(MessagePassing):
+    """A layer that takes and gives a graph, with other values of its edges, as GraphGym's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__("mean")
+        self.edge_lin = nn.Linear(9, 3)
+
+    def forward(self, batch: Any) -> Any:
+        edge_attr = self.edge_updater(batch.edge_index, x=batch.x[:, :3], edge_attr=batch.edge_attr)
+        batch.x = batch.x + self.propagate(batch.edge_index, edge_attr=edge_attr, size=(len(batch.x), len(batch.x)))
+        batch.edge_attr = batch.edge_attr + edge_attr
+        return batch
+
+    def edge_update(self, x_i: torch.Tensor, x_j: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        return self.edge_lin(torch.cat([x_i, x_j, edge_attr], 1)).tanh()  # type: ignore[no-any-return]
+
+    def message(self, edge_attr: torch.Tensor) -> torch.Tensor:
+        return edge_attr[:, :1]
+
+
+def edges_updated(batch: Any, is_ours: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    layers, first = nn.ModuleList([Gated(), Gated()]).double(), batch.edge_attr
+    if is_ours:
+        pyg_dist.distribute(layers)
+    for layer in layers:
+        given = batch.edge_attr
+        batch = layer(batch)
+        batch.edge_attr = batch.edge_attr * given + first.detach()
+    (batch.x.square().sum() + batch.edge_attr.square().sum()).backward()
+    return {"x": batch.x.detach(), "edge_attr": batch.edge_attr.detach(), **gradients(layers)}
+
+
+def compare_updated_edges(layout: str) -> None:
+    graph = random_graph(23, 60, dtype=torch.float64)
+    data = pyg_dist.DistributedData(graph, layout=layout)
+    assert_same(edges_updated(data, True), edges_updated(graph, False))
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    data.edge_attr, graph.edge_attr = data.edge_attr[order], graph.edge_attr[order]
+    assert_same({"by list": data.edge_attr}, {"by list": graph.edge_attr})
+
+
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_layers_store_the_edges_that_they_update(workers: Pools, layout: str) -> None:
+    workers(2).run(compare_updated_edges, layout)
 
 
 def chosen(machine: dict[str, float], options: dict[str, Any]) -> tuple[str, str, list[float]]:
