@@ -17,7 +17,7 @@ from torch_geometric.typing import SparseTensor
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.graph.edge_sets import graph_over
-from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.edges import Edges, flips_ends, swaps_ends
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.store.manifest import LoopRule
@@ -241,9 +241,8 @@ class DistributedEdgeIndex(EdgeHandle):
 
     def flip(self, *given: object, dims: object = None) -> DistributedEdgeIndex:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
-        along = given[0] if len(given) == 1 else given or dims
-        if self.is_sparse or along not in (0, -2, [0], (0,), [-2], (-2,)):
-            self._refuse(f"edge_index.flip({along})")
+        if self.is_sparse or not flips_ends(*given, dims=dims):
+            self._refuse("This edge_index.flip")
         return self.reversed
 
     def unbind(self, dim: int = 0) -> tuple[EdgeTensor, EdgeTensor]:
@@ -271,8 +270,7 @@ class DistributedEdgeIndex(EdgeHandle):
         if isinstance(first, int) and -2 <= first < 2:
             end = self.unbind()[first]
             return end if rest in ([], [slice(None)], [Ellipsis]) else end[rest[0]]
-        is_pair = isinstance(first, (list, Tensor)) and len(first) == 2 and rest in ([], [slice(None)])
-        if is_pair and list(first) == [1, 0]:
+        if swaps_ends(index):
             return self.reversed
         has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
         if not (rest and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
@@ -339,18 +337,18 @@ class DistributedEdgeIndex(EdgeHandle):
 
     _nnz = nnz
 
-    def t(self) -> DistributedEdgeIndex:
-        """The transpose of an ``adj_t`` (collective at the first use)."""
-        if not self.is_sparse:
-            self._refuse("edge_index.t")
-        return DistributedEdgeIndex(self.reversed.graph, True, self.weight)
+    def t(self) -> DistributedEdgeIndex | Tensor:
+        """The transpose of an ``adj_t`` (collective at the first use); of edges a plain one, of all (collective)."""
+        return (
+            DistributedEdgeIndex(self.reversed.graph, True, self.weight) if self.is_sparse else self.full_tensor().t()
+        )
 
     @property
-    def T(self) -> DistributedEdgeIndex:
+    def T(self) -> DistributedEdgeIndex | Tensor:
         """Like ``Tensor.T``."""
         return self.t()
 
-    def transpose(self, dim0: int, dim1: int) -> DistributedEdgeIndex:
+    def transpose(self, dim0: int, dim1: int) -> DistributedEdgeIndex | Tensor:
         """Like ``Tensor.transpose``."""
         first, second = dims_of((dim0, dim1), 2)
         return self if first == second else self.t()
@@ -417,8 +415,8 @@ class DistributedEdgeIndex(EdgeHandle):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
-        self._refuse("Converting edge_index to an array")
+    def __array__(self, dtype: Any = None, copy: object = None) -> np.typing.NDArray[Any]:
+        return np.asarray(self.full_tensor().cpu(), dtype)
 
     def __dlpack_device__(self) -> NoReturn:
         self._refuse("Converting edge_index to a tensor")  # torch.tensor and torch.sparse_coo_tensor ask for it

@@ -415,7 +415,7 @@ class Calls(nn.Module):
 
 class Turns(Calls):
     def forward(self, x: Tensor, edge_index: Any) -> Any:
-        return self.layer(x, edge_index.t())
+        return self.layer(x, edge_index.sort())
 
 
 REFUSED: dict[str, tuple[Case, str]] = {
@@ -426,7 +426,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
         Case(lambda: Packs(TakesAll(as_graph, parts_of, flow="target_to_source")), "XEA"),
         "expected flow='source_to_target'",
     ),
-    "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.t needs all edges, and each rank"),
+    "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.sort needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
     "pool": (Case(lambda: Calls(gnn.EdgePooling(F))), "distribute stopped at 'layer': EdgePooling makes nodes and"),

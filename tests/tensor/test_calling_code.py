@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.utils as pyg
@@ -115,7 +116,16 @@ def numbers_of_nodes(last_has_edges: bool, layout: str) -> None:
 
     graph = random_graph(20, 60)
     graph.edge_index = graph.edge_index % (20 if last_has_edges else 17)
-    handle = pyg_dist.DistributedData(graph, layout=layout).edge_index
+    data = pyg_dist.DistributedData(graph, layout=layout)
+    handle = data.edge_index
+    assert np.array_equal(np.asarray(handle), graph.edge_index)
+    for turned in (handle.t(), handle.T, handle.transpose(0, 1)):
+        assert torch.equal(turned, graph.edge_index.t())
+    ours, stock = (pyg.to_networkx(g, node_attrs=["y"], edge_attrs=["edge_weight"]) for g in (data, graph))
+    assert dict(ours.nodes(data=True)) == dict(stock.nodes(data=True))
+    assert [*ours.edges(data=True)] == [*stock.edges(data=True)]
+    matrices = [pyg.to_scipy_sparse_matrix(edges) for edges in (handle, graph.edge_index)]
+    assert np.array_equal(*(matrix.toarray() for matrix in matrices))
     for looped in (pyg.add_self_loops, pyg.add_remaining_self_loops):
         assert torch.equal(looped(handle)[0], looped(graph.edge_index)[0])
     weight = gcn_norm(handle)[1]

@@ -183,8 +183,8 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     ],
     "full_tensor": [
         ("gather", "none", """
-            tolist numpy __array__ __array_wrap__ __contains__ unique unique_consecutive bincount histc median
-            nanmedian _convert_indices_from_coo_to_csr
+            tolist numpy __array__ __array_wrap__ __contains__ __reversed__ unique unique_consecutive bincount histc
+            median nanmedian _convert_indices_from_coo_to_csr
         """),
         ("count, gather", "none", "item __float__ __int__ __index__ __bool__"),
         ("none", "none", "__repr__ __format__"),
@@ -219,7 +219,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
     "products": [
         ("sum", "none", "dist dot vdot inner einsum"),
         ("none", "sum", "matmul __matmul__ __rmatmul__ mm mv spmm"),
-        ("none", "none", "bmm cross"),
+        ("none", "none", "bmm cross fill_diagonal_"),
         ("none", "2 sum", "addmm"),
         ("gather", "sum", "diag diagonal"),
         ("gather, sum", "sum", "trace"),

@@ -107,6 +107,7 @@ def _cut(function: Function, x: RowTensor, *args: object, **kwargs: object) -> o
 
 
 along("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")(_of_all)
+along("unbind", default=0)(_of_all)
 along("sort", "argsort", parameters="dim descending", default=-1)(_of_all)
 along("mode", parameters="dim keepdim", default=-1)(_of_all)
 along("topk", parameters="k dim largest sorted", default=-1)(_of_all)
@@ -119,7 +120,6 @@ along("split", parameters="split_size dim", default=0)(_cut)
 along("tensor_split", parameters="indices_or_sections dim", default=0)(_cut)
 along("softmin", "cumsum_", "cumprod_")(_mixes)
 along("glu", default=-1)(_mixes)
-along("unbind", default=0)(_mixes)
 along("diff", parameters="n dim", default=-1)(_mixes)
 along("roll", parameters="shifts dims")(_mixes)
 along("repeat_interleave", parameters="repeats dim", broadcasts=True)(_mixes)

@@ -25,7 +25,7 @@ from pyg_dist.tensor.sharding import living
 
 @implements(
     "tolist", "item", "numpy", "__array__", "__array_wrap__", "__bool__", "__int__", "__float__", "__index__",
-    "__contains__", "unique", "unique_consecutive", "bincount", "histc",
+    "__contains__", "__reversed__", "unique", "unique_consecutive", "bincount", "histc",
     "_convert_indices_from_coo_to_csr",
 )  # fmt: skip
 def on_full_tensor(function: Function, *args: object, **kwargs: object) -> object:

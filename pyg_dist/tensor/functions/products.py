@@ -125,6 +125,18 @@ def diagonal(function: Function, x: RowTensor, *options: object, **named: object
     return elements.sum() if function.__name__ == "trace" else copied_slice(elements)
 
 
+@implements("fill_diagonal_")
+def fill_diagonal(function: Function, x: RowTensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """The element of each row at its own number; with ``wrap`` a long matrix begins anew behind each empty row."""
+    if x.dim() != 2:
+        raise refuse(function, f"of shape {list(x.shape)} would mix rows")
+    rows, width = x._sharding, x.shape[1]
+    with local_tensors():
+        place = on_device(rows.position, x.device).view(-1, 1)
+        column = torch.arange(x.shape[1], device=x.device) + rows.first_column
+        return x.masked_fill_((place % (width + 1) if wrap else place) == column, fill_value)
+
+
 def _terms(equation: str, operands: tuple[object, ...]) -> tuple[list[str], str | None, list[Tensor]]:
     """The letters of each operand, those of the result, ``None`` without an arrow, and the operands of ``einsum``."""
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands

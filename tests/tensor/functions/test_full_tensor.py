@@ -39,6 +39,7 @@ FORMS: dict[str, Sequence[Form]] = {
     **each("__int__ __index__", [lambda f, t: f(one(t.label))]),
     "__bool__": [lambda f, t: f(one(t.mask)), lambda f, t: f(one(t.column))],
     "__contains__": [lambda f, t: f(t.label, 1), lambda f, t: f(t.label, 99), lambda f, t: f(t.v, 0.0)],
+    "__reversed__": [lambda f, t: f(t.x), lambda f, t: f(t.label), lambda f, t: [*f(t.v[t.mask])]],
     "unique": [
         lambda f, t: f(t.i), lambda f, t: f(t.label, return_inverse=True, return_counts=True),
         lambda f, t: f(t.ties.detach(), dim=0),

@@ -57,6 +57,10 @@ FORMS: dict[str, Sequence[Form]] = {
     "cross": [
         lambda f, t: f(three(t), three(t).sin(), dim=1), lambda f, t: f(three(t), t.vector[:1].expand(1, 3), dim=-1),
     ],
+    "fill_diagonal_": [
+        lambda f, t: f(t.x, 2.0), lambda f, t: f(t.x, 0.5, wrap=True), lambda f, t: f(t.x @ t.y.T, fill_value=1.0),
+        lambda f, t: f(t.m, True),
+    ],
     "einsum": [
         lambda f, t: f("nf,ng->fg", t.x, t.y), lambda f, t: f("nf,fg->ng", t.x, t.matrix), lambda f, t: f("nf->f", t.x),
         lambda f, t: f("nf->", t.x), lambda f, t: f("nhf,nhf->nh", t.c, t.d), lambda f, t: f("nf,nf->n", t.x, t.full),
