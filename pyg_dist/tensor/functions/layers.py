@@ -375,7 +375,12 @@ def _instance_norm_of_moved(
     weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Of one instance, ``[1, F, N]``, as PyG's ``InstanceNorm`` has it: :func:`batch_norm` of ``[N, F]``."""
+    """Of one instance, ``[1, F, N]``, as PyG's ``InstanceNorm`` has it: :func:`batch_norm` of ``[N, F]``.
+
+    In ``[B, N, ...]``, as torch takes ``[N, F]`` for one instance of N channels, each row has a norm of its own.
+    """
+    if type(x) is MovedRows and x.place == 1 and all(v is None for v in (running_mean, running_var, weight, bias)):
+        return MovedRows.make(F.layer_norm(x.of, x.of.shape[2:], eps=eps), 1)
     if type(x) is not MovedRows or x.place != 2 or x.dim() != 3 or x.shape[0] != 1:
         raise refuse_moved(function, moved_in((x, running_mean, running_var, weight, bias))[0])
     out = F.batch_norm(x.of.squeeze(1), running_mean, running_var, weight, bias, use_input_stats, momentum, eps)

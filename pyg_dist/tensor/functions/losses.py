@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,14 +48,15 @@ def _call(function: Function, *args: object, **kwargs: object) -> _Call:
     given.update(zip(given, operands, strict=True))
     num_dims = max(value.dim() for key, value in given.items() if key in _PER_ROW and isinstance(value, Tensor))
     for key, value in given.items():
-        if key in _PER_ROW and isinstance(value, Tensor) and not isinstance(value, RowTensor):
+        is_var = key == "var" and np.shape(value)[:1] == (rows.size,)  # of each row, also in fewer dimensions
+        if (key in _PER_ROW or is_var) and isinstance(value, Tensor) and not isinstance(value, RowTensor):
             if value.shape[:1] != (rows.size,):
                 raise LayoutMismatchError(
                     f"{name} expected '{key}' with {rows.size} rows (got shape {list(value.shape)}): "
                     f"select both operands alike, out[mask] and y[mask]"
                 )
             given[key] = rows.slice(value)
-        elif key not in _PER_ROW:
+        elif key not in _PER_ROW and not (key == "var" and isinstance(value, RowTensor)):
             given[key] = as_operand(function, value, rows, num_dims)
     return _Call(given, reduction, rows)
 

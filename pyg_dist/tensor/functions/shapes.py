@@ -180,11 +180,16 @@ def as_other(function: Function, x: Tensor, other: Tensor) -> object:
 
 @implements_anywhere("expand", "broadcast_to", "repeat")
 def expand(function: Function, x: Tensor, *sizes: object, **named: object) -> Tensor:
-    """Expand or repeat other dimensions than that of the rows; of rows that have been moved, new ones come before."""
+    """Expand or repeat other dimensions than that of the rows; of rows that have been moved, new ones come before.
+
+    A single row, such as ``x[index]``, may become many, which are plain (collective).
+    """
     (of, place), sizes, repeats = rows_and_place(x), flat_sizes(sizes, named), function.__name__ == "repeat"
     new, keeps = len(sizes) - x.dim(), (1,) if repeats else (-1, of._sharding.size)
     place += new
     if new < 0 or (new > 0 and of is x) or sizes[place] not in keeps:
+        if of._sharding.size == 1:
+            return function(x.full_tensor(), *sizes)  # type: ignore[attr-defined,no-any-return]
         what = f"by {list(sizes)} would repeat or move rows" if repeats else f"to {list(sizes)} would move rows"
         raise _refuse(function, x, what if repeats else f"of shape {list(x.shape)} {what}")
     rows = of.reshape(of.shape[0], *[1] * new, *of.shape[1:]) if new else of

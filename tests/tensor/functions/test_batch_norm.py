@@ -69,6 +69,7 @@ def modules() -> None:
 
     for layout in ("tall", "square"):
         check(one_instance, layout)
+        check(lambda t: torch.nn.InstanceNorm1d(t.N)(t.x), layout)  # as PyG's GENConv calls it
         check(lambda t: one_instance(t, affine=True, track_running_stats=True), layout)
         check(steps, layout)
         check(lambda t: steps(t, momentum=None), layout)

@@ -82,6 +82,9 @@ FORMS: dict[str, Sequence[Form]] = {
     "gaussian_nll_loss": [
         *forms(lambda f, t, **given: f(t.x, t.y, t.p, **given), {"full": True}), lambda f, t: f(t.x, t.full, t.spread),
         lambda f, t: f(t.x[t.only], t.y[t.only], var=t.spread[t.only]), lambda f, t: f(t.full, t.y, t.full_p),
+        lambda f, t: f(t.x, t.y, t.full_p[:, 0]), lambda f, t: f(t.x, t.y, t.p[:, 0]),
+        lambda f, t: f(t.x, t.y, t.full_p[:, :1]), lambda f, t: f(t.x, t.y, t.full_p[:1]),
+        lambda f, t: f(t.v, t.u, t.full_p[:, 0]), lambda f, t: f(t.x, t.y, 0.5),
     ],
     "soft_margin_loss": forms(lambda f, t, **given: f(t.x, t.m.to(t.x.dtype) * 2 - 1, **given)),
     "hinge_embedding_loss": forms(lambda f, t, **given: f(t.v, t.sign, **given), {"margin": 0.5}),
