@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from against_stock import NUM_CLASSES, NUM_FEATURES, Results, Side, assert_same, gradients, graph, parts
+from random_graphs import random_graph, uneven_parts
 from torch import nn
+from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, SAGEConv, aggr, norm
 from torch_geometric.nn.dense import Linear
 from workers import Workers
@@ -85,6 +87,40 @@ def compare(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_aggregations(workers: Pools, name: str) -> None:
     workers(3).run(compare, name)
+
+
+def pooled(data: Any, is_ours: bool) -> Results:
+    import pyg_dist
+
+    found: Results = {}
+    for name, (make, _) in MODULES.items():
+        torch.manual_seed(0)
+        pool, x = make().double(), data.x.detach().clone().requires_grad_()
+        if is_ours:
+            pyg_dist.distribute(pool)
+        out = pool(x, data.batch)
+        (out.sigmoid() * torch.arange(len(out)).view(-1, *[1] * (out.dim() - 1))).sum().backward()
+        results = {"out": out.detach(), **gradients(pool, x=x)}
+        found |= {f"{name}: {key}": value for key, value in results.items()}
+    return found
+
+
+def compare_pooled(layout: str, expected: Results) -> None:
+    import pyg_dist
+
+    options: dict[str, Any] = {"layout": layout}
+    if layout == "halo":  # each graph on several ranks, and none on the last
+        options["partition"] = uneven_parts(37, pyg_dist.world_size())
+    assert_same(pooled(pyg_dist.DistributedData(graphs(), **options), True), expected)
+
+
+def graphs() -> Batch:
+    return Batch.from_data_list([random_graph(n, 5 * n, F, seed=n) for n in (12, 5, 11, 9)])
+
+
+@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "halo"), (3, "halo"), (2, "grid")])
+def test_graphs_are_pooled(workers: Pools, world_size: int, layout: str) -> None:
+    workers(world_size).run(compare_pooled, layout, pooled(graphs(), False))
 
 
 def compare_penalties() -> None:

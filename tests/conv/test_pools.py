@@ -22,6 +22,8 @@ F, H, NUM_NODES = 6, 8, 47
 class TwoPools(nn.Module):
     """A pool of what a pool has left, a readout of each, and rows that go back to where they were picked."""
 
+    takes = "edge_weight"
+
     def __init__(self, pool: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.convs = nn.ModuleList([gnn.GraphConv(F, H), gnn.GCNConv(H, H), gnn.GATConv(H, H)])
@@ -42,7 +44,20 @@ class TwoPools(nn.Module):
         return x, [*found, back]
 
 
+class ThreePools(TwoPools):
+    """Three in a row, over edges with several values each."""
+
+    takes = "edge_attr"
+
+    def __init__(self, pool: Callable[[int], nn.Module]) -> None:
+        super().__init__(pool)
+        self.convs = nn.ModuleList([gnn.GATConv(c, H, edge_dim=3) for c in (F, H, H, H)])
+        self.pools.append(pool(H))
+
+
 class UNet(nn.Module):
+    takes = "edge_weight"
+
     def __init__(self, takes_weights: bool, **options: Any) -> None:
         super().__init__()
         self.takes_weights = takes_weights
@@ -64,6 +79,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "TopK": lambda: TwoPools(lambda c: gnn.TopKPooling(c, 0.6, multiplier=2.0)),
     "TopK, so many": lambda: TwoPools(lambda c: gnn.TopKPooling(c, 7, nonlinearity="sigmoid")),
     "TopK by score": lambda: TwoPools(lambda c: gnn.TopKPooling(c, min_score=0.03)),
+    "three in a row": lambda: ThreePools(lambda c: gnn.TopKPooling(c, 0.7)),
     "SAG": lambda: TwoPools(lambda c: gnn.SAGPooling(c, 0.6)),
     "SAG of attention": lambda: TwoPools(lambda c: gnn.SAGPooling(c, 0.8, GNN=gnn.GATConv)),
     "subclass": lambda: TwoPools(lambda c: Finest(c, 0.7)),
@@ -88,7 +104,7 @@ def step(data: Any, name: str, is_ours: bool) -> Results:
         keys = list(model.state_dict())
         assert pyg_dist.distribute(model) is model
         assert list(model.state_dict()) == keys
-    x, weight = (t.detach().clone().requires_grad_() for t in (data.x, data.edge_weight))
+    x, weight = (t.detach().clone().requires_grad_() for t in (data.x, data[model.takes]))
     out, found = model(x, data.edge_index, weight, data.batch if "batch" in data else None)
     loss = (out.sigmoid() * torch.arange(len(out)).view(-1, 1)).sum()
     for k, value in enumerate(found):
