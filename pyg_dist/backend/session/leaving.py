@@ -150,6 +150,8 @@ class WayOut:
             return
         show()
         early, self._early = self._early, None if not is_failure else self._early
+        if early is not None and early.launcher != "mpi" and isinstance(error, LaunchError):
+            early = self._early = None  # it has not met the others, and would not now
         if is_own and is_failure and early is not None and not state.is_group_open():
             self._leave_word(early, f"rank {early.rank} failed: {one_line(error)}", has_failed=True)
 

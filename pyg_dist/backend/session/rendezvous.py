@@ -6,7 +6,10 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +22,8 @@ from pyg_dist.backend.session.settings import MPI_PROGRESS
 from pyg_dist.errors import LaunchError, MissingPackageError, describe_ranks
 
 _ASK_SECONDS = 0.01  # from one look for questions of ranks to the next
+_LISTENS_SECONDS = 0.1  # from one look whether rank 0 has come to the next
+_SILENT_SECONDS = 20.0  # in which a store answers that listens
 
 
 def meet(launch: Launch, timeout: timedelta) -> dist.Store:
@@ -39,13 +44,43 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
             return _store_on_loopback(launch.master_addr, launch.master_port, launch.world_size, timeout)
         # torch's own rendezvous, because torchrun's agent may already hold the store.
         meeting = dist.rendezvous(f"tcp://{host}:{launch.master_port}", launch.rank, launch.world_size, timeout=timeout)
-        return of_round(next(meeting)[0], launch.rank, launch.world_size, timeout)
+        store = next(meeting)[0] if launch.rank == 0 else _asked(meeting, launch, timeout)
+        return of_round(store, launch.rank, launch.world_size, timeout)
     except (dist.DistError, OSError) as error:
         raise LaunchError(
             f"Expected {launch.world_size} ranks to meet at {host}:{launch.master_port} "
             f"(got, after {time.monotonic() - began:.1f} s of {timeout.total_seconds():g}: "
             f"{str(error).splitlines()[0]}); check MASTER_ADDR, MASTER_PORT and that every rank has started"
         ) from error
+
+
+def _asked(meeting: Iterator[Any], launch: Launch, timeout: timedelta) -> dist.Store:
+    """What a rendezvous gives. Torch would wait for ever for a program on that port which is no store."""
+    _await_listener((str(launch.master_addr), launch.master_port or 0), timeout)
+    found = Future[dist.Store]()
+
+    def ask() -> None:
+        try:
+            found.set_result(next(meeting)[0])
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=ask, name="rendezvous", daemon=True).start()
+    if not wait([found], min(_SILENT_SECONDS, timeout.total_seconds())).done:
+        raise ConnectionError("another program listens there, which does not answer as rank 0's store")
+    return found.result()
+
+
+def _await_listener(address: tuple[str, int], timeout: timedelta) -> None:
+    end = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection(address, 1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(_LISTENS_SECONDS)
 
 
 def has_agent_store() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from datetime import timedelta
 import psutil
 import pytest
 import torch.distributed as dist
+from launching import free_port
 from limits import COMMAND_SECONDS
 
 from pyg_dist.backend.session import rendezvous
@@ -28,6 +30,39 @@ def test_a_port_that_is_taken_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(LaunchError, match=rf"got, after \d+\.\d s of {COMMAND_SECONDS:g}: .*in use") as caught:
             meet(found, timedelta(seconds=COMMAND_SECONDS))
     assert "within" not in str(caught.value)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_another_program_on_the_port_is_told_by_those_who_ask_it(monkeypatch: pytest.MonkeyPatch, closes: bool) -> None:
+    """Of one that says nothing torch would wait for ever; of one that hangs up, until the timeout."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(rendezvous, "_SILENT_SECONDS", 1.0)
+    with socket.socket() as taken, ThreadPoolExecutor(1) as pool:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.accept()[0].close()
+
+        if closes:
+            pool.submit(hang_up)
+        found = Launch(1, 2, 1, "env", "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(LaunchError, match=r"got, after .* another program listens there, which does not answer"):
+            meet(found, timedelta(seconds=10))  # for which torch's thread stays
+        taken.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_store_that_is_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    port, timeout = free_port(), timedelta(seconds=COMMAND_SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(meet, Launch(1, 2, 1, "env", "127.0.0.1", port), timeout)
+        time.sleep(1.0)
+        held = meet(Launch(0, 2, 0, "env", "127.0.0.1", port), timeout)
+        held.set("key", "value")
+        assert asked.result().get("key") == b"value"
 
 
 def test_the_store_of_one_machine_listens_on_the_loopback_interface_alone() -> None:
