@@ -60,7 +60,7 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
             seed=(seed * tries + number) % (2**31 - 1) + 1,  # METIS hands it to srand, for which 0 and 1 are one seed
             ufactor=min(max(1, round(1000 * epsilon)), _MAX_UFACTOR),
         )
-        with explained_failure("METIS"):
+        with explained_failure("METIS", also="it gives up at SIGTERM, too"):
             _, parts = pymetis.part_graph(
                 num_parts, adjacency, vweights=weight, eweights=link_weight, recursive=False, options=options
             )

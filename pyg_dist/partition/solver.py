@@ -53,13 +53,14 @@ def package(name: str, use: str, remedy: str) -> Any:
 
 
 @contextmanager
-def explained_failure(solver: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise what a solver raises as one line with its name. Not collective."""
+def explained_failure(solver: str, *kinds: type[Exception], also: str = "") -> Iterator[None]:
+    """Raise what a solver raises as one line with its name, and ``also`` what else may lead to it. Not collective."""
     caught: tuple[type[Exception], ...] = (RuntimeError, MemoryError, *kinds)
     try:
         yield
     except caught as error:
         reason = " ".join(str(error).split()) or type(error).__name__
+        reason = f"{reason}; {also}" if also and not isinstance(error, MemoryError) else reason
         raise OptionError(f"Expected {solver} to find parts (got: {reason}): choose another partition") from error
 
 

@@ -109,7 +109,7 @@ EXPECTED = {
     "no mtkahypar": "MissingPackageError: Expected mtkahypar",
     "cover without mtkahypar": "MissingPackageError: Expected mtkahypar",
     "no pymetis": "MissingPackageError: Expected pymetis",
-    "METIS fails": "OptionError: Expected METIS to find parts (got: METIS_ERROR)",
+    "METIS fails": "OptionError: Expected METIS to find parts (got: METIS_ERROR; it gives up at SIGTERM, too)",
     "METIS lacks memory": "OptionError: Expected METIS to find parts (got: MemoryError)",
     "Mt-KaHyPar fails": "OptionError: Expected Mt-KaHyPar to find parts (got: bad model)",
     "cover lacks memory": "OptionError: Expected Mt-KaHyPar to find parts (got: MemoryError)",
