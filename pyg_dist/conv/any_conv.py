@@ -49,6 +49,8 @@ C = TypeVar("C", bound=MessagePassing)
 
 _HOW = "give it data.edge_index as one argument; where it makes a graph of its own, compute that before DistributedData"
 
+_FLOW = "source_to_target"
+
 _OWN: dict[type, type] = {}
 """Classes of PyG that have a distributed form of their own."""
 
@@ -103,9 +105,8 @@ def DistributedConv(conv: C) -> C:
 
     Raises:
         UnsupportedError: ``conv`` is no message-passing conv, or one of PyG's that takes no ``edge_index``. When
-            called: without distributed edges, with an ``adj_t`` whose values it does not use as edge weights, with
-            ``flow="target_to_source"``, or if the conv's own code reads edges in a way that needs all of them, or calls
-            a conv within ``message``.
+            called: without distributed edges, with an ``adj_t`` whose values it does not use as edge weights, if the
+            conv's own code reads edges in a way that needs all of them, or calls a conv within ``message``.
 
     Example:
         >>> from torch_geometric.nn import GATConv
@@ -190,6 +191,7 @@ class _OnEdges(MessagePassing):
     """What a distributed class has before the methods of the stock conv."""
 
     is_distributed = True
+    flow: str
     gives_terms = False  # set by a HeteroConv that adds the results of several relations up itself
     stock: Any
     code: Any
@@ -268,7 +270,7 @@ class _OnEdges(MessagePassing):
     def _run(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:
         """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
         try:
-            if first is not None:
+            if first is not None and self.flow == _FLOW:
                 others = {name: value for name, value in given.items() if name != first}
                 out = by_fast_path(self, "forward", given[first], others)
                 if out is not None:
@@ -331,6 +333,8 @@ class _OnEdges(MessagePassing):
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
         """PyG's generic code, hooks included; on plain edges, the code that it writes for the stock class."""
         edge_index, kwargs = self._laid_out(edge_index, kwargs)
+        if isinstance(edge_index, Edges) and self.flow != _FLOW:
+            return self._by_source("propagate", edge_index, size, kwargs)
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
@@ -347,6 +351,28 @@ class _OnEdges(MessagePassing):
         code = MessagePassing if isinstance(edge_index, Edges) or self.decomposed_layers > 1 else self.stock
         return code.propagate(self, edge_index, size=size, **kwargs)
 
+    def _by_source(self, step: str, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
+        """A step of ``flow="target_to_source"``: the usual one, over the reversed edges (collective).
+
+        The code that PyG writes for a class takes ``x_j`` of the first of a pair in either flow, its generic code not.
+        """
+        is_generic = getattr(self.stock, step) is getattr(MessagePassing, step)
+        has_pairs = any(isinstance(value, (tuple, list)) for value in given.values())
+        steps = ["message", "aggregate", "update", "edge_update"]
+        reads_edges = "edge_index" in self.inspector.get_flat_param_names(steps)
+        if self.explain or (is_generic and has_pairs) or reads_edges:
+            raise UnsupportedError(
+                f"{_name(self)} expected flow={_FLOW!r} where its steps read edge_index, take pairs by PyG's generic "
+                f"code, or are explained (got {self.flow!r}): make it so, and pass edge_index.flip(0)"
+            )
+        edges = made(edges)
+        given = moved_values(made(given), edges, edges.reversed)
+        flow, self.flow = self.flow, _FLOW
+        try:
+            return getattr(self, step)(edges.reversed, size[::-1] if isinstance(size, (tuple, list)) else size, **given)
+        finally:
+            self.flow = flow
+
     def _laid_out(self, edge_index: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Edges that the conv has made itself, over the nodes of what it passes on with them (collective)."""
         features = None if isinstance(edge_index, Edges) else features_of(given)
@@ -360,6 +386,9 @@ class _OnEdges(MessagePassing):
 
     def edge_updater(self, edge_index: Any, size: object = None, **kwargs: Any) -> Any:
         edge_index, kwargs = self._laid_out(edge_index, kwargs)
+        if isinstance(edge_index, Edges) and self.flow != _FLOW:
+            out = self._by_source("edge_updater", edge_index, size, kwargs)
+            return moved_values(out, made(edge_index).reversed, made(edge_index))
         if isinstance(edge_index, Edges):
             require_all_nodes(_name(self), edge_index.graph, size)
             edge_index, kwargs = made(edge_index), made(kwargs)

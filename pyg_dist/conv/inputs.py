@@ -41,14 +41,15 @@ def edge_handle(
     name = type(conv).__name__
     features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
     features, at_targets = (x.of if type(x) is MovedRows else x for x in (features, at_targets))
-    turns = conv.flow != "source_to_target"
+    by_source = conv.flow != "source_to_target"
+    turns = by_source and not calls_message
     handle: DistributedEdgeIndex
     if isinstance(edge_index, DistributedEdgeIndex):
-        if turns and edge_index.is_sparse:
+        if by_source and edge_index.is_sparse:
             raise UnsupportedError(
                 f"{name} expected flow='source_to_target' with an adj_t (got {conv.flow!r}): transpose the input"
             )
-        handle = edge_index.reversed if turns and not calls_message else edge_index
+        handle = edge_index.reversed if turns else edge_index
     else:
         if type(edge_index) is MovedRows:  # ends that a script has stacked
             edge_index = edge_index.full_tensor()
@@ -72,10 +73,6 @@ def edge_handle(
                 )
             return None
         handle = laid_out
-    if turns and calls_message:
-        raise UnsupportedError(
-            f"{name} expected flow='source_to_target' (got {conv.flow!r}): make it so, and pass edge_index.flip(0)"
-        )
     if not calls_message:
         refuse_overridden(type(conv))  # type: ignore[arg-type]
     return handle

@@ -162,6 +162,14 @@ class Reversible(nn.Module):
         return self.leave(x)
 
 
+class ReadsEdges(gnn.MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
+        return x_j * (edge_index[0] < edge_index[1]).view(-1, 1)
+
+
 class OwnReversible(gnn.GroupAddRev):
     pass
 
@@ -197,6 +205,20 @@ CASES: dict[str, Case] = {
     "GATv2 shared": Case(lambda: gnn.GATv2Conv(F, G, share_weights=True, edge_dim=1, fill_value=0.5), "XEW"),
     "enclosed": Case(enclosed),
     "reversible": Case(Reversible, "XEW"),
+    "a graph by source": Case(lambda: Packs(TakesAll(as_graph, parts_of, flow="target_to_source")), "XEA"),
+    **{
+        f"by source, {name}": Case(functools.partial(make, flow="target_to_source"), inputs)
+        for name, make, inputs in (
+            ("GAT", lambda **by: gnn.GATConv(F, G, 2, edge_dim=3, **by), "XEA"),
+            ("GATv2", lambda **by: gnn.GATv2Conv(F, G, edge_dim=3, **by), "XEA"),
+            ("Transformer", lambda **by: gnn.TransformerConv(F, G, **by), "XE"),
+            ("GIN max", lambda **by: gnn.GINConv(mlp(F, G), aggr="max", **by), "XE"),
+            ("pairs", lambda **by: gnn.GraphConv((F, F), G, **by), "PEW"),
+            ("TAG", lambda **by: gnn.TAGConv(F, G, K=2, **by), "XEW"),
+            ("Cheb", lambda **by: gnn.ChebConv(F, G, K=3, **by), "XEW"),
+            ("PNA", lambda **by: gnn.PNAConv(F, G, ["mean", "std"], ["identity"], torch.tensor([0, 3, 5]), **by), "XE"),
+        )
+    },
     "GAT lazy": Case(lambda: gnn.GATConv(-1, G)),
     "GIN": Case(lambda: gnn.GINConv(mlp(F, G), train_eps=True)),
     "GIN max": Case(lambda: gnn.GINConv(mlp(F, G), aggr="max")),
@@ -422,10 +444,6 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
     "no edges": (Case(MakesEdges, "X"), "MakesEdges expected edges of a DistributedData (got none)"),
-    "flow of a graph": (
-        Case(lambda: Packs(TakesAll(as_graph, parts_of, flow="target_to_source")), "XEA"),
-        "expected flow='source_to_target'",
-    ),
     "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.sort needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
@@ -433,7 +451,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "reversible": (Case(lambda: OwnReversible(gnn.GraphConv(2, 2), num_groups=2)), "OwnReversible frees the memory"),
     "columns": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"expected rows with {F + 1} columns, got shape [47, {F}]"),
     "layer": (Case(lambda: Calls(gnn.GATConv(F + 1, G))), f"(in 'layer.lin' (Linear({F + 1}, {G}, bias=False)) of"),
-    "flow": (Case(lambda: gnn.GINConv(mlp(F, G), flow="target_to_source")), "expected flow='source_to_target'"),
+    "flow": (Case(lambda: ReadsEdges(flow="target_to_source")), "where its steps read edge_index, take pairs"),
     "static": (Case(lambda: gnn.GATConv(F, G), "SE"), "Static graphs not supported"),
     "edges": (Case(lambda: gnn.GATConv(F, G, edge_dim=F), "XEX"), "expected 'edge_attr' with a row for each of"),
     "nodes": (Case(lambda: gnn.GATConv(3, G), "AE"), "expected node features with 47 rows"),

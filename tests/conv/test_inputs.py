@@ -65,9 +65,6 @@ def mistakes(world_size: int) -> dict[str, str]:
         "edge weight rows": message_of(lambda: gcn(data.x, data.edge_index, torch.rand(7))),
         "edge weight of another graph": message_of(lambda: gcn(data.x, data.edge_index, other.edge_weight)),
         "node tensor as weight": message_of(lambda: gcn(data.x, data.edge_index, data.y.double())),
-        "flow": message_of(
-            lambda: DistributedConv(GATConv(5, 3, flow="target_to_source").double())(data.x, data.edge_index)
-        ),
         "stock sage": message_of(lambda: SAGEConv(5, 3).double()(data.x, data.edge_index)),
         "stock gcn": message_of(lambda: GCNConv(5, 3).double()(data.x, data.edge_index)),
         "stock gat": message_of(lambda: GATConv(5, 3).double()(data.x, data.edge_index)),
@@ -94,7 +91,6 @@ EXPECTED = {
     "edge weight rows": "DataError: DistributedGCNConv expected 'edge_weight' with",
     "edge weight of another graph": "DataError: DistributedGCNConv expected 'edge_weight' with",
     "node tensor as weight": "DataError: DistributedGCNConv expected 'edge_weight' with",
-    "flow": "UnsupportedError: DistributedGATConv expected flow='source_to_target'",
     "stock sage": "UnsupportedError: SAGEConv is a stock conv",
     "stock gcn": "UnsupportedError: GCNConv is a stock conv",
     "stock gat": "UnsupportedError: GATConv is a stock conv",

@@ -44,7 +44,8 @@ _USUAL_WAY = {
     "PPF": "detached positions, plain normals",
     "of a script": "its code", "subclass": "its code", "enclosed": "its code",
     "SuperGAT": "what it keeps", "SuperGAT scaled": "the same",
-    "a graph": "edges in it", "a graph that changes": "the same", "containers": "the same",
+    "a graph": "edges in it", "a graph that changes": "the same",
+    "a graph by source": "the same", "containers": "the same",
     "edges and a graph": "the same", "edges and containers": "the same",
     "by path": "its code", "own names": "its code", "own names, plain": "its code",
 }  # fmt: skip
