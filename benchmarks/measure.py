@@ -223,6 +223,15 @@ def _ask(ranks: list[_Rank], num_epochs: int) -> list[_Answer]:
         raise RuntimeError("Expected an answer of every process (one has ended); its error stands above") from None
 
 
+def _bind(variant: Variant) -> None:
+    """Take as many cores as the process has threads, others than the variant's other ranks, as mpirun does."""
+    if hasattr(os, "sched_setaffinity"):
+        cores, first = sorted(os.sched_getaffinity(0)), int(os.environ.get("RANK", "0")) * variant.num_threads
+        own = cores[first : first + variant.num_threads]
+        if len(own) == variant.num_threads:
+            os.sched_setaffinity(0, own)
+
+
 def _serve(connection: Connection, variant: Variant) -> None:
     """The main function of a variant's process: 0 sets up, n runs n epochs."""
     import torch
@@ -230,6 +239,7 @@ def _serve(connection: Connection, variant: Variant) -> None:
     from pyg_dist.backend.ops.memory import release_free_memory
 
     torch.set_num_threads(variant.num_threads)
+    _bind(variant)
     epoch: Epoch | None = None
     while True:
         try:

@@ -199,12 +199,13 @@ class KnownNodes:
         first = totals.cumsum(0)[:-1] + of_hops[: self._ranks.index].sum(0)
         self._find_numbers = partial(ops.find_numbers, reached.view(-1), nodes.flatten(), first.flatten(), *self._seeds)
         known = torch.cat(self._known)
-        number, of_own = (self._find_numbers(key) for key in (self.columns.common(known, self.trees), own))
+        number = self._find_numbers(torch.cat([self.columns.common(known, self.trees), own]))
+        number_of_known, number_of_own = number.split([known.numel(), own.numel()])
         if self._is_table:
-            self._number.index_copy_(0, known, number.int()).index_copy_(0, torch.cat(self._own), of_own.int())
+            self._number.index_copy_(0, torch.cat([known, *self._own]), number.int())
         else:
-            self._number = number
-        of_types = of_own.split(sizes)
+            self._number = number_of_known
+        of_types = number_of_own.split(sizes)
         self.numbers = [of_types[n : n + num_types] for n in range(0, len(of_types), num_types)]
         return totals.t().tolist(), edges_of_groups.sum(0).tolist()
 
