@@ -40,6 +40,9 @@ class DistributedGroupAddRev(GroupAddRev):
     def _fn_apply(self, args: Any, fn: Any, fn_inverse: Any) -> Any:
         return fn(*args) if self.disable else checkpoint(fn, *args, use_reentrant=False)
 
+    def __repr__(self) -> str:
+        return super().__repr__().removeprefix("Distributed")
+
 
 _OWN_FORMS: dict[type, type] = {
     HeteroConv: DistributedHeteroConv,

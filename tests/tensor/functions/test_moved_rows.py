@@ -117,7 +117,7 @@ EXPRESSIONS: dict[str, Expression] = {
         hops(t).topk(1, 0, False).values.sum(0), hops(t).argsort(0, True).sum(0),
         hops(t).amax(axis=0, keepdims=True)[0],
     ],
-    "taken apart": lambda t: [*hops(t).unbind(), *hops(t).unbind(-1)[0].t().unbind(1), *hops(t)],
+    "taken apart": lambda t: [*hops(t).unbind(), *hops(t).unbind(-1)[0].t().unbind(1), *hops(t), *hops(t).unbind(1)],
     "more along": lambda t: [
         hops(t).prod(0), hops(t).quantile(0.5, 0), hops(t).cummax(0).values[0], hops(t).repeat_interleave(2, 0).sum(0),
     ],
@@ -229,7 +229,6 @@ REFUSED: list[Refusal] = [
     (lambda t: hops(t)[:, 0], MixedRowsError, f"__getitem__ {MOVE} (of shape [3, 7, 3]): move them first, x.movedim("),
     (lambda t: hops(t)[t.mask], MixedRowsError, f"__getitem__ {MOVE}"),
     (lambda t: hops(t).view(3, -1), MixedRowsError, f"view {MOVE}"),
-    (lambda t: hops(t).unbind(1), MixedRowsError, f"unbind {MOVE}"),
     (lambda t: hops(t) @ hops(t), LayoutMismatchError, "matmul got shapes that do not fit ([3, 7, 3] and [3, 7, 3])"),
     (lambda t: F.cross_entropy(hops(t), t.label), MixedRowsError, f"cross_entropy {MOVE}"),
     (lambda t: F.kl_div(hops(t), hops(t), reduction="batchmean"), MixedRowsError, f"kl_div {MOVE}"),
