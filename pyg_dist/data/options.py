@@ -92,6 +92,12 @@ class Options:
                 f"bits={self.bits!r} with layout={layout!r} is not in this version: use layout='halo', or "
                 f"comm_dtype=torch.bfloat16"
             )
+        if layout != "halo" and self.exchange != "hybrid":
+            why = "has none" if layout == "grid" else "chooses it"
+            raise OptionError(
+                f"Expected no exchange with layout={layout!r}, which {why} (got {self.exchange!r}): leave it out, or use "
+                f"layout='halo'"
+            )
         if layout != "halo" and isinstance(self.partition, Plan):
             raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {layout!r})")
         if layout == "grid" and not isinstance(self.partition, str):

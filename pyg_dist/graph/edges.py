@@ -315,6 +315,9 @@ class Edges(Tensor):
                     return edges.end(index % 2)  # type: ignore[arg-type]
                 if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
                     return edges.selected(index[1])
+        if func in (torch.cat, torch.concat) and (*args[1:], *(kwargs or {}).values()) in ((1,), (-1,)):
+            # Several sets of edges as one: a plain tensor, along which `propagate` passes messages as well.
+            return torch.cat([e.full_tensor() if isinstance(e, Edges) else e for e in args[0]], dim=1)
         raise MixedRowsError(
             f"{public_name(func)} of a distributed edge_index needs all edges, and each rank has its own only: run it "
             f"on the plain Data"

@@ -53,6 +53,16 @@ class ThereAndBack(Normed):
         return self.lin(torch.cat([*hops, self.propagate(back, x=x, weight=weight)], -1))  # type: ignore[no-any-return]
 
 
+class TwoKinds(Normed):
+    """Messages along several sets of edges at once, as convs of signed graphs pass them."""
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        loops = torch.arange(x.size(0)).expand(2, -1)
+        both = torch.cat([edge_index, edge_index.flip(0), loops], dim=-1)
+        is_back = torch.cat([torch.zeros(edge_index.size(1)), torch.ones(both.size(1) - edge_index.size(1))]).double()
+        return self.propagate(both, x=self.lin(x), weight=1 + is_back)  # type: ignore[no-any-return]
+
+
 class Diffusion(gnn.MessagePassing):
     """Along edges and back, by degrees of a dense matrix, as diffusion convs for traffic have it."""
 
@@ -99,6 +109,7 @@ class BothWays(gnn.MessagePassing):
 CASES: dict[str, Callable[[], nn.Module]] = {
     "diffusion": Diffusion,
     "both ways": BothWays,
+    "two kinds": TwoKinds,
     "norm of another module": Normed,
     "by list": lambda: ThereAndBack(edge_norms.transposed),
     "by list, all": lambda: ThereAndBack(lambda edge_index: edge_index[[1, 0], :]),
