@@ -41,7 +41,7 @@ class DistributedGroupAddRev(GroupAddRev):
         return fn(*args) if self.disable else checkpoint(fn, *args, use_reentrant=False)
 
     def __repr__(self) -> str:
-        return super().__repr__().removeprefix("Distributed")
+        return str(super().__repr__()).removeprefix("Distributed")
 
 
 _OWN_FORMS: dict[type, type] = {

@@ -95,8 +95,8 @@ class Options:
         if layout != "halo" and self.exchange != "hybrid":
             why = "has none" if layout == "grid" else "chooses it"
             raise OptionError(
-                f"Expected no exchange with layout={layout!r}, which {why} (got {self.exchange!r}): leave it out, or use "
-                f"layout='halo'"
+                f"Expected no exchange with layout={layout!r}, which {why} (got {self.exchange!r}): leave it out, or "
+                f"use layout='halo'"
             )
         if layout != "halo" and isinstance(self.partition, Plan):
             raise OptionError(f"Expected layout='halo' with a plan, which was made for it (got {layout!r})")
