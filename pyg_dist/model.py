@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
@@ -35,10 +36,27 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class DistributedGroupAddRev(GroupAddRev):
-    """Keeps what it got and computes the rest again in the backward, where PyG's frees what it got, too. Exact."""
+    """Keeps what it got and computes the rest again in the backward, where PyG's frees what it got, too. Exact.
+
+    PyG's backward runs the convs twice, to get back what it has freed. Where statistics of batch norm count that, this
+    one does, too.
+    """
 
     def _fn_apply(self, args: Any, fn: Any, fn_inverse: Any) -> Any:
-        return fn(*args) if self.disable else checkpoint(fn, *args, use_reentrant=False)
+        if self.disable:
+            return fn(*args)
+        counts = any(module.training and getattr(module, "track_running_stats", False) for module in self.modules())
+        has_run = False
+
+        def run(*given: Any) -> Any:
+            nonlocal has_run
+            if has_run and counts:
+                with torch.no_grad():
+                    fn(*given)
+            has_run = True
+            return fn(*given)
+
+        return checkpoint(run, *args, use_reentrant=False)
 
     def __repr__(self) -> str:
         return str(super().__repr__()).removeprefix("Distributed")
@@ -114,7 +132,8 @@ def _require_supported(module: nn.Module, path: str) -> None:
             f"distribute stopped at {path or 'the model'!r}: {name} {_REFUSED[type(module)]}, which no rank has: leave "
             f"the model stock, on the plain Data"
         )
-    if isinstance(module, InvertibleModule) and not module.disable and type(module) not in _OWN_FORMS:
+    has_form = type(module) in (GroupAddRev, DistributedGroupAddRev)
+    if isinstance(module, InvertibleModule) and not module.disable and not has_form:
         raise UnsupportedError(
             f"distribute stopped at {path or 'the model'!r}: {name} frees the memory of rows that lie on several "
             f"ranks, to compute them again: pass disable=True"

@@ -203,6 +203,34 @@ def test_modes(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare_modes)
 
 
+def reversible(data: Any, is_ours: bool) -> Results:
+    """Two steps of blocks with batch norm within, which PyG runs three times in each; then in evaluation."""
+    import pyg_dist
+
+    torch.manual_seed(0)
+    inner = gnn.GENConv(FEATURES // 2, FEATURES // 2)
+    model = nn.ModuleList([gnn.GroupAddRev(inner, num_groups=2), nn.Linear(FEATURES, CLASSES)]).double()
+    if is_ours:
+        pyg_dist.distribute(pyg_dist.distribute(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        h = model[0](data.x.clone(), data.edge_index)
+        F.cross_entropy(model[1](h), data.y).backward()
+        optimizer.step()
+    norms = {name: value.detach() for name, value in model.state_dict().items()}
+    return {**norms, "out": model.eval()[0](data.x.clone(), data.edge_index).detach()}
+
+
+def compare_reversible() -> None:
+    assert_same(reversible(distributed(graph()), True), reversible(graph(), False), "reversible")
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_statistics_within_reversible_blocks(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(compare_reversible)
+
+
 def what_stays() -> None:
     import pyg_dist
 

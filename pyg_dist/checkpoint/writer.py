@@ -8,7 +8,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -30,6 +30,8 @@ logger = logging.getLogger("pyg_dist")
 
 _LOCK_SECONDS = 10.0
 """For processes that a killed rank has left behind."""
+_LONGEST_END = 1800.0
+"""Seconds that the end of a run waits for other ranks' parts, as long as torch's collectives."""
 _REMEDY = "free space; the checkpoint before it is complete"
 
 
@@ -124,12 +126,20 @@ class Writer:
                 raise
         return self._own_failure()
 
-    def _own_failure(self) -> Exception | None:
-        """As :func:`_failure`, once all ranks have told rank 0. Not collective."""
+    def _own_failure(self, longest: float | None = None) -> Exception | None:
+        """As :func:`_failure`, once all ranks have told rank 0, or after so many seconds. Not collective."""
         if self._saving is None:
             return None
         saving, self._saving = self._saving, None
-        error = saving.future.exception()
+        saving.has_told.wait()
+        if wait([saving.future], longest).done:
+            error = saving.future.exception()
+        else:
+            self._give_up(saving.serial)
+            error = saving.future.exception() or StoreError(
+                f"Expected every rank's part within {longest:g} s of the end (got none of some rank, which may be "
+                f"dead): the checkpoint before it loads"
+            )
         saving.thread.shutdown()
         if error is not None and not isinstance(error, Exception):
             raise error
@@ -137,7 +147,7 @@ class Writer:
 
     def close(self) -> None:
         """Finish what was begun, and let other runs save in the folder. Not collective."""
-        error = self._own_failure()
+        error = self._own_failure(_LONGEST_END)
         self._number = None
         if self._lock is not None:
             self._lock.close()

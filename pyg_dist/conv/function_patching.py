@@ -6,6 +6,7 @@ the functions of a class are copied with globals in which the name leads there. 
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
@@ -76,7 +77,12 @@ def patched(function: FunctionType, substitutes: Functions, own_class: CellType 
 def _patched_copy(
     function: FunctionType, substitutes: Functions, callers: frozenset[object], own_class: CellType | None = None
 ) -> FunctionType | None:
-    """A copy of ``function`` in which something is another, or ``None`` if nothing would be."""
+    """A copy of ``function`` in which something is another, or ``None`` if nothing would be.
+
+    What assigns global names has none: it would assign the copy's.
+    """
+    if _assigns_globals(function.__code__):
+        return None
     names, seen = _names(function.__code__), callers | {function}
     others = {name: _other(function.__globals__.get(name), names, function, substitutes, seen) for name in names}
     changed = {name: other for name, other in others.items() if other is not None}
@@ -158,6 +164,15 @@ def _copy(function: FunctionType, changed: dict[str, object], closure: list[Cell
     update_wrapper(twin, function)
     del twin.__dict__["__wrapped__"]  # it stands for the function, and does not call it
     return twin
+
+
+_ASSIGNS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
+
+
+def _assigns_globals(code: CodeType) -> bool:
+    """Whether ``code`` assigns global names, inner functions included."""
+    inner = any(_assigns_globals(c) for c in code.co_consts if isinstance(c, CodeType))
+    return inner or not _ASSIGNS.isdisjoint(code.co_code[::2])
 
 
 def _names(code: CodeType) -> set[str]:

@@ -208,7 +208,9 @@ class TypedEdges(RowStorage, EdgeStorage):
 
     def is_edge_attr(self, key: str) -> bool:
         """Whether this has a value per edge; the edges themselves, too."""
-        return isinstance(self[key], (EdgeTensor, DistributedEdgeIndex))
+        value = self[key]
+        rows: RowSharding | None = self.handle.graph.edge_sharding if isinstance(value, EdgeTensor) else None
+        return isinstance(value, DistributedEdgeIndex) or (rows is not None and rows.is_equivalent(value._sharding))
 
     def _whole(self) -> EdgeStorage:
         whole = EdgeStorage(_parent=self._parent(), _key=self._key, edge_index=self.handle.full_tensor())
@@ -237,6 +239,11 @@ class TypedEdges(RowStorage, EdgeStorage):
 
 def _moved(key: str, value: RowTensor, rows: RowSharding) -> RowTensor:
     """An attribute with as many rows, in another order, as ``x[torch.randperm(N)]`` has them (collective)."""
+    if value.is_leaf and value.requires_grad:
+        raise LayoutMismatchError(
+            f"Expected '{key}' in the order of this graph where it learns (got rows in another order): write "
+            f"data.{key} = rows.detach(), then data.{key}.requires_grad_()"
+        )
     with local_tensors():
         return moved_to(rows, value, f"Expected '{key}'")  # type: ignore[no-any-return]
 

@@ -217,3 +217,30 @@ def test_one_rank_cannot_write(workers: Pools, tmp_path: Path, failing: int) -> 
         assert number == 1
         assert "Input/output error" in message
         assert rank == failing or message.startswith(f"Rank {failing} failed")
+
+
+def ends_without_the_part_of(path: str, silent: int) -> tuple[list[str], int]:
+    import pyg_dist
+    from pyg_dist import checkpoint
+    from pyg_dist.checkpoint import writer as writer_module
+    from pyg_dist.checkpoint.writer import Writer
+
+    model = nn.Linear(3, 2)
+    checkpoint.save(path, model, number=1)
+    said = list[str]()
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(writer_module, "_LONGEST_END", 0.2)
+        changes.setattr(writer_module.logger, "error", lambda form, *given: said.append(form % given))
+        if pyg_dist.rank() == silent:
+            changes.setattr(Writer, "_gather", lambda *_: None)
+        writer = Writer(Path(path), keep=2)
+        writer.begin({"model": model, "number": 2})
+        writer.close()
+    number: int = checkpoint.load(path, model)["number"]
+    return said, number
+
+
+def test_a_run_ends_without_the_part_of_a_rank_that_is_gone(workers: Pools, tmp_path: Path) -> None:
+    (of_0, number), (of_1, _) = workers(2).run(ends_without_the_part_of, str(tmp_path), 1)
+    assert [len(of_0), len(of_1), number] == [1, 0, 1]
+    assert "part within 0.2 s of the end (got none of some rank" in of_0[0]

@@ -88,6 +88,28 @@ def test_globals_are_read_when_they_are_used() -> None:
         FACTOR = 1
 
 
+def assigns(x: int) -> int:
+    global FACTOR
+    FACTOR = stock(x)
+    return FACTOR
+
+
+def through_one_that_assigns(x: int) -> int:
+    return assigns(x) + stock(FACTOR)
+
+
+def test_what_assigns_globals_stays_as_it_is() -> None:
+    """A copy would assign a name of its own, which nothing else reads."""
+    global FACTOR
+    try:
+        assert patched(assigns, SUBSTITUTES)(3) == 3
+        assert FACTOR == 3
+        assert patched(through_one_that_assigns, SUBSTITUTES)(4) == 404
+        assert FACTOR == 4
+    finally:
+        FACTOR = 1
+
+
 def test_names_of_the_enclosing_function() -> None:
     inner, factor = stock, 3
 

@@ -124,6 +124,8 @@ def assignments(world_size: int) -> None:
     data.z = data.x[order]
     assert torch.equal(data.z.full_tensor(), data.x.full_tensor()[order])
     assert [data.is_node_attr(name) for name in ("z", "chosen", "appended")] == [True, False, False]
+    leaf = data.x[order].detach().requires_grad_()
+    assert message_of(lambda: setattr(data, "z", leaf)).startswith("LayoutMismatchError: Expected 'z' in the order of")
     assert message_of(lambda: setattr(data, "x", data.chosen)).startswith("DataError")
     other_graph = distribute(random_graph(31, 130, seed=5), world_size)
     if world_size > 1:

@@ -205,6 +205,11 @@ def mapping(num_ranks: int) -> None:
     assert_same({"turned": data[PAPER].turned}, {"turned": data[PAPER].x.full_tensor()[order]})
     assert data[PAPER].is_node_attr("turned")
     assert not data[PAPER].is_node_attr("chosen")
+    relation = data[PAPER, "cites", PAPER]
+    relation.few = relation.edge_attr[relation.edge_attr[:, 0] > relation.edge_attr[:, 0].mean()]
+    assert relation.is_edge_attr("w")
+    assert not relation.is_edge_attr("few")
+    del relation.few
     assert data.to("cpu") is data
     assert "paper" in repr(data)
     assert copy.copy(data)[PAPER].x is data[PAPER].x
