@@ -224,8 +224,12 @@ def _pairs(x: RowTensor, index: tuple[Any, ...], dim: int) -> Tensor:
     is_all = not isinstance(rows, RowTensor) and len(rows) == x.shape[0]
     # Not selected, so that what follows meets other rows of x.
     picked = x if is_all and torch.equal(host.as_tensor(rows), host.arange(len(rows))) else x[rows]
-    columns = _columns(index[dim], picked.shape[0])
-    columns = torch.where(columns < 0, columns + x.shape[dim], columns).long().to(x.device)
+    columns, size = _columns(index[dim], picked.shape[0]), x.shape[dim]
+    if not isinstance(columns, RowTensor) and columns.device.type == "cpu":  # each rank has all, and raises
+        wrong = columns[(columns < -size) | (columns >= size)]
+        if wrong.numel():
+            raise IndexError(f"index {int(wrong[0])} is out of bounds for dimension {dim} with size {size}")
+    columns = torch.where(columns < 0, columns + size, columns).long().to(x.device)
     shape = (-1, *[1] * (dim - 1), 1, *[1] * (x.dim() - dim - 1))
     return picked.gather(dim, columns.view(shape).expand(-1, *x.shape[1:dim], 1, *x.shape[dim + 1 :])).squeeze(dim)
 

@@ -395,6 +395,8 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x[[0, 7]], IndexError, "index 7 is out of bounds for 7 nodes: expected -7 <= index < 7"),
     (lambda t: t.x[[-8]], IndexError, "index -8 is out of bounds"),
     (lambda t: t.x[9], IndexError, "index 9 is out of bounds"),
+    (lambda t: t.x[[0, 1], [0, 3]], IndexError, "index 3 is out of bounds for dimension 1 with size 3"),
+    (lambda t: t.c[[2], :, [-9]], IndexError, "index -9 is out of bounds for dimension 2"),
     (lambda t: t.x[t.mask][[5]], IndexError, "index 5 is out of bounds for 5 nodes"),
     (lambda t: t.x[::-1], ValueError, "step must be greater than zero"),
     (lambda t: t.x.index_select(1, t.label), MixedRowsError, "by a distributed index would mix rows"),
