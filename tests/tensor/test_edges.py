@@ -155,9 +155,10 @@ def views(mesh: dict[str, int] | None) -> None:
     assert torch.equal(keys.gather(keys.rng_key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
     source, target = edges
     assert torch.equal((source == target).full_tensor(), loop)
-    for refused in (lambda: edges + 1, lambda: edges.max(), lambda: torch.cat([edges, edges], 1), lambda: edges[:, 0]):
+    for refused in (lambda: edges + 1, lambda: edges.max(), lambda: torch.cat([edges, edges]), lambda: edges[:, 0]):
         with pytest.raises(MixedRowsError, match="of a distributed edge_index needs all edges"):
             refused()
+    assert torch.equal(torch.cat([edges, every], dim=1), torch.cat([data.edge_index, every], 1))
     other = pair()[1]
     with pytest.raises(LayoutMismatchError, match="take both from one"):
         source.fetch(other.x)
