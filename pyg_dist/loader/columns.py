@@ -23,7 +23,6 @@ class Columns:
     """
 
     size: int  # s
-    num_ids: int  # of the nodes of all ranks, N
     ends: Tensor  # where the columns of this rank end, then those of each other one, int64 ``[ranks]``
     types: Tensor  # the first of this rank's columns of each type of nodes, int64 ``[types]``
     node_id: Tensor | None = None  # int64 ``[s]``; ``None``: one rank has all, and they are the columns' numbers
@@ -54,7 +53,7 @@ class Columns:
         types, rows = host.tensor(first[:-1]), torch.cat(row)
         is_all = torch.equal(rows, host.arange(num_own))
         if size == 1:
-            whole = Columns(num_own, num_ids, host.tensor([num_own]), types, None, None if is_all else rows)
+            whole = Columns(num_own, host.tensor([num_own]), types, None, None if is_all else rows)
             return whole, of_rows, [ids[:0].int() for ids, _ in others]
         key = torch.cat([ids[:0] for ids, _ in others] + [owner.long() * num_ids + ids for ids, owner in others])
         new, place = ops.distinct(key[:0], key)
@@ -67,7 +66,7 @@ class Columns:
         ((elsewhere, _),) = lists.exchange(IdList(answer, from_rank), kind="columns")
         by_rank = [num_own, *counts[:rank].tolist(), *counts[rank + 1 :].tolist()]
         columns = Columns(
-            num_own + ids.numel(), num_ids, host.tensor(by_rank).cumsum(0), types, torch.cat([node_id, ids]),
+            num_own + ids.numel(), host.tensor(by_rank).cumsum(0), types, torch.cat([node_id, ids]),
             None if is_all else rows, elsewhere.view(-1),
         )  # fmt: skip
         of_lists = torch.split((place + num_own).to(torch.int32), [ids.numel() for ids, _ in others])
