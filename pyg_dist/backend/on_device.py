@@ -162,7 +162,7 @@ class _Notes(TorchDispatchMode):
     """Notes every tensor on a GPU that an operator of this thread returns, and marks those that it reads as used."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        TorchDispatchMode.__init__(self)
         self.tensors: list[Tensor] = []
         self._stream = stream
 

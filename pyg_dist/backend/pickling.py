@@ -29,9 +29,10 @@ def refuse(error: PygDistError) -> object:
     for ever: a loader whose worker sends a batch.
     """
     frame: FrameType | None = sys._getframe(1)
+    of_queue = vars(multiprocessing.queues.Queue)
     while frame is not None:
-        if frame.f_code is multiprocessing.queues.Queue._feed.__code__:  # type: ignore[attr-defined]  # not in the stub
-            if frame.f_locals.get("onerror") is multiprocessing.queues.Queue._on_queue_feeder_error:  # type: ignore[attr-defined]
+        if frame.f_code is of_queue["_feed"].__func__.__code__:
+            if frame.f_locals.get("onerror") is of_queue["_on_queue_feeder_error"].__func__:
                 return _raise, (error,)
             break  # concurrent.futures has a handler of its own
         frame = frame.f_back

@@ -12,12 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, NamedTuple
 
-import torch.distributed as dist
 from torch import Tensor
 
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line, raise_together, raised_on_all_ranks
+from pyg_dist.backend.session.rendezvous import own_connection
 from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint.manifest import LOCK, Manifest, folder_of, name_run, numbers, remove, rows_of, state_of
 from pyg_dist.checkpoint.snapshot import Snapshot, take
@@ -63,8 +63,7 @@ class Writer:
         self._saving: _Save | None = None
         self._number: int | None = None  # of the latest one, while no other run may save
         session = current()
-        # A connection of its own: a waiting one is locked until its key is set.
-        self._store: dist.Store | None = None if session.store is None else session.store.clone()  # type: ignore[attr-defined]  # not in the stub
+        self._store = None if session.store is None else own_connection(session.store)
         self._rank, self._world_size = session.rank, session.world_size
         session.close_at_end(self)
         self._hold()

@@ -68,8 +68,8 @@ def run_on_edges(conv: MessagePassing, *args: object) -> Tensor:
 
     For what its own form does not know: features with a batch dimension, hooks on steps.
     """
-    own = type(conv)
-    refuse_overridden(own)  # type: ignore[arg-type]
+    own = conv.__class__
+    refuse_overridden(own)
     conv.__class__ = _class_on_edges(next(stock for stock, ours in _OWN.items() if issubclass(own, ours)))
     try:
         out: Tensor = conv.forward(*args)
@@ -414,9 +414,9 @@ class _OnEdges(MessagePassing):
         if isinstance(edge_index, BlockEdges):
             return edge_index.lift(src, dim)
         if not isinstance(src, NodeTensor):
-            src = node_rows(self, edge_index.graph, src, dim)  # type: ignore[arg-type]
+            src = node_rows(self, edge_index.graph, src, dim)
         rows, place = rows_along(_name(self), "features", src, self.node_dim)
-        return MovedRows.make(edge_index.end(dim).fetch(rows), place)  # type: ignore[arg-type]
+        return MovedRows.make(edge_index.end(dim).fetch(rows), place)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         pass  # the stock class has its templates since its first conv was made

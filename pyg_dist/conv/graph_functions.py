@@ -132,7 +132,7 @@ def contains_self_loops(edge_index: Edges) -> bool:
 @_stands_for(pyg.add_self_loops)
 def add_self_loops(
     edge_index: Edges, edge_attr: Tensor | None = None, fill_value: object = None, num_nodes: object = None
-) -> tuple[Edges, EdgeTensor | None]:
+) -> tuple[Edges, Tensor | None]:
     """A loop for each node, behind the edges; its value is given, or reduced from those of the node's in-edges."""
     _require_no_values("add_self_loops", edge_index)
     require_all_nodes("add_self_loops", edge_index.graph, num_nodes)
@@ -150,14 +150,12 @@ def _knows_all_nodes(edges: Edges, num_nodes: object) -> bool:
     return is_told or edges.end_of_ids == edges.graph.targets.size
 
 
-def _loops_at(
-    edges: Edges, weight: EdgeTensor | None, edge_index: Edges, num_nodes: object
-) -> tuple[Edges, EdgeTensor | None]:
+def _loops_at(edges: Edges, weight: Tensor | None, edge_index: Edges, num_nodes: object) -> tuple[Edges, Tensor | None]:
     """Without ``num_nodes`` PyG takes the last node of ``edge_index`` for the last of all: no loops behind it."""
     if _knows_all_nodes(edge_index, num_nodes):
         return edges, weight
     kept = edges.tensor(edges.end(1).to_local() < edge_index.end_of_ids)
-    return edges.selected(kept), None if weight is None else weight[kept]  # type: ignore[return-value]
+    return edges.selected(kept), None if weight is None else weight[kept]
 
 
 def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
@@ -174,7 +172,7 @@ def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
 @_stands_for(pyg.add_remaining_self_loops)
 def add_remaining_self_loops(
     edge_index: Edges, edge_attr: Tensor | None = None, fill_value: object = None, num_nodes: object = None
-) -> tuple[Edges, EdgeTensor | None]:
+) -> tuple[Edges, Tensor | None]:
     """One loop for each node, behind the other edges; a node that has one keeps its value."""
     _require_no_values("add_remaining_self_loops", edge_index)
     return _one_loop_each(edge_index, edge_attr, fill_value, num_nodes, "remaining")
@@ -182,7 +180,7 @@ def add_remaining_self_loops(
 
 def _one_loop_each(
     edge_index: Edges, edge_attr: Tensor | None, fill_value: object, num_nodes: object, rule: LoopRule
-) -> tuple[Edges, EdgeTensor | None]:
+) -> tuple[Edges, Tensor | None]:
     """One loop for each node, behind the other edges; what it has of those that were there is up to ``rule``."""
     require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     others, places = edge_index.without_loops
@@ -236,7 +234,7 @@ def _gcn_norm(
     dtype: torch.dtype,
     by_source: bool = False,
     num_nodes: int | None = None,
-) -> tuple[Edges, EdgeTensor]:
+) -> tuple[Edges, Tensor]:
     """The norm of any edges, with degrees by target or by source (collective)."""
     if add_self_loops:
         fill_value = 2.0 if improved else 1.0
@@ -247,8 +245,8 @@ def _gcn_norm(
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype) if edge_weight is None else edge_weight
     end = source if by_source else target
-    scale = inverse_sqrt_degree(end.add_up(weight))  # type: ignore[arg-type]
-    return edge_index, scale[source] * weight * scale[target]  # type: ignore[return-value]
+    scale = inverse_sqrt_degree(end.add_up(weight))
+    return edge_index, scale[source] * weight * scale[target]
 
 
 @_stands_for(pyg.get_laplacian)

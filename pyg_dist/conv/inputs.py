@@ -74,7 +74,7 @@ def edge_handle(
             return None
         handle = laid_out
     if not calls_message:
-        refuse_overridden(type(conv))  # type: ignore[arg-type]
+        refuse_overridden(conv.__class__)
     return handle
 
 

@@ -22,7 +22,7 @@ from pyg_dist.tensor.registry import Args, Function, Kwargs, mapped
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
 from pyg_dist.tensor.sharding import lasting
 
-Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, EdgeTensor]"]
+Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, Tensor]"]
 
 
 class _Kept:
@@ -30,10 +30,10 @@ class _Kept:
 
     def __init__(self, make: Make) -> None:
         self._make = make
-        self._known: tuple[Edges | None, EdgeTensor, int | None] | None = None
+        self._known: tuple[Edges | None, Tensor, int | None] | None = None
 
     @lasting
-    def get(self, edges: Edges, weight: EdgeTensor | None) -> tuple[Edges, EdgeTensor]:
+    def get(self, edges: Edges, weight: EdgeTensor | None) -> tuple[Edges, Tensor]:
         """Those of edges and constant weights, which are always the same (collective where they are made)."""
         known = self._known
         if known is None or known[2] is None or version_of(known[1]) != known[2]:
@@ -56,7 +56,7 @@ class LazyNorm:
         return isinstance(edges, NormedEdges) and edges.lazy is self
 
     @cached_property
-    def made(self) -> tuple[Edges, EdgeTensor]:
+    def made(self) -> tuple[Edges, Tensor]:
         """The edges and their weights (collective at the first use); those of constant weights are kept."""
         if self._learns:
             return self._make(self._all, self._weight)
@@ -68,7 +68,7 @@ class LazyNorm:
         return self._weight is not None and self._weight.requires_grad and torch.is_grad_enabled()
 
     @property
-    def graph(self) -> Any:
+    def graph(self) -> EdgeView:
         """The graph."""
         return self._all.graph
 
@@ -85,7 +85,7 @@ class LazyNorm:
 
     def _built(self, dtype: torch.dtype) -> Operator | None:
         try:
-            return self.graph.operator(self._norm, self._weight, dtype)  # type: ignore[no-any-return]
+            return self.graph.operator(self._norm, self._weight, dtype)
         except UnsupportedError:
             return None
 

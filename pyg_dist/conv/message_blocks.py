@@ -142,7 +142,7 @@ class _Call:
             for end, suffix in enumerate(("_j", "_i")):
                 x = ends[end] if len(ends) == 2 else None
                 if isinstance(x, Tensor):
-                    x = node_rows(conv, edges.graph, x, end)  # type: ignore[arg-type]
+                    x = node_rows(conv, edges.graph, x, end)
                     dim = x.place if type(x) is MovedRows else 0
                     if place_of_nodes(conv, x) != dim:
                         return None

@@ -32,11 +32,6 @@ def ready(data: Data) -> None:
     data.graph.prepare_subgraphs()
 
 
-def device_of(data: Data) -> torch.device:
-    """Where batches of ``data`` lie."""
-    return data.graph.device  # type: ignore[no-any-return]
-
-
 def induced(data: Data, sample: Subset) -> Data:
     """The subgraph, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready."""
     with torch.inference_mode(False):

@@ -23,7 +23,7 @@ from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.sample import TypedSubset
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.relations import HeteroPlan
+from pyg_dist.halo.plan.relations import HeteroPlan, Relation
 from pyg_dist.store.graph_input import read_hetero
 
 
@@ -62,6 +62,9 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
     is_distributed = True
     node_shardings: NodesByType
     plan: HeteroPlan
+    place: torch.device
+    _node_store_dict: dict[str, TypedNodes]
+    _edge_store_dict: dict[Relation, TypedEdges]
 
     def __init__(self, data: HeteroData, *, allow_nan: bool = False, **given: Any) -> None:
         session.init()
@@ -110,14 +113,14 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
             if key not in self.node_shardings:
                 raise DataError(f"Expected a type of nodes of this graph (got {key!r}): add it before DistributedData")
             self._node_store_dict[key] = TypedNodes(_parent=self, _key=key)
-        return self._node_store_dict[key]  # type: ignore[no-any-return]
+        return self._node_store_dict[key]
 
     def get_edge_store(self, src: str, rel: str, dst: str) -> TypedEdges:
         """The edges of a relation and their attributes."""
         key = src, rel, dst
         if key not in self._edge_store_dict:
             self._edge_store_dict[key] = TypedEdges(_parent=self, _key=key)
-        return self._edge_store_dict[key]  # type: ignore[no-any-return]
+        return self._edge_store_dict[key]
 
     @property
     def traffic(self) -> Traffic:
@@ -146,7 +149,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
 
     @property
     def _device(self) -> torch.device:
-        return self.__dict__["place"]  # type: ignore[no-any-return]
+        return self.place
 
     def _lie_on(self, device: torch.device) -> None:
         self.__dict__["place"] = device
@@ -177,11 +180,6 @@ def ready(data: DistributedHeteroData) -> None:
         rows.rows_by_id  # noqa: B018
     for store in data.edge_stores:
         store.handle.graph.edge_sharding.counts  # noqa: B018
-
-
-def device_of(data: DistributedHeteroData) -> torch.device:
-    """Where batches of ``data`` lie."""
-    return data._device
 
 
 def induced(data: DistributedHeteroData, sample: TypedSubset) -> DistributedHeteroData:

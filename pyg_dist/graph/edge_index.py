@@ -362,7 +362,7 @@ class DistributedEdgeIndex(EdgeHandle):
             raise DataError(f"The sum of a matrix expected each dimension once (got dim={dim})")
         if len(dims) == 2:
             return values.sum().view((1, 1) if keepdim else ())
-        out = self.edges(by_operator=True).end(dims[0]).add_up(values)  # type: ignore[arg-type]
+        out = self.edges(by_operator=True).end(dims[0]).add_up(values)
         return out.unsqueeze(dims[0]) if keepdim else out
 
     def mul(self, other: Any) -> DistributedEdgeIndex:
@@ -386,7 +386,7 @@ class DistributedEdgeIndex(EdgeHandle):
         factor: Any = other.view(-1) if end or other.dim() == 1 else other.movedim(1, 0).reshape(-1)
         if not isinstance(factor, RowTensor):
             factor = NodeTensor.from_local(nodes.slice(factor), nodes)
-        of_edges = factor[self.edges(by_operator=True).end(end)]  # type: ignore[arg-type]
+        of_edges = factor[self.edges(by_operator=True).end(end)]
         return self.set_value(of_edges if self.weight is None else of_edges * self.values())
 
     def __truediv__(self, other: Any) -> DistributedEdgeIndex:

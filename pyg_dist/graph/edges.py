@@ -312,7 +312,7 @@ class Edges(Tensor):
                 if swaps_ends(index):
                     return edges.reversed
                 if isinstance(index, int) and -2 <= index < 2:
-                    return edges.end(index % 2)  # type: ignore[arg-type]
+                    return edges.end(index % 2)
                 if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
                     return edges.selected(index[1])
         if func in (torch.cat, torch.concat) and (*args[1:], *(kwargs or {}).values()) in ((1,), (-1,)):
@@ -394,7 +394,7 @@ class NodeIds(RowIndex):
             )
         return self.edges.fetch(x, self.end)
 
-    def add_up(self, values: EdgeTensor, reduce: str = "sum") -> NodeTensor:
+    def add_up(self, values: Tensor, reduce: str = "sum") -> NodeTensor:
         """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
 
         Collective for sources.

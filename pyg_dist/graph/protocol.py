@@ -105,7 +105,7 @@ class NodeSharding(RowSharding):
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes
 
 
-End = Literal[0, 1]
+End = int
 """Of edges. 0: sources, 1: targets."""
 
 

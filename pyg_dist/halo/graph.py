@@ -260,8 +260,9 @@ class HaloBatch(HaloGraph):
         return edges
 
     def pick_nodes(self) -> PickedNodes:
-        nodes: Any = self.node_sharding
-        return nodes.picked(self.device)  # type: ignore[no-any-return]
+        nodes = self.node_sharding
+        assert isinstance(nodes, SampledNodes)
+        return nodes.picked(self.device)
 
     def pick_edges(self) -> PickedEdges:
         edges: Any = self.edge_sharding

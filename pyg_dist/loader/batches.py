@@ -44,7 +44,7 @@ class BatchLoader:
         device = partial(torch.device, "cpu")
         if is_distributed(data):
             cutter_of(data).ready(data)
-            device = partial(cutter_of(data).device_of, data)
+            device = partial(getattr, data, "_device")
         self.data, self.sampler = data, sampler
         self.prefetch = bool(prefetch) and not (sampler.sends and _is_mpi_of_one_thread())
         self._step, self._loop = 0, object()

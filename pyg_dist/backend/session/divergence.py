@@ -33,6 +33,7 @@ from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import Call, Standing, Wait, line_in_words
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.plain_json import typed
+from pyg_dist.backend.session.rendezvous import own_connection
 from pyg_dist.backend.session.settings import WATCH_SECONDS
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import DivergenceError, describe_ranks
@@ -211,7 +212,7 @@ class DivergenceWatch:
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, standing: Standing, fail: Callable[[str, bool], object]
     ) -> None:
-        self._store = store.clone()  # type: ignore[attr-defined]  # not in the stub
+        self._store = own_connection(store)
         self._rank, self._world_size, self._standing, self._fail = rank, world_size, standing, fail
         self._keys = [f"place/{r}" for r in range(world_size)]
         self._beat = 0

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from pyg_dist.backend.comm.connection import loss_of
 from pyg_dist.backend.comm.wires import is_lost
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line
-from pyg_dist.backend.session.rendezvous import has_agent_store
+from pyg_dist.backend.session.rendezvous import has_agent_store, own_connection
 from pyg_dist.errors import ConnectionLostError, DivergenceError
 
 logger = logging.getLogger("pyg_dist")
@@ -57,11 +57,16 @@ def leave_word(store: dist.Store, rank: int, world_size: int, message: str, seco
     Rank 0, which may hold the store, waits for so many seconds for the others to read it, or to end as well.
     """
     if store.add("num_failures", 1) == 1:
-        store.multi_set([f"inbox/{other}" for other in range(world_size)], [message] * world_size)  # type: ignore[attr-defined]
+        _write_to_all(store, world_size, message)
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world_size)], timedelta(seconds=seconds))
         time.sleep(_HOST_SECONDS)
+
+
+def _write_to_all(store: dist.Store, world_size: int, message: str) -> None:
+    inboxes = [f"inbox/{rank}" for rank in range(world_size)]
+    store.multi_set(inboxes, [message] * world_size)  # type: ignore[attr-defined]  # not in the stub
 
 
 class FailureWatch:
@@ -91,8 +96,7 @@ class FailureWatch:
         self._showing = threading.Lock()  # taken by the thread that shows the error, and kept
         self._losing = threading.Lock()  # taken by the thread that says that the store is gone, and kept
         self._has_heard = threading.Event()
-        # A connection of its own: a waiting one is locked until its key is set.
-        own_store = store.clone()  # type: ignore[attr-defined]  # not in the stub
+        own_store = own_connection(store)
         self._thread = threading.Thread(target=self._listen, args=(own_store,), name="pyg_dist failures", daemon=True)
         self._thread.start()
 
@@ -106,7 +110,7 @@ class FailureWatch:
         self._main_leaves = True
         try:
             if self._store.add("num_ended", 1) == self._world_size:
-                self._write_to_all("end")
+                _write_to_all(self._store, self._world_size, "end")
             self._thread.join(_END_SECONDS)
             with self._ending:
                 if self._thread.is_alive() and not self._has_heard.is_set():
@@ -114,7 +118,7 @@ class FailureWatch:
                     self._store.set(f"inbox/{self.rank}", "end")
                     self._store.set(f"read/{self.rank}", "")
                     if self.rank == 0:
-                        self._write_to_all("host ends")
+                        _write_to_all(self._store, self._world_size, "host ends")
                         self._wait_until_read(self._store)
         except _STORE_ERRORS:  # the store's process was killed at this very moment: no rank is left to inform
             pass
@@ -183,7 +187,7 @@ class FailureWatch:
         if shows:
             self._has_heard.set()
             report(f"{message}; ending {self.name}")
-        self._write_to_all(message)
+        _write_to_all(self._store, self._world_size, message)
         self._acknowledge(self._store)
         self._wait_until_read(self._store)
         if self.rank == 0:
@@ -258,10 +262,6 @@ class FailureWatch:
         flush()  # under mpirun the first rank that leaves ends all
         with contextlib.suppress(*_STORE_ERRORS):
             store.set(f"read/{self.rank}", "")
-
-    def _write_to_all(self, message: str) -> None:
-        inboxes = [f"inbox/{rank}" for rank in range(self._world_size)]
-        self._store.multi_set(inboxes, [message] * self._world_size)  # type: ignore[attr-defined]  # not in the stub
 
     def _wait_until_read(self, store: dist.Store) -> None:
         with contextlib.suppress(*_STORE_ERRORS):  # a rank is gone or busy: the others are not kept for it

@@ -53,7 +53,7 @@ class _Numpy:
         Something may have been drawn if the memory of MT19937 has changed, or if a normal number was held back. What is
         not seen is a script that sets a state with such a number at the very place where the last one had none.
         """
-        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        generator = np.random.mtrand.get_bit_generator()
         if not isinstance(generator, np.random.MT19937):
             return np.random.get_state()
         memory = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
@@ -84,7 +84,7 @@ def start_alike() -> None:
         return
     seed = xxhash.xxh3_64_intdigest("\n".join(words).encode())
     is_torch_seeded = torch.initial_seed() < _LEAST_OWN_SEED
-    is_numpy_seeded = np.random.get_bit_generator().seed_seq is None  # type: ignore[attr-defined]
+    is_numpy_seeded = np.random.mtrand.get_bit_generator().seed_seq is None
     _alike |= {"torch", "numpy"}
     if not is_torch_seeded:
         torch.manual_seed(seed)

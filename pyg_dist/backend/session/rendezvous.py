@@ -201,3 +201,9 @@ def running_mpi() -> Any | None:
     """Return the ``mpi4py.MPI`` module if MPI runs in this process, else None. Not collective."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def own_connection(store: dist.Store) -> dist.Store:
+    """Another connection to what ``store`` is one to: one that waits is locked until its key is set."""
+    other: dist.Store = store.clone()  # type: ignore[attr-defined]  # not in the stub
+    return other
