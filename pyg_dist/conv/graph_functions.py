@@ -21,7 +21,7 @@ from torch_geometric.nn.conv import gcn_conv
 
 from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import append
-from pyg_dist.conv.inputs import require_all_at, require_all_nodes, require_floats, rows_along
+from pyg_dist.conv.inputs import moved_values, require_all_at, require_all_nodes, require_floats, rows_along
 from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made, norm_of
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
@@ -74,17 +74,19 @@ def _require_no_values(name: str, edges: Edges) -> None:
 def softmax(
     src: Tensor, index: object = None, ptr: object = None, num_nodes: int | None = None, dim: int = 0
 ) -> EdgeTensor:
-    """Softmax over the edges of each target; or over rows with the same number, such as a graph's nodes."""
+    """Softmax over the edges of each node at one end; or over rows with the same number, such as a graph's nodes.
+
+    Collective for sources, whose edges are turned around and back.
+    """
     if not isinstance(index, NodeIds) and isinstance(src, NodeTensor):
         return pyg.softmax(src, index, ptr, num_nodes, dim)  # type: ignore[no-any-return]
     ids = _require_ids("softmax", index)
     if ptr is not None:
         raise UnsupportedError("softmax of distributed edges expected no 'ptr', which goes by all edges: leave it out")
     values, place = rows_along("softmax", "values", src, dim)
-    if ids.end != 1:
-        raise UnsupportedError("softmax over the edges of a source, which lie on several ranks: flip edge_index")
-    out = ids.edges.softmax_by_target(_local(values, ids.edges.rows))
-    return MovedRows.make(ids.edges.tensor(out), place)
+    by_node = ids.edges if ids.end else ids.edges.reversed
+    out = by_node.softmax_by_target(_local(moved_values(values, ids.edges, by_node), by_node.rows))
+    return MovedRows.make(moved_values(by_node.tensor(out), by_node, ids.edges), place)
 
 
 @_stands_for(pyg.scatter)

@@ -256,7 +256,6 @@ class Edges(Tensor):
         Shapes: values ``[e, ...]``; output ``[n, ...]``.
         """
         if end == 0:
-            require_sum(reduce)
             return self.graph.sum_to_owners(sum_rows(values, self.source, self.graph.num_neighbours))
         if reduce in ("sum", "add", "mean"):
             return sum_rows(values, self.target, self.graph.num_local, mean=reduce == "mean")
@@ -336,15 +335,6 @@ def swaps_ends(index: Any) -> bool:
     return is_pair and list(first) == [1, 0]
 
 
-def require_sum(reduce: str) -> None:
-    """Refuse another reduction over edges with a common source, which lie on several ranks."""
-    if reduce not in ("sum", "add"):
-        raise UnsupportedError(
-            f"Reducing by source nodes is distributed for sums (got {reduce!r}): reduce by target, or flip edge_index "
-            f"before DistributedData"
-        )
-
-
 SINGLE_EDGES = frozenset(
     "source target end full_tensor by_target csr parts remote max_in_degree loops without_loops selected".split()
     + "end_of_ids with_loops has_all_remote kept fetch reduce with_loop_values softmax_by_target by_target_rank".split()
@@ -395,12 +385,15 @@ class NodeIds(RowIndex):
         return self.edges.fetch(x, self.end)
 
     def add_up(self, values: Tensor, reduce: str = "sum") -> NodeTensor:
-        """Reduce the values of the edges that share a target (or, sums only, a source). Exact, differentiable.
+        """Reduce the values of the edges that share a target or a source. Exact, differentiable.
 
-        Collective for sources.
+        Collective for sources; but for sums their edges are turned around.
 
         Shapes: values ``[E, ...]``; output ``[N, ...]``.
         """
+        if self.end == 0 and reduce not in ("sum", "add"):
+            turned = self.edges.reversed
+            return turned.end(1).add_up(cast(EdgeTensor, values.redistribute(turned.rows)), reduce)
         out = self.edges.reduce(local_values(values, self.edges.rows), self.end, reduce)
         return cast(NodeTensor, as_row_tensor_(out, nodes_at(self.edges.graph, self.end)))
 

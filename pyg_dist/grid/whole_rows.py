@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.redistribution import Redistribution, RowsByRank
-from pyg_dist.graph.edges import Edges, SelectedEdges, require_sum
+from pyg_dist.graph.edges import Edges, SelectedEdges
 from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.protocol import End
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, WHOLE_ROWS
@@ -87,8 +87,6 @@ class OperatorEdges(Edges):
     def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
         if reduce in ("sum", "add"):
             return self.graph.ends[end].sum(values)  # type: ignore[no-any-return]
-        if end == 0:
-            require_sum(reduce)
         return self.by_target_rank.reduce(self._sent(values), end, reduce)
 
     def with_loop_values(self, filled: Tensor, values: Tensor, rule: LoopRule) -> Tensor:

@@ -33,8 +33,10 @@ CASES: dict[str, tuple[Any, Callable[[Any, Any, Any, Any], Any]]] = {
     "gcn_norm, nodes of the edges": (gcn_norm, lambda f, e, a, w: f(e, w)),
     "laplacian, nodes of the edges": (pyg.get_laplacian, lambda f, e, a, w: f(e, w, "sym")),
     "softmax": (pyg.softmax, lambda f, e, a, w: f(a, e[1], num_nodes=NUM_NODES)),
+    "softmax by source": (pyg.softmax, lambda f, e, a, w: f(a, e[0], num_nodes=NUM_NODES)),
     "scatter": (pyg.scatter, lambda f, e, a, w: f(a, e[1], 0, NUM_NODES, "mean")),
     "scatter to sources": (pyg.scatter, lambda f, e, a, w: f(a, e[0], dim_size=NUM_NODES)),
+    "scatter max to sources": (pyg.scatter, lambda f, e, a, w: f(a, e[0], 0, NUM_NODES, "max")),
     "degree": (pyg.degree, lambda f, e, a, w: (f(e[1], NUM_NODES), f(e[0], NUM_NODES, torch.float64), w)),
     "contains": (pyg.contains_self_loops, lambda f, e, a, w: (f(e), w)),
     "gcn_norm": (gcn_norm, lambda f, e, a, w: f(e, w, NUM_NODES)),
@@ -87,7 +89,6 @@ def refusals() -> list[str]:
     data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, seed=4))
     edges, attr = data.edge_index.edges(), data.edge_attr
     calls: list[Callable[[], Any]] = [
-        lambda: SUBSTITUTES[pyg.softmax](attr, edges[0]),
         lambda: SUBSTITUTES[pyg.softmax](attr, data.y),
         lambda: SUBSTITUTES[pyg.softmax](attr, edges[1], dim=1),
         lambda: SUBSTITUTES[pyg.scatter](attr, edges[1], 0, 5),
@@ -103,7 +104,7 @@ def refusals() -> list[str]:
 
 def test_refusals(workers: Pools) -> None:
     expected = [
-        "softmax over the edges of a source", "softmax expected edge_index[0] or edge_index[1] as its index",
+        "softmax expected edge_index[0] or edge_index[1] as its index",
         "softmax reads values along dimension 1 (got shape [170, 3]",
         "scatter expected all 31 nodes as sources and as targets (got size=5)",
         "Expected a value for each of 170 edges",
