@@ -103,7 +103,7 @@ def convs() -> str:
         takes = _what_runs(name, class_, refused)
         raises = takes.startswith("raises")
         is_compared = "" if raises else "yes" if re.search(rf"\b{name}\b", compared) else "no"
-        takes_types = "edge_index_dict" in inspect.signature(class_.forward).parameters
+        takes_types = {"edge_index_dict", "hyperedge_index"} & inspect.signature(class_.forward).parameters.keys()
         where = "" if raises else "tiles" if has_tiles else "no" if takes_types else "whole rows"
         lines.append(f"| `{name}` | {takes} | {is_compared} | {where} |")
     return "\n".join(lines)
@@ -120,7 +120,7 @@ def _of_tests() -> tuple[str, str, str]:
     """The text of the tests that compare convs with stock PyG, of those that raise when called, of those on tiles."""
     compared, refused, on_grid = "", "", ""
     tests = REPOSITORY / "tests"
-    for file in (*sorted((tests / "conv").rglob("*.py")), tests / "data" / "test_hetero.py"):
+    for file in (*sorted((tests / "conv").rglob("*.py")), *(tests / "data").glob("test_h*.py")):
         before, _, rest = file.read_text().partition("\nREFUSED")
         cases, _, after = rest.partition("\n}")
         compared += before + after

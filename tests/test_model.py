@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -326,7 +327,8 @@ def refusals() -> list[str]:
     other = distributed(plain)
     sparse = Data(x=plain.x, adj_t=torch.sparse_coo_tensor(plain.edge_index.flip([0]), plain.edge_weight, (47, 47)))
     edges = conv(data.x, data.edge_index, return_attention_weights=True)[1][0]
-    model = nn.Sequential(gnn.GATConv(2, 2), gnn.HypergraphConv(2, 2))
+    with patch("torch_geometric.typing.WITH_KNN", True):  # which it asks for when it is made
+        model = nn.Sequential(gnn.GATConv(2, 2), gnn.DynamicEdgeConv(nn.Linear(4, 2), 3))
     calls: list[tuple[type[Exception], Callable[[], Any]]] = [
         (OptionError, lambda: pyg_dist.distribute(conv.state_dict())),
         (UnsupportedError, lambda: pyg_dist.distribute(model)),
@@ -351,7 +353,7 @@ def test_refusals(workers: Pools) -> None:
         assert not any("\n" in message for message in found)
         for message, expected in zip(found, [
             "distribute expected a model (got OrderedDict): pass an nn.Module",
-            "distribute stopped at '1': HypergraphConv takes no 'edge_index'",
+            "distribute stopped at '1': DynamicEdgeConv takes no 'edge_index'",
             "DistributedConv expected a MessagePassing conv (got Sequential): pyg_dist.distribute(model)",
             "GATConv expected data.edge_index (got adj_t",
             "two different graphs",

@@ -18,7 +18,7 @@ from torch_geometric.nn import LabelPropagation, MessagePassing
 
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv import attention, joined_types, polynomials  # noqa: F401  # register
-from pyg_dist.conv.arguments import Arguments, arguments_of, edges_within, features_of, row_values
+from pyg_dist.conv.arguments import Arguments, arguments_of, edges_within, features_of, hyperedges_in, row_values
 from pyg_dist.conv.fast_paths import by_fast_path, needs_no_edges
 from pyg_dist.conv.function_patching import copy_of_classes
 from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -42,6 +42,7 @@ from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges, NodeIds
 from pyg_dist.graph.layer_call import no_layer_within, running
 from pyg_dist.graph.protocol import EdgeView, have_same_edges
+from pyg_dist.store.hyperedges import KEY
 from pyg_dist.tensor import NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 
@@ -218,11 +219,21 @@ class _OnEdges(MessagePassing):
         features = features_of(given)
         for name in (first, *others):
             if not isinstance(given.get(name), Edges):
-                handle = edge_handle(self, given.get(name), features, calls_message=True)
+                plain = name == KEY and type(given[name]) is Tensor and isinstance(features, RowTensor)
+                hyperedges = hyperedges_in(given) if plain else None
+                handle = edge_handle(self, given.get(name), features, calls_message=True, hyperedges=hyperedges)
                 if handle is None:
                     return self.stock.forward(self, *args, **kwargs)
                 given[name] = self._edges(handle, given)
         graph = given[first].graph
+        if first == KEY:
+            if graph.sources is graph.targets:
+                raise DataError(
+                    f"{_name(self)} expected hyperedges (got edges between nodes): name them data.hyperedge_index "
+                    f"before DistributedData, or make the data a HyperGraphData"
+                )
+            if "num_edges" in arguments.names and given.get("num_edges") is None:  # by PyG those that have nodes
+                given["num_edges"] = graph.targets.size
         if issubclass(self.stock, LabelPropagation) and graph.loop_rule == "replace":
             given["edge_weight"] = given[first].weight  # which it takes as they are, of a SparseTensor
         self._require_cached(graph)
@@ -336,7 +347,10 @@ class _OnEdges(MessagePassing):
         if isinstance(edge_index, Edges) and self.flow != _FLOW:
             return self._by_source("propagate", edge_index, size, kwargs)
         if isinstance(edge_index, Edges):
-            require_all_nodes(_name(self), edge_index.graph, size)
+            graph = edge_index.graph
+            require_all_nodes(_name(self), graph, size)
+            if size is None and graph.sources is not graph.targets:  # PyG would take as many targets as sources
+                size = graph.sources.size, graph.targets.size
             if edge_index.weight is not None and kwargs.get("edge_weight") is None:
                 kwargs["edge_weight"] = edge_index.weight
             sums = by_fast_path(self, "propagate", edge_index, kwargs)

@@ -17,15 +17,26 @@ from pyg_dist.conv.inputs import edge_values, edge_values_if_any, in_batch, node
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import End, nodes_at
+from pyg_dist.store.hyperedges import KEY
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.registry import like, mapped
 
 
 def is_edge_index(name: str) -> bool:
-    """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index`` ..."""
+    """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index``, ``hyperedge_index`` ..."""
     name = name.removesuffix("_dict")  # by relation
-    return name == "edge_index" or name.endswith("_edge_index")  # not hyperedge_index
+    return name in ("edge_index", KEY) or name.endswith("_edge_index")
+
+
+def hyperedges_in(given: dict[str, Any]) -> Any:
+    """The hyperedges of a call with a plain ``hyperedge_index``: the sharding of their rows, or how many there are."""
+    incidence = given[KEY]
+    least = int(incidence[1].max()) + 1 if incidence.numel() else 0
+    others = [value for name, value in given.items() if name.startswith("hyperedge_") and isinstance(value, Tensor)]
+    sizes = [value.shape[0] for value in others if value is not incidence and value.dim() > 0]
+    numbers = [given[name] for name in ("num_edges", "num_hyperedges") if isinstance(given.get(name), int)]
+    return next((x._sharding.whole for x in others if isinstance(x, NodeTensor)), max([least, *sizes, *numbers]))
 
 
 class Arguments:
@@ -139,11 +150,14 @@ def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: E
     if name in ("x", "h"):
         return node_rows(conv, edges.graph, value, end)
     at = (edges.graph.sources, edges.graph.targets) if end is None else (nodes_at(edges.graph, end),)
+    at = at[::-1] if name.startswith("hyperedge") else at  # where both are as many
     for rows in (edges.rows,) if name.startswith("edge_") else at:
         value = in_batch(conv, value, rows)
     if type(value) is MovedRows:
         return value
-    if name.startswith("edge_"):
+    graph = edges.graph
+    is_of_hyperedges = isinstance(value, NodeTensor) and graph.sources is not graph.targets and graph.owns(value, 1)
+    if name.startswith("edge_") and not is_of_hyperedges:
         return edge_values(conv, name, value, edges.rows)
     if not isinstance(value, RowTensor):
         for nodes in at:

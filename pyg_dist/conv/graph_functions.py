@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch_geometric.utils as pyg
@@ -86,7 +86,7 @@ def softmax(
     values, place = rows_along("softmax", "values", src, dim)
     by_node = ids.edges if ids.end else ids.edges.reversed
     out = by_node.softmax_by_target(_local(moved_values(values, ids.edges, by_node), by_node.rows))
-    return MovedRows.make(moved_values(by_node.tensor(out), by_node, ids.edges), place)
+    return cast(EdgeTensor, MovedRows.make(moved_values(by_node.tensor(out), by_node, ids.edges), place))
 
 
 @_stands_for(pyg.scatter)

@@ -29,14 +29,19 @@ from pyg_dist.tensor.sharding import RowSharding
 
 
 def edge_handle(
-    conv: MessagePassing, edge_index: object, x: object, calls_message: bool
+    conv: MessagePassing,
+    edge_index: object,
+    x: object,
+    calls_message: bool,
+    hyperedges: RowSharding | int | None = None,
 ) -> DistributedEdgeIndex | None:
     """The edges that ``conv`` runs over; ``None`` where all that it got is plain, in one process: as the stock conv.
 
     A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
 
     ``x``: features, or a pair of them: rows of the sources and of the targets. Where the stock conv does not call
-    (``calls_message``) ``message``, ``aggregate`` and ``update``, these must not be overridden.
+    (``calls_message``) ``message``, ``aggregate`` and ``update``, these must not be overridden. ``hyperedges``: where
+    plain edges end, or how many there are of these.
     """
     name = type(conv).__name__
     features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
@@ -60,7 +65,8 @@ def edge_handle(
             whole, device = features._sharding.whole, features.device
             targets = at_targets._sharding.whole if isinstance(at_targets, NodeTensor) else whole
             ends = (targets, whole) if turns else (whole, targets)
-            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, ends[1], device, sources=ends[0])
+            end = ends[1] if hyperedges is None else hyperedges
+            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, end, device, sources=ends[0])
         elif at_targets is None:
             laid_out = adjacency(edge_index, features)
         if laid_out is None:

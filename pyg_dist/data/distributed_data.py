@@ -21,6 +21,7 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
+from pyg_dist.data.hyperedges import options_of_hyperedges, with_hyperedges
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import DistributedStorage, LocalGraph, OnDevice, refused
@@ -35,6 +36,7 @@ from pyg_dist.halo.plan.levels import Hierarchy
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.graph_input import GraphInput, read_graph
+from pyg_dist.store.hyperedges import take_hyperedges
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.row_tensor import local_values
 
@@ -60,8 +62,9 @@ class DistributedData(OfThisRun, OnDevice, Data):
 
     Args:
         data: homogeneous ``Data``, or a ``Batch`` of several, with ``edge_index`` (tensor or ``EdgeIndex``) or a sparse
-            ``adj_t``; directed or not; self loops, duplicate edges and isolated nodes are allowed. ``HeteroData`` gives
-            a :class:`~pyg_dist.data.hetero.DistributedHeteroData`.
+            ``adj_t``; directed or not; self loops, duplicate edges and isolated nodes are allowed. It may have
+            hyperedges, ``hyperedge_index``, beside these or alone, or be a ``HyperGraphData``. ``HeteroData`` gives a
+            :class:`~pyg_dist.data.hetero.DistributedHeteroData`.
         layout: ``"halo"``: rows by part; ``"grid"``: tiles of rows and columns on a mesh, without a partition;
             ``"auto"``: the cheaper one by the constants of ``python -m pyg_dist bench``, printed with the reasons.
         partition: ``"metis"``; ``"metis-cut"``: few cut edges, as papers use METIS; ``"hypergraph"``: fewer rows to
@@ -155,7 +158,10 @@ class DistributedData(OfThisRun, OnDevice, Data):
         with set_up("DistributedData", num_steps=4):
             with step("read and check"), raised_on_all_ranks():
                 options = Options(layout, partition, epsilon, exchange, bits, mesh, comm_dtype, seed, model, hierarchy)
-                graph_input = read_graph(data, allow_nan, warn=session.is_main())
+                rest, hyperedges = take_hyperedges(data)
+                graph_input = read_graph(rest, allow_nan, warn=session.is_main())
+                if hyperedges is not None:
+                    graph_input.hyperedges, options = hyperedges, options_of_hyperedges(options)
                 if nodes_of is not None:
                     _check_nodes(nodes_of, graph_input, options)
             with step("compare the ranks' inputs"):
@@ -166,7 +172,8 @@ class DistributedData(OfThisRun, OnDevice, Data):
                 nodes, plan = nodes_of.graph.node_sharding, nodes_of.plan
                 graph = graph_over(graph_input.edge_index, nodes, nodes, graph_input.form.loop_rule)
             release_free_memory()
-            self._fill(LocalGraph.of(graph_input, graph.to(graph_input.device), plan))
+            local = LocalGraph.of(graph_input, graph.to(graph_input.device), plan)
+            self._fill(local if hyperedges is None else with_hyperedges(local, hyperedges, options))
         logger.debug(
             "rank %d: %s of %s nodes, %s of %s edges", session.rank(), f"{graph.node_sharding.num_local:,}",
             f"{self.num_nodes:,}", f"{graph.edge_sharding.num_local:,}", f"{self.num_edges:,}",
@@ -178,8 +185,10 @@ class DistributedData(OfThisRun, OnDevice, Data):
     def _fill(self, local: LocalGraph) -> None:
         super().__init__()
         self.__dict__.update(graph=local.graph, plan=local.plan, _store=DistributedStorage(_parent=self))
-        _plans[id(local.plan)] = local.plan
-        self[local.graph_key] = local.handle
+        if isinstance(local.plan, DistributionPlan):
+            _plans[id(local.plan)] = local.plan
+        if local.graph_key is not None:
+            self[local.graph_key] = local.handle
         for name, value in local.attributes.items():
             self[name] = value
 
@@ -315,7 +324,10 @@ class DistributedData(OfThisRun, OnDevice, Data):
 
     @property
     def num_edges(self) -> int:
-        """Edges of the whole graph."""
+        """Edges of the whole graph; hyperedges, where these are in ``edge_index``."""
+        hyperedges: tuple[str, DistributedGraph] | None = self._store.hyperedges
+        if hyperedges is not None and hyperedges[0] == "edge_index":
+            return hyperedges[1].targets.size
         return self.graph.edge_sharding.size
 
     @property

@@ -103,6 +103,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
                 store[name] = value
         for relation, edges in local.edges.items():
             store = self.get_edge_store(*relation)
+            assert edges.graph_key is not None
             store[edges.graph_key] = edges.handle
             for name, value in edges.attributes.items():
                 store[name] = value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pyg_dist.backend import host
 from pyg_dist.backend.comm.group import Group, world_group
@@ -28,11 +29,13 @@ from pyg_dist.halo.plan.plan import Plan, pairs_of, plan_hash
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.sizes import ShareSizes
 from pyg_dist.halo.sharding import HaloNodes
-from pyg_dist.partition.balance import whole_graphs
+from pyg_dist.partition.balance import balanced_by_kind, whole_graphs
+from pyg_dist.partition.stream import chunks_of
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.graph_input import GraphInput
+from pyg_dist.store.hyperedges import with_hyperedges
 from pyg_dist.store.manifest import LoopRule
 
 if TYPE_CHECKING:
@@ -147,6 +150,11 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple
     train_mask = graph_input.node_attributes.get("train_mask")
     if train_mask is not None and (train_mask.dtype != torch.bool or train_mask.dim() != 1):
         train_mask = None
+    edges, sizes = graph_input.edge_index, [graph_input.num_nodes]
+    if graph_input.hyperedges is not None and isinstance(method, str):
+        edges = with_hyperedges(edges, graph_input.num_nodes, graph_input.hyperedges)
+        sizes.append(graph_input.hyperedges.size)
+        train_mask = None if train_mask is None else F.pad(train_mask, (0, sizes[1]))
     found_by = PartsOptions(
         method, options.epsilon, options.seed, exchange=options.exchange,
         ranks_per_node=known_ranks_per_node(group), hierarchy=options.hierarchy,
@@ -155,8 +163,9 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple
 
     def find() -> Tensor:
         names = [options.partition_name]
-        given = (graph_input.edge_index, graph_input.num_nodes, group.size)
-        parts = find_parts(*given, found_by, train_mask, lambda name, _: names.append(name))
+        parts = find_parts(edges, sum(sizes), group.size, found_by, train_mask, lambda name, _: names.append(name))
+        if len(sizes) > 1:
+            parts = balanced_by_kind(chunks_of(edges), parts, sizes, group.size, options.epsilon)[: sizes[0]]
         return torch.cat([parts, parts.new_tensor([len(names) > 1])])
 
     found = on_main(find)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, NoReturn, TypeVar
@@ -16,9 +16,11 @@ from pyg_dist.backend.session.agreement import one_line
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
+from pyg_dist.halo.plan.relations import HeteroPlan
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.attributes import GRAPH_KEYS, belongs_to
 from pyg_dist.store.graph_input import GraphInput, read_adj_t
+from pyg_dist.store.hyperedges import HyperedgeSizes
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.row_index import PickedRows
@@ -32,8 +34,8 @@ class LocalGraph:
     """This rank's part of a graph with one type of nodes, or of a relation."""
 
     graph: DistributedGraph  # the runtime form
-    plan: DistributionPlan  # what was decided
-    graph_key: str  # ``"edge_index"`` or ``"adj_t"``
+    plan: DistributionPlan | HeteroPlan  # what was decided
+    graph_key: str | None  # ``"edge_index"`` or ``"adj_t"``; ``None``: there are hyperedges alone
     weight: EdgeTensor | None  # values of ``adj_t``
     attributes: dict[str, object]  # all others by name, rows as row tensors
 
@@ -116,6 +118,13 @@ class DistributedStorage(RowStorage, GlobalStorage):
 
     def distributed(self, key: str, value: object) -> object:
         graph: DistributedGraph = self._parent().graph
+        if isinstance(value, DistributedEdgeIndex):
+            ends = value.graph.sources, value.graph.targets
+            if ends[0] is not ends[1] and graph.node_sharding in ends:
+                return value  # of hyperedges
+        of_hyperedges = self._placed_by_hyperedge(key, value, graph)
+        if of_hyperedges is not None:
+            return of_hyperedges
         if key in GRAPH_KEYS:
             handle = _same_nodes(key, value, graph)
             if handle is not None:  # fewer edges, or reversed ones: data.num_edges follows
@@ -142,6 +151,29 @@ class DistributedStorage(RowStorage, GlobalStorage):
                 key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
             )
         return value
+
+    @property
+    def hyperedges(self) -> tuple[str, DistributedGraph] | None:
+        """Of data with hyperedges: by which name they are known, and the graph from nodes to these."""
+        nodes = self._parent().graph.node_sharding
+        handles = (
+            (key, value.graph) for key, value in self._mapping.items() if isinstance(value, DistributedEdgeIndex)
+        )
+        return next(((key, g) for key, g in handles if g.sources is nodes and g.targets is not nodes), None)
+
+    def _placed_by_hyperedge(self, key: str, value: object, graph: DistributedGraph) -> RowTensor | None:
+        """What has a row for each hyperedge, or each of their nodes, as it is stored; ``None`` for anything else."""
+        found = self.hyperedges if isinstance(value, Tensor) and value.dim() > 0 else None
+        if found is None or not isinstance(value, Tensor):
+            return None
+        rows: Mapping[str, RowSharding]
+        rows = {"hyperedge": found[1].targets, "incidence": found[1].edge_sharding}
+        if isinstance(value, RowTensor):
+            return value if any(own.is_equivalent(value._sharding) for own in rows.values()) else None
+        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
+        sizes = HyperedgeSizes(nodes, edges, *(own.size for own in rows.values()))
+        kind = sizes.kind_of(key, value, "edge" if found[0] == "edge_index" else "hyperedge")
+        return None if kind is None else RowTensor.from_local(rows[kind].slice(value), rows[kind])
 
     def _further_edges(
         self, graph: DistributedGraph, edges: Tensor, loop_rule: LoopRule, values: Tensor | None

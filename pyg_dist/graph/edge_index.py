@@ -19,7 +19,7 @@ from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.edges import Edges, flips_ends, swaps_ends
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
-from pyg_dist.partition.inputs import as_edges
+from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked
 from pyg_dist.tensor.functions.indexing import select_rows
@@ -180,7 +180,7 @@ class DistributedEdgeIndex(EdgeHandle):
     @staticmethod
     def over(
         edge_index: Tensor,
-        nodes: RowSharding,
+        nodes: RowSharding | int,
         device: torch.device,
         loop_rule: LoopRule = "remaining",
         is_kept: bool = True,
@@ -192,23 +192,29 @@ class DistributedEdgeIndex(EdgeHandle):
         the tensor or makes it anew in each forward. Collective: digests are compared, and new edges planned.
 
         ``edge_index``, integers ``[2, E]`` equal on every rank, goes from ``sources``, by default the same, to
-        ``nodes``. Unless ``is_kept``, as where the script keeps the handle, it is not one of the latest few.
+        ``nodes``; or to so many hyperedges, each of which lies where most of its nodes are. Unless ``is_kept``, as
+        where the script keeps the handle, it is not one of the latest few.
 
         Raises:
             AgreementError: The ranks have different edges.
             DataError: They are no edges between these nodes.
         """
-        sources = nodes if sources is None else sources
-        if not (isinstance(nodes, NodeSharding) and isinstance(sources, NodeSharding)):
+        sources = sources if sources is not None or isinstance(nodes, int) else nodes
+        if not (isinstance(nodes, (NodeSharding, int)) and isinstance(sources, NodeSharding)):
             return None
         edge_index = as_edges(edge_index)
         identity = digest(edge_index)
-        require_same(nodes.group, identity, "edge_index")
-        name, known = f"{identity} {loop_rule} {device.type}", nodes.edge_sets
-        if sources is not nodes:
+        require_same(sources.group, identity, "edge_index")
+        name, known = f"{identity} {loop_rule} {device.type}", (sources if isinstance(nodes, int) else nodes).edge_sets
+        if isinstance(nodes, int):
+            name += f" {nodes} hyperedges"
+        elif sources is not nodes:
             name += f" {id(sources)}"  # which the handle keeps alive
         handle: DistributedEdgeIndex | None = known.get(name)
         if handle is None:
+            if isinstance(nodes, int):
+                check_ends(edge_index[0], sources.size, "hyperedge_index[0]")
+                nodes = sources.hyperedges(edge_index, nodes)
             handle = DistributedEdgeIndex(graph_over(edge_index, sources, nodes, loop_rule).to(device))
             handle.graph.digest = name
         if is_kept:

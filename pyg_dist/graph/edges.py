@@ -392,8 +392,7 @@ class NodeIds(RowIndex):
         Shapes: values ``[E, ...]``; output ``[N, ...]``.
         """
         if self.end == 0 and reduce not in ("sum", "add"):
-            turned = self.edges.reversed
-            return turned.end(1).add_up(cast(EdgeTensor, values.redistribute(turned.rows)), reduce)
+            return self.edges.reversed.end(1).add_up(values, reduce)
         out = self.edges.reduce(local_values(values, self.edges.rows), self.end, reduce)
         return cast(NodeTensor, as_row_tensor_(out, nodes_at(self.edges.graph, self.end)))
 

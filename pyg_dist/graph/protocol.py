@@ -100,6 +100,15 @@ class NodeSharding(RowSharding):
         """These nodes, then those of other sets, each of which may be named several times; made once."""
         raise NotImplementedError(type(self))  # of a layout without types
 
+    def hyperedges(self, incidence: Tensor, size: int) -> NodeSharding:
+        """Hyperedges of these nodes, as nodes of another set: each lies where most of its nodes are (collective).
+
+        ``incidence``: nodes and hyperedges, int64 ``[2, K]``.
+        """
+        raise UnsupportedError(
+            "Expected layout='halo' with hyperedges (got 'grid', whose tiles are of square matrices): leave it out"
+        )
+
     def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
         super().__init__(group, "node", size, global_id)
         self.edge_sets: OrderedDict[str, Any] = OrderedDict()  # handles, whose graphs know these nodes

@@ -17,8 +17,10 @@ from pyg_dist.backend.session.settings import Bits
 from pyg_dist.graph.protocol import NodeSharding
 from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import ExchangeKind
+from pyg_dist.halo.plan.relations import rows_in_order
 from pyg_dist.halo.plan.restriction import SampledRows
 from pyg_dist.halo.plan.share import LocalRows
+from pyg_dist.partition.balance import owners_of_hyperedges
 from pyg_dist.tensor.row_index import PickedNodes
 
 
@@ -65,6 +67,14 @@ class HaloNodes(NodeSharding):
         if name not in self._unions:
             self._unions[name] = _JoinedNodes([self, *others])
         return self._unions[name]
+
+    def hyperedges(self, incidence: Tensor, size: int) -> HaloNodes:
+        parts = self.parts()
+        owner = owners_of_hyperedges(incidence, parts, size, self.group.size)
+        node_id = rows_in_order([parts, owner], [(0, 1, incidence)], self.group.rank)[1]
+        found = HaloNodes(self.group, node_id, size, self.exchange, self.bits, self.groups, self.ranks_per_machine)
+        found.traffic = self.traffic
+        return found
 
     @property
     def first(self) -> int:

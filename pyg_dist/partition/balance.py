@@ -9,8 +9,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyg_dist.backend import host
 from pyg_dist.partition.inputs import Array
 from pyg_dist.partition.stream import Chunks
+
+
+def owners_of_hyperedges(incidence: Tensor, parts: Tensor, num_hyperedges: int, num_parts: int) -> Tensor:
+    """The owner of each hyperedge: a part that has most of its nodes, of several such parts each in turn.
+
+    Not collective.
+
+    Shapes: incidence int64 ``[2, K]``, nodes and hyperedges; parts ``[N]`` integers; output int64 ``[M]``
+
+    Example:
+        >>> incidence = torch.tensor([[0, 1, 2, 3, 0, 3], [0, 0, 0, 1, 2, 2]])
+        >>> owners_of_hyperedges(incidence, torch.tensor([0, 0, 1, 1]), 5, num_parts=2).tolist()
+        [0, 1, 1, 1, 0]
+    """
+    node, hyperedge = incidence
+    pair, count = torch.unique(hyperedge * num_parts + parts[node].long(), return_counts=True)
+    hyperedge, part = pair // num_parts, pair % num_parts
+    best = 2 * host.arange(num_hyperedges) % num_parts  # of those without nodes
+    best.scatter_reduce_(0, hyperedge, count * num_parts + (part + hyperedge) % num_parts, "amax")
+    return (best - host.arange(num_hyperedges)) % num_parts
 
 
 def balanced_by_kind(chunks: Chunks, parts: Tensor, sizes: Sequence[int], num_parts: int, epsilon: float) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, Dataset, HeteroData, TemporalData
+from torch_geometric.data.hypergraph_data import HyperGraphData
 from torch_geometric.data.storage import EdgeStorage
 from torch_geometric.typing import EdgeType, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
@@ -26,6 +27,7 @@ from pyg_dist.store.attributes import (
     num_nodes_of,
     sort_attributes,
 )
+from pyg_dist.store.hyperedges import Hyperedges
 from pyg_dist.store.manifest import ADJ_VALUES, GraphForm, LoopRule
 
 
@@ -42,6 +44,7 @@ class GraphInput:
     node_attributes: dict[str, Tensor]  # tensors ``[N, ...]`` by name
     edge_attributes: dict[str, Tensor]  # tensors ``[E, ...]`` by name
     other_attributes: dict[str, object]  # everything else, kept as it is on every rank
+    hyperedges: Hyperedges | None = None  # beside the edges, or in their place
 
     @property
     def edge_columns(self) -> dict[str, Tensor]:
@@ -56,6 +59,8 @@ class GraphInput:
         for attributes in (self.node_attributes, self.edge_attributes):
             yield from attributes.items()
         yield from by_kind(self.other_attributes)[0].items()
+        if self.hyperedges is not None:
+            yield from self.hyperedges.tensors()
 
 
 def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) -> GraphInput:
@@ -70,6 +75,11 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
         )
     if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
+    if isinstance(data, HyperGraphData):
+        raise UnsupportedError(
+            "Expected edges between nodes (got a HyperGraphData): give it to DistributedData from memory, with an "
+            "edge_index"
+        )
     edge_index, form, values = read_edges(data)
     num_nodes = num_nodes_of(data, lambda: int(edge_index.max()) if edge_index.numel() else -1, is_strict)
     check_ends(edge_index, num_nodes, form.key)

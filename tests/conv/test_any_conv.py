@@ -442,7 +442,7 @@ class Turns(Calls):
 
 REFUSED: dict[str, tuple[Case, str]] = {
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
-    "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv takes no 'edge_index'"),
+    "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv expected hyperedges (got edges"),
     "no edges": (Case(MakesEdges, "X"), "MakesEdges expected edges of a DistributedData (got none)"),
     "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.sort needs all edges, and each rank"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),

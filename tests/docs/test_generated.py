@@ -51,7 +51,7 @@ def test_convs(generated: ModuleType) -> None:
     for name in ("GATConv", "TAGConv", "ChebConv", "FAConv", "SignedConv"):
         assert "by `distribute` | " in lines[name]
         assert lines[name].endswith("| tiles |")
-    for refused in ("HypergraphConv", "DynamicEdgeConv"):
+    for refused in ("GravNetConv", "DynamicEdgeConv"):
         assert "raises `UnsupportedError`" in lines[refused]
         assert lines[refused].endswith(" |  |  |")
 
