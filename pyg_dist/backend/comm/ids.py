@@ -59,28 +59,29 @@ class IdLists:
         size, rank = self.group.size, self.group.rank
         if size == 1:
             return [(rows, [len(rows)]) for rows, *_ in lists]
-        own, leaving, lengths = list[Tensor](), list[list[Bytes]](), np.empty((size, len(lists)), np.int64)
+        own, leaving, lengths = list[Tensor | None](), list[list[Bytes]](), np.empty((size, len(lists)), np.int64)
         for number, (rows, counts, ascends) in enumerate(lists):
-            encoded, num_bytes = ops.encode_ids(rows, host.tensor([len(rows)] if counts is None else counts), ascends)
-            content, lengths[:, number] = encoded.numpy(), num_bytes.numpy()
-            ends = accumulate(num_bytes.tolist())
-            pieces = [content[end - n : end] for end, n in zip(ends, num_bytes.tolist(), strict=True)]
+            of_lists = rows.shape[:1] if counts is None else counts
+            encoded, num_bytes = ops.encode_ids(rows, host.tensor(of_lists), ascends)
+            content, of_content = encoded.numpy(), num_bytes.tolist()
+            lengths[:, number] = of_content
+            pieces = [content[end - n : end] for end, n in zip(accumulate(of_content), of_content, strict=True)]
             leaving.append(pieces * size if counts is None else pieces)
-            first, count = (0, len(rows)) if counts is None else (sum(counts[:rank]), counts[rank])
-            own.append(rows[first : first + count])
+            first, count = (0, rows.shape[0]) if counts is None else (sum(counts[:rank]), counts[rank])
+            own.append(rows[first : first + count] if count else None)
         arrived, lengths = self._exchange_bytes(
             [_joined(of_peer) for of_peer in zip(*leaving, strict=True)], lengths, kind
         )
-        found, begins = [], lengths.cumsum(1) - lengths
-        for number, (rows, _, ascends) in enumerate(lists):
-            places = zip(arrived, begins[:, number].tolist(), lengths[:, number].tolist(), strict=True)
-            content = _joined([of_peer[begin : begin + n] for of_peer, begin, n in places if n])
-            each = torch.from_numpy(lengths[:, number].copy())
-            ids, count_of = ops.decode_ids(torch.from_numpy(content), each, rows.shape[1], ascends)
-            of_sender = count_of.tolist()
-            if len(own[number]):
+        found, begin = [], [0] * size
+        for (rows, _, ascends), of_list, mine in zip(lists, lengths.T.tolist(), own, strict=True):
+            end = [first + n for first, n in zip(begin, of_list, strict=True)]
+            places = zip(arrived, begin, end, of_list, strict=True)
+            content = _joined([of_peer[first:last] for of_peer, first, last, n in places if n])
+            ids, count_of = ops.decode_ids(torch.from_numpy(content), host.tensor(of_list), rows.shape[1], ascends)
+            of_sender, begin = count_of.tolist(), end
+            if mine is not None:
                 before = sum(of_sender[:rank])
-                ids, of_sender[rank] = torch.cat([ids[:before], own[number], ids[before:]]), len(own[number])
+                ids, of_sender[rank] = torch.cat([ids[:before], mine, ids[before:]]), mine.shape[0]
             found.append((ids, of_sender))
         return found
 
