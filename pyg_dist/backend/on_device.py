@@ -50,7 +50,6 @@ class CopiedToDevices:
         return self  # immutable, apart from caches
 
     def to(self: C, device: torch.device | str) -> C:
-        """The same edges over the same nodes on another device."""
         device = numbered(device)
         if device == self.device:
             return self

@@ -25,7 +25,7 @@ import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -180,22 +180,10 @@ def is_recording() -> bool:
     return _recorder is not None
 
 
-def count_sent(num_bytes: int) -> None:
-    """Bytes of halos or tiles go to other ranks."""
+def add_to(what: Literal["sent_bytes", "id_bytes", "hidden_seconds"], number: float) -> None:
+    """Add to what the recorder counts; from any thread."""
     if _recorder is not None:
-        _recorder.sent_bytes += num_bytes
-
-
-def count_ids(num_bytes: int) -> None:
-    """Bytes of ids of mini-batches go to other ranks, from any thread."""
-    if _recorder is not None:
-        _recorder.id_bytes += num_bytes
-
-
-def count_hidden(seconds: float) -> None:
-    """Another thread has worked for so long on mini-batches."""
-    if _recorder is not None:
-        _recorder.hidden_seconds += seconds
+        setattr(_recorder, what, getattr(_recorder, what) + number)
 
 
 def phase(name: str) -> AbstractContextManager[None]:

@@ -53,7 +53,6 @@ class GridGraph(GridProducts):
 
     @property
     def one_rank_edges(self) -> Tensor:
-        """See the protocol; never asked for."""
         raise NotImplementedError  # who asks for it looks at one_rank_columns first, which is zero here
 
     @cached_property
@@ -88,7 +87,6 @@ class GridGraph(GridProducts):
             self.__dict__.pop(name, None)
 
     def select(self, chosen: Selection) -> GridGraph:
-        """The graph of some of the edges, chosen of :attr:`edge_sharding`, over the same nodes."""
         edge_index = self.edge_index[:, chosen.local_index.cpu()]
         return GridGraph(self.grid, edge_index, chosen.rows, self.loop_rule, device=self.device)
 

@@ -37,12 +37,10 @@ class GridOperator:
 
     @property
     def learns(self) -> bool:
-        """Whether products are to be differentiated by the values."""
         return self.matrix.storage is not None and self.matrix.storage.requires_grad
 
     @cached_property
     def transposed(self) -> GridOperator:
-        """The transposed matrix; a directed graph's backward needs it."""
         return GridOperator(self.matrix.transposed, self.col_scale, self.row_scale, self.divides)
 
     def multiply(self, x: Tensor, low: int = 0, high: int | None = None) -> Tensor:

@@ -68,7 +68,6 @@ class GridProducts(CopiedToDevices):
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent so far, along all axes."""
         counters = self.grid.mesh.traffic.values()
         return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
 
@@ -151,7 +150,6 @@ class GridProducts(CopiedToDevices):
         return Pending(finish)
 
     def is_cached(self, x: NodeTensor, operator: TiledOperator) -> bool:
-        """Whether :meth:`aggregate` knows the result, or would keep it (collective if built)."""
         if operator.learns:
             return False
         tiles = as_tiles(x)
@@ -169,7 +167,6 @@ class GridProducts(CopiedToDevices):
         return linear_sum(ordered, bias)  # type: ignore[arg-type]
 
     def align(self, x: NodeTensor, like: NodeTensor) -> TileTensor:
-        """X in the sharding of a product of ``like`` (collective, unless it is cached or has that sharding)."""
         x = as_tiles(x)
         rows = self._product_sharding(as_tiles(like), x._sharding.width)
         known = caches.lookup(x, rows)

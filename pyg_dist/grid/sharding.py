@@ -92,7 +92,6 @@ class Tile(_RowsOfGrid):
 
     @property
     def row_group(self) -> Group:
-        """The ranks that hold other rows of the same columns."""
         return self.grid.ranks(*self.layout.rows)
 
     @property
@@ -111,11 +110,9 @@ class Tile(_RowsOfGrid):
 
     @property
     def first_column(self) -> int:
-        """The number of the first local column."""
         return self.columns.start
 
     def local_shape(self, width: int) -> tuple[int, int]:
-        """The shape of this rank's piece."""
         return self.num_local, len(self.columns)
 
     def global_shape(self, local: torch.Size) -> torch.Size:
@@ -140,11 +137,9 @@ class Tile(_RowsOfGrid):
         return all_gather(values, transport, self.column_sizes, 1)
 
     def slice(self, full: Tensor) -> Tensor:
-        """This rank's tile of a replicated ``[N, width]`` tensor; differentiable."""
         return self.slice_columns(full).index_select(0, on_device(self.global_id, full.device))
 
     def gather(self, local: Tensor) -> Tensor:
-        """The whole matrix in the original order, on every rank; differentiable (collective)."""
         whole_rows = self.grid.tile(WHOLE_ROWS, self.width)
         return self.grid.node_sharding.gather(self.to(local, whole_rows))
 

@@ -144,7 +144,6 @@ class EdgesByTarget(RowSharding):
 
     @cached_property
     def size(self) -> int:
-        """Number of edges over all ranks."""
         return self._stored.size
 
     @property

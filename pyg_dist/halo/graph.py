@@ -50,7 +50,6 @@ class HaloGraph(HaloProducts):
 
     @property
     def edge_view(self) -> HaloGraph:
-        """Itself."""
         return self
 
     @cached_property
@@ -95,7 +94,6 @@ class HaloGraph(HaloProducts):
         return HaloBatch(self, cut, targets, sources, replace(targets.sample, kept=kept))
 
     def select(self, chosen: Selection) -> HaloGraph:
-        """The graph of some of :attr:`edge_sharding`, over the same nodes; no communication."""
         share = self.share.selected(chosen.local_index.cpu())
         return HaloGraph(
             share, self.targets, self.loop_rule, self.num_messages, chosen.rows, self.exchange_group, self.device,
@@ -106,7 +104,6 @@ class HaloGraph(HaloProducts):
         return self.node_sharding
 
     def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
-        """An attribute as it is kept."""
         return value
 
     def full_edge_index(self) -> Tensor:
@@ -243,14 +240,12 @@ class HaloBatch(HaloGraph):
     @cached_property
     @lasting
     def csr(self) -> CSR:
-        """See :class:`~pyg_dist.halo.view.HaloView`."""
         self.parent.asked.edges.add(("csr",))
         return super().csr
 
     @cached_property
     @lasting
     def row_transfer(self) -> HaloTransfer:
-        """See :class:`~pyg_dist.halo.view.HaloView`."""
         self.parent.asked.note("rows", lambda batch, _: batch.row_transfer)
         return super().row_transfer
 

@@ -57,7 +57,6 @@ class LinearOperator:
 
     @cached_property
     def transposed(self) -> LinearOperator:
-        """The transposed matrix, whose traffic is the same backwards."""
         return LinearOperator(self.local.transposed, self.halo.transposed, self.col_scale, self.row_scale, self.divides)
 
     def coded(self, codecs: Codecs) -> LinearOperator:

@@ -89,7 +89,6 @@ class HaloProducts(HaloView):
         return as_row_tensor_(reduce(large_tensors.add_into_, products), x._sharding)  # type: ignore[no-any-return]
 
     def is_cached(self, x: NodeTensor, operator: HaloOperator) -> bool:
-        """Whether the product of the operator and x is known, or would be kept."""
         return not operator.learns and caches.is_cached(x, lambda: operator, self.targets)
 
     def _neighbourhood(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:

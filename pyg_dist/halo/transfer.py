@@ -98,7 +98,6 @@ class HaloTransfer:
 
     @cached_property
     def transposed(self) -> HaloTransfer:
-        """The way back."""
         after, before = (None if m is None else m.transposed for m in (self.before, self.after))
         return replace(
             self,

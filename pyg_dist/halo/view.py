@@ -156,7 +156,6 @@ class HaloView(CopiedToDevices):
 
     @property
     def num_sources(self) -> int:
-        """Sources of this rank, m."""
         return self.sources.num_local
 
     @property
@@ -166,13 +165,11 @@ class HaloView(CopiedToDevices):
 
     @property
     def num_boundary(self) -> int:
-        """The last targets, from the first one with a remote source."""
         return self.halo.num_rows
 
     @cached_property
     @lasting
     def csr(self) -> CSR:
-        """All edges of this rank: columns are local rows, then halo slots; one target's edges in input order."""
         row, col, edge = self._entries()
         order = torch.argsort(self.edge_sharding.global_id[edge])
         csr = CSR.from_edges(row[order], col[order], edge[order], self.num_local, self.num_neighbours)
@@ -180,7 +177,6 @@ class HaloView(CopiedToDevices):
 
     @lasting
     def ends(self) -> tuple[Tensor, Tensor]:
-        """Neighbour and local row of each edge in edge storage order, int64 ``[e]``; made at each call."""
         source, target = self._ends_on_host()
         return source.to(self.device), target.to(self.device)
 
@@ -198,12 +194,10 @@ class HaloView(CopiedToDevices):
 
     @property
     def num_neighbours(self) -> int:
-        """Local rows of sources and halo slots, m + h."""
         return self.num_sources + self.halo.num_cols
 
     @property
     def neighbour_id(self) -> Tensor:
-        """Global ids of the local rows and of the halo slots, int64 ``[m + h]``."""
         return on_device(self._neighbour_id_on_host, self.device)
 
     @property

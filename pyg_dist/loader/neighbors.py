@@ -99,7 +99,6 @@ class NeighborSampling:
         return max(map(len, self.num_neighbors.values()), default=0)
 
     def sample(self, step: int) -> Subset | TypedSubset:
-        """The subset of a step (:class:`~pyg_dist.loader.sampler.Sampler`)."""
         return _Batch(self, step).subset()
 
 

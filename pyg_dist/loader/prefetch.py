@@ -116,5 +116,5 @@ def _timed(stream: SideStream, make: Callable[[], T], is_idle: threading.Event) 
     try:
         return stream.make(make)
     finally:
-        timing.count_hidden(time.perf_counter() - begin)
+        timing.add_to("hidden_seconds", time.perf_counter() - begin)
         is_idle.set()

@@ -138,7 +138,7 @@ class IdLists:
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        timing.count_ids(num_bytes)
+        timing.add_to("id_bytes", num_bytes)
 
 
 def _joined(pieces: Sequence[Bytes]) -> Bytes:

@@ -21,7 +21,7 @@ from pyg_dist.backend.comm.wires import Flight, Machines, Piece, Wire
 from pyg_dist.backend.comm.wires.shared_memory import SharedMemory
 from pyg_dist.backend.on_device import use_here
 from pyg_dist.backend.session.state import current
-from pyg_dist.backend.timing import count_sent, phase
+from pyg_dist.backend.timing import add_to, phase
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -191,7 +191,7 @@ class Transport:
         self.traffic.num_bytes += num_rows * row_bytes
         self.traffic.num_bytes_between += num_between * row_bytes
         self.traffic.num_messages += num_messages
-        count_sent(num_rows * row_bytes)
+        add_to("sent_bytes", num_rows * row_bytes)
 
 
 class Levels(NamedTuple):

@@ -69,12 +69,10 @@ class GridPlan(DistributionPlan):
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return self.shape.size
 
     @property
     def nodes(self) -> list[int]:
-        """Rows of x by rank."""
         return [
             len(row_range(self.num_nodes, INPUT, self.shape, self.shape.coordinates(rank)))
             for rank in range(self.ranks)
@@ -82,7 +80,6 @@ class GridPlan(DistributionPlan):
 
     @property
     def messages(self) -> int:
-        """Messages of a training step, all ranks together."""
         return sum(work.num_messages(self.shape) for work in self._works())
 
     def halo_bytes(self, width: int) -> int:
@@ -90,16 +87,13 @@ class GridPlan(DistributionPlan):
         return aggregation_bytes(self.model, self.shape, self.sums, width)
 
     def memory_bytes(self, model: Model | None = None) -> list[int]:
-        """See :func:`~pyg_dist.grid.plan.cost.memory_of`; by rank."""
         model = self.model if model is None else model
         return [memory_of(model, self.shape, self.sums, rank) for rank in range(self.ranks)]
 
     def assumed_model(self) -> Model:
-        """The model that it was made for."""
         return self.model
 
     def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
-        """What a training step costs (see :func:`~pyg_dist.grid.plan.cost.price_of`)."""
         model, machine = self._described_model(model), self._machine(machine)
         if (model, machine) == (self.model, self.machine):
             return self.predicted

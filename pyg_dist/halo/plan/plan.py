@@ -101,7 +101,7 @@ class Plan(DistributionPlan):
         check_ends(edge_index, len(parts), "edge_index")
         if model is None:
             model = Model.of_layers(parts.numel(), edge_index.shape[1], None, None)
-        machine = _machine(machine, ranks_per_node)
+        machine = machine_with(machine, ranks_per_node)
         counts = LevelCounts.of(edge_index, parts, num_ranks, ranks_per_node)
         chosen = counts.chosen(exchange, hierarchy, model, machine, bits)
         return Plan(
@@ -112,12 +112,10 @@ class Plan(DistributionPlan):
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
         return len(self.sizes)
 
     @property
     def nodes(self) -> list[int]:
-        """Nodes owned, by rank."""
         return [s.nodes for s in self.sizes]
 
     @property
@@ -127,7 +125,6 @@ class Plan(DistributionPlan):
 
     @property
     def messages(self) -> int:
-        """Messages sent in one aggregation, all ranks together."""
         return sum(s.messages for s in self.sizes)
 
     @property
@@ -172,7 +169,6 @@ class Plan(DistributionPlan):
         return row_bytes(width, element_size, self.bits[backward])
 
     def memory_bytes(self, model: Model | None = None) -> list[int]:
-        """See :func:`~pyg_dist.halo.plan.cost.memory_bytes`; by rank. ``model`` None: :meth:`assumed_model`."""
         model = self.assumed_model() if model is None else model
         received = [0] * self.ranks
         for _, receiver, _ in self.pairs:
@@ -192,23 +188,16 @@ class Plan(DistributionPlan):
         return sizes.work - (sizes.edges - sizes.halo_edges), received * boundary + sizes.messages * sizes.nodes
 
     def assumed_model(self) -> Model:
-        """The model that is priced where none is named."""
         return Model.of_layers(sum(self.nodes), sum(s.edges for s in self.sizes), None, None)
 
     def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
-        """What a training step costs (see :func:`~pyg_dist.halo.plan.cost.halo_price`).
-
-        Args:
-            model: the convs; None: :meth:`assumed_model`.
-            machine: None: the constants measured here, else the defaults, with the plan's ``ranks_per_node``.
-        """
         counted = Counted(self.sizes, self.rows_between(), self.two_levels)
         model = self.assumed_model() if model is None else model
         return counted.price(model, self._machine(machine), self.bits)
 
     def _machine(self, machine: Machine | None) -> Machine:
         given = machine is not None and not self.two_levels
-        return _machine(machine, None if given else self.ranks_per_node)
+        return machine_with(machine, None if given else self.ranks_per_node)
 
     def _described_model(self, model: Model | None) -> Model | None:
         return model
@@ -370,7 +359,7 @@ class Plan(DistributionPlan):
         )
 
 
-def _machine(machine: Machine | None, ranks_per_node: int | None) -> Machine:
+def machine_with(machine: Machine | None, ranks_per_node: int | None) -> Machine:
     """The given one, or the one measured here, with so many ranks on each node, where that is known."""
     machine = Machine.load() if machine is None else machine
     return machine if ranks_per_node is None else machine.with_ranks_per_node(ranks_per_node)

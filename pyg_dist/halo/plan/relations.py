@@ -12,7 +12,7 @@ from pyg_dist.backend import host
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts, shares_machines
-from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
+from pyg_dist.halo.plan.plan import Plan, hash_of_digests, machine_with, pairs_of
 from pyg_dist.halo.plan.sizes import imbalance
 from pyg_dist.pricing.base import aligned, fold
 from pyg_dist.pricing.machine import Machine
@@ -64,8 +64,7 @@ class HeteroPlan:
             >>> plan.nodes, plan.rows
             ([2, 3], {'post': 2, 'pre': 1, 'hybrid': 1})
         """
-        machine = Machine.load() if machine is None else machine
-        machine = machine if ranks_per_node is None else machine.with_ranks_per_node(ranks_per_node)
+        machine = machine_with(machine, ranks_per_node)
         plans = {}
         for relation, edge_index in relations.items():
             of_sources, of_targets = (parts[kind].long() for kind in (relation[0], relation[-1]))

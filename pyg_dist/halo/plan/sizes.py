@@ -69,9 +69,9 @@ def size_table(sizes: Sequence[ShareSizes]) -> list[str]:
     by_column = {name: [getattr(s, name) for s in sizes] for name in _COLUMNS}
     shown, header = list(range(len(sizes))), ["rank", *(name.replace("_", " ") for name in _COLUMNS)]
     if len(sizes) > _MOST_LINES:
-        loads = (by_column[name] for name in ("work", "rows_sent", "rows_received"))
-        share = [max(of_rank) for of_rank in zip(*(_shares(values) for values in loads), strict=True)]
-        shown = sorted(shown, key=lambda rank: -share[rank])[: _MOST_LINES // 2]
+        loads = [by_column[name] for name in ("work", "rows_sent", "rows_received")]
+        shown.sort(key=lambda rank: max(load[rank] / max(sum(load), 1) for load in loads), reverse=True)
+        del shown[_MOST_LINES // 2 :]
     lines = [[str(rank), *(f"{values[rank]:,}" for values in by_column.values())] for rank in shown]
     if len(shown) < len(sizes):
         lines.append([f"+{len(sizes) - len(shown)}", *("..." for _ in _COLUMNS)])
@@ -79,11 +79,6 @@ def size_table(sizes: Sequence[ShareSizes]) -> list[str]:
     lines.append(["all", *(f"{sum(values):,}" for values in by_column.values())])
     lines.append(["max/mean", *(f"{imbalance(values):.2f}" for values in by_column.values())])
     return aligned([header, *lines])
-
-
-def _shares(values: Sequence[int]) -> list[float]:
-    total = max(sum(values), 1)
-    return [value / total for value in values]
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ class MachineEdges:
         edges, on_each, num_ranks = self.edges, self.ranks_per_machine, self.num_ranks
         cover = self.hybrid if exchange == "hybrid" else edges.cover(exchange)
         is_post = cover.left.index_select(0, edges.row)
-        (rows, row_item), (sums, sum_item) = (_numbered(chosen) for chosen in cover)
+        (rows, row_item), (sums, sum_item) = ((some.nonzero().view(-1), some.cumsum(0) - 1) for some in cover)
         owner_of_row, owner_of_sum = self.row_owner[rows], self.sum_owner[sums]
         (row_from, row_to), (sum_from, sum_to) = (
             (kind.sender[some].long(), kind.receiver[some].long())
@@ -333,8 +333,3 @@ def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
 
 def _keys(rank: Tensor, node: Tensor) -> Tensor:
     return (rank << 40) + node
-
-
-def _numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Which are chosen, and the number of each among these, int64."""
-    return chosen.nonzero().view(-1), chosen.cumsum(0) - 1

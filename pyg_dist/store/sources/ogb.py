@@ -65,7 +65,6 @@ class OGB(FileSource):
     num_nodes: int
 
     def open(self) -> None:
-        """Sizes, labels and the split, and which files there are."""
         path, self.raw = self.path, self.path / "raw"
         self.options = master_options(path.name.replace("_", "-"))
         if self.options["is hetero"] == "True":

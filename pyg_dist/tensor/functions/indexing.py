@@ -76,7 +76,7 @@ def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
     first, *rest = index
     if isinstance(first, slice) and first.indices(x._sharding.size) == (0, x._sharding.size, 1):
         first = _ALL
-    elif _is_position(first):
+    elif _is_one(first, (int, np.integer), (torch.int64, torch.int32, np.int64, np.int32)) and not _is_flag(first):
         first = int(first)
     if first is None:
         raise refuse(Tensor.__getitem__, "with None first would move rows")
@@ -127,10 +127,6 @@ def _is_one(index: object, kinds: tuple[type, ...], dtypes: tuple[object, ...]) 
 
 def _is_flag(index: object) -> bool:
     return _is_one(index, (bool, np.bool_), (torch.bool, np.bool_))
-
-
-def _is_position(index: object) -> bool:
-    return _is_one(index, (int, np.integer), (torch.int64, torch.int32, np.int64, np.int32)) and not _is_flag(index)
 
 
 def _lists(index: Sequence[object]) -> list[int]:
