@@ -55,7 +55,7 @@ class Edges(Tensor):
     """The edges of a graph, or some of them, or with self loops added; its ``shape`` is ``[2, E]``.
 
     It is a tensor because convs test ``isinstance(edge_index, Tensor)``. Functions that are not in the short list below
-    raise: a rank has its own edges only, with local numbers of nodes.
+    gather all edges (collective): a rank has its own only, with local numbers of nodes.
 
     Attributes:
         graph: the graph.
@@ -310,17 +310,26 @@ class Edges(Tensor):
                 index = args[1]
                 if swaps_ends(index):
                     return edges.reversed
-                if isinstance(index, int) and -2 <= index < 2:
-                    return edges.end(index % 2)
-                if isinstance(index, tuple) and index[:-1] == (slice(None),) and isinstance(index[1], RowTensor):
-                    return edges.selected(index[1])
-        if func in (torch.cat, torch.concat) and (*args[1:], *(kwargs or {}).values()) in ((1,), (-1,)):
-            # Several sets of edges as one: a plain tensor, along which `propagate` passes messages as well.
-            return torch.cat([e.full_tensor() if isinstance(e, Edges) else e for e in args[0]], dim=1)
-        raise MixedRowsError(
-            f"{public_name(func)} of a distributed edge_index needs all edges, and each rank has its own only: run it "
-            f"on the plain Data"
-        )
+                first, *rest = index if isinstance(index, tuple) else (index,)
+                if isinstance(first, int) and -2 <= first < 2 and len(rest) < 2:
+                    end = edges.end(first % 2)
+                    return end if rest in ([], [slice(None)], [...]) else end[rest[0]]
+                has_both = first is ... or (isinstance(first, slice) and first == slice(None))
+                if has_both and len(rest) == 1 and isinstance(rest[0], RowTensor):
+                    return edges.selected(rest[0])
+        name = public_name(func).rpartition(".")[2]
+        writes = name[-1] == "_" != name[-2] or (name[:3] == "__i" and hasattr(Tensor, f"__{name[3:]}"))
+        if writes or name == "__setitem__":
+            raise MixedRowsError(f"{public_name(func)} would change a distributed edge_index, which is fixed: copy it")
+        # Whatever else a conv does needs all edges: plain ones, along which `propagate` passes messages as well.
+        return func(*map(_all_edges, args), **{key: _all_edges(value) for key, value in (kwargs or {}).items()})
+
+
+def _all_edges(given: Any) -> Any:
+    """An argument with the plain tensor of all edges in place of distributed ones (collective)."""
+    if type(given) in (list, tuple):
+        return type(given)(map(_all_edges, given))
+    return given.full_tensor() if isinstance(given, Edges) else given
 
 
 def flips_ends(*given: object, dims: object = None) -> bool:

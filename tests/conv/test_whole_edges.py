@@ -14,7 +14,16 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
-from torch_geometric.utils import coalesce, dense_to_sparse, is_undirected, to_dense_adj, to_undirected
+from torch_geometric.utils import (
+    add_self_loops,
+    coalesce,
+    dense_to_sparse,
+    is_undirected,
+    scatter,
+    softmax,
+    to_dense_adj,
+    to_undirected,
+)
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -106,7 +115,50 @@ class BothWays(gnn.MessagePassing):
         return self.lin(torch.cat([x_i, x_j], dim=-1)) * weight.view(-1, 1)
 
 
+class UpdatesEdges(gnn.MessagePassing):
+    """Messages are the new state of edges, summed at either end by a line of its own, as in simulators."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.lin, self.end = nn.Linear(2 * F + 1, G), end
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        out, state = self.propagate(edge_index, x=x, state=edge_weight.view(-1, 1))
+        return out + (state.mean() + scatter(state, edge_index[self.end, ...], 0, x.size(0), "max"))  # type: ignore[no-any-return]
+
+    def message(self, x_i: Tensor, x_j: Tensor, state: Tensor) -> Tensor:
+        return self.lin(torch.cat([x_i, x_j, state], dim=1))
+
+    def aggregate(self, inputs: Tensor, edge_index: Any, dim_size: int | None = None) -> tuple[Tensor, Tensor]:
+        return scatter(inputs, edge_index[self.end, :], dim=0, dim_size=dim_size, reduce="sum"), inputs
+
+
+class BySource(Normed):
+    """Attention and means over each source's edges, as models of knowledge graphs and of molecules have them."""
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        source, target = edge_index
+        attention = softmax(edge_weight * (x[source] * x[target]).sum(-1), source, num_nodes=x.size(0))
+        out = self.propagate(edge_index, x=self.lin(x), weight=attention)
+        edges, loops = add_self_loops(edge_index, edge_weight, num_nodes=x.size(0))
+        shares = softmax(loops.view(-1, 1), edges[0], num_nodes=x.size(0)) * x[edges[1]]
+        return out + scatter(shares, edges[0], 0, x.size(0), "mean").sum(1, keepdim=True)  # type: ignore[no-any-return]
+
+
+class LeavesOut(Normed):
+    """Messages along some edges, which a list chooses."""
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor) -> Tensor:
+        some = torch.arange(0, edge_index.size(1), 3)
+        kept = edge_index.clone()[:, some] + 0 * int(edge_index.max())
+        return self.propagate(kept, x=self.lin(x), weight=edge_weight[some])  # type: ignore[no-any-return]
+
+
 CASES: dict[str, Callable[[], nn.Module]] = {
+    "at sources": lambda: UpdatesEdges(0),
+    "at targets": lambda: UpdatesEdges(1),
+    "some edges": LeavesOut,
+    "over sources": BySource,
     "diffusion": Diffusion,
     "both ways": BothWays,
     "two kinds": TwoKinds,

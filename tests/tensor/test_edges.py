@@ -154,9 +154,17 @@ def views(mesh: dict[str, int] | None) -> None:
     assert torch.equal(keys.gather(keys.rng_key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
     source, target = edges
     assert torch.equal((source == target).full_tensor(), loop)
-    for refused in (lambda: edges + 1, lambda: edges.max(), lambda: torch.cat([edges, edges]), lambda: edges[:, 0]):
-        with pytest.raises(MixedRowsError, match="of a distributed edge_index needs all edges"):
+    for refused in (lambda: edges.add_(1), lambda: edges.__iadd__(1), lambda: edges.__setitem__(0, 1)):
+        with pytest.raises(MixedRowsError, match="would change a distributed edge_index, which is fixed: copy it"):
             refused()
+    for some_of in (
+        lambda e: e + 1, lambda e: 2 * e - e, lambda e: ~e, lambda e: e.max(), lambda e: torch.cat([e, e]),
+        lambda e: e[:, 0], lambda e: e[:, [3, 1]], lambda e: e[..., plain_mask], lambda e: e.clone().add_(1),
+        lambda e: e.t(),
+    ):  # fmt: skip
+        assert torch.equal(some_of(edges), some_of(data.edge_index))
+    for some_end in (lambda e, _: e[0, :], lambda e, _: e[-1, ...], lambda e, m: e[1, m], lambda e, m: e[..., m][0]):
+        assert torch.equal(some_end(edges, mask).full_tensor(), some_end(data.edge_index, plain_mask))
     assert torch.equal(torch.cat([edges, every], dim=1), torch.cat([data.edge_index, every], 1))
     other = pair()[1]
     with pytest.raises(LayoutMismatchError, match="take both from one"):
