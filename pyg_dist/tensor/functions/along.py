@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_dist.backend import host
@@ -121,9 +123,6 @@ along("tensor_split", parameters="indices_or_sections dim", default=0)(_cut)
 along("softmin", "cumsum_", "cumprod_")(_mixes)
 along("glu", default=-1)(_mixes)
 along("diff", parameters="n dim", default=-1)(_mixes)
-along("roll", parameters="shifts dims")(_mixes)
-along("repeat_interleave", parameters="repeats dim", broadcasts=True)(_mixes)
-along("cosine_similarity", parameters="x2 dim", default=1, broadcasts=True)(_mixes)
 
 
 @along("gather", parameters="dim index")
@@ -136,6 +135,34 @@ def gather(function: Function, x: Tensor, *args: object, **kwargs: object) -> ob
     with local_tensors():
         table = index._sharding.copy_to_ranks(x)
         return on_rows(lambda local: function(table, index=local, **bound), index)
+
+
+@along("roll", parameters="shifts dims")
+def roll(function: Function, x: Tensor, shifts: Any, dims: Any = ()) -> object:
+    """Rows in another order, which are picked (collective), and columns."""
+    if not dims and dims != 0 and x.dim() > 1:
+        return _mixes(function)
+    places = dims_of(dims or 0, x.dim())
+    by = list(zip(shifts if isinstance(shifts, (tuple, list)) else [shifts], places, strict=True))
+    rolled: Tensor = x[host.arange(x.shape[0]).roll(sum(n for n, dim in by if dim == 0))]
+    columns = [pair for pair in by if pair[1]]
+    return on_rows(torch.roll, rolled, *zip(*columns, strict=True)) if columns else rolled
+
+
+@along("repeat_interleave", parameters="repeats dim", broadcasts=True)
+def repeat_interleave(function: Function, x: Tensor, repeats: Any, dim: int | None = None, **size: int) -> object:
+    """Each row as often as a number, or a plain tensor's, says: they are picked (collective)."""
+    if (dim is None and x.dim() > 1) or isinstance(repeats, RowTensor):
+        return _mixes(function)
+    repeated = repeats.cpu() if isinstance(repeats, Tensor) else repeats
+    return x[host.arange(x.shape[0]).repeat_interleave(repeated, **size)]
+
+
+@along("cosine_similarity", parameters="x2 dim", default=1, broadcasts=True)
+def cosine_similarity(function: Function, x: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Of each column, or of two numbers for each row (collective)."""
+    cosines: Tensor = (F.normalize(x, dim=0, eps=eps) * F.normalize(x2, dim=0, eps=eps)).sum(0)
+    return cosines
 
 
 @along("normalize", parameters="p dim eps", default=1)

@@ -374,12 +374,21 @@ def index_assign(function: Function, x: Tensor, dim: int, index: Tensor, *value:
 def index_put(
     function: Function, x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """Assign to rows, as ``x[indices] = values``, or add to those of one list (``accumulate``)."""
+    """Assign to rows, as ``x[indices] = values``, or add to those of one list (``accumulate``); to a plain table's by
+    several, as a confusion matrix counts (collective).
+    """
     out, (index, *others) = x if function.__name__.endswith("_") else x.clone(), indices
     if not accumulate:
         out[(index, *others) if others else index] = values
         return out
-    if others or index.dim() != 1 or index.dtype == torch.bool:
+    lists_only = all(i is not None and i.dim() == 1 and i.dtype != torch.bool for i in indices)
+    if others and lists_only and not isinstance(x, RowTensor):
+        places: Any = 0
+        for i, size in zip(indices, x.shape, strict=False):
+            places = places * size + torch.where(i < 0, i + size, i)
+        added = index_put(torch.index_put, x.flatten(0, len(others)), (places,), values, True)
+        return out.copy_(added.view_as(out))
+    if others or not lists_only:
         raise refuse(function, "with accumulate takes one list of rows: other indices would pair rows with columns")
     if not isinstance(values, RowTensor) and values.shape != (shape := (index.shape[0], *x.shape[1:])):
         values = values.expand(shape)

@@ -262,7 +262,7 @@ def on_last(function: Function, x: object, *args: object, **kwargs: object) -> T
     return MovedRows.make(out, x.place)
 
 
-MOVED.update(dict.fromkeys((F.linear, F.layer_norm, F.rms_norm), on_last))
+MOVED.update(dict.fromkeys((F.layer_norm, F.rms_norm), on_last))
 
 
 @MOVED.implements("cat", "concat", "concatenate", "stack")

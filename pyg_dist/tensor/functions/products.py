@@ -17,7 +17,7 @@ from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.layers import sparse_rows, with_parameters
-from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, moved_in, on_last, refuse_moved, rows_and_place
+from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, on_last, refuse_moved, rows_and_place
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import TABLE, Function, dims_of, implements, public_name, refuse
@@ -145,31 +145,32 @@ def _terms(equation: str, operands: tuple[object, ...]) -> tuple[list[str], str 
 
 
 @implements("einsum", namespaces=(torch,))
-def einsum(function: Function, equation: str, *given: object) -> Tensor:
+def einsum(function: Function, equation: str, *given: object) -> object:
     """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
 
-    The rows' letter is the first one of each operand with rows. Plain operands may have it too, first.
+    Rows of a second letter are gathered. Plain operands may have the rows' letter, too.
     """
     terms, output, operands = _terms(equation, given)
-    pairs = list(zip(terms, operands, strict=True)) if len(terms) == len(operands) else []
-    letters = {term[:1] for term, operand in pairs if isinstance(operand, RowTensor)}
+    letters = {term[:1] for term, operand in zip(terms, operands, strict=False) if isinstance(operand, RowTensor)}
     letter = letters.pop() if len(letters) == 1 else "."
-    if not letter.isalpha() or output is None or any(letter in term[1:] for term in (*terms, output)):
-        raise MixedRowsError(
-            f"torch.einsum of row tensors expected an equation like 'nf,ng->fg' or 'nf,fg->ng', with the rows' letter "
-            f"first wherever it stands (got {equation!r}): use .full_tensor()"
-        )
+    if (
+        len(terms) != len(operands)
+        or output is None
+        or not letter.isalpha()
+        or any(letter in term[1:] for term in (*terms, output))
+    ):
+        return _of_any_letters(function, equation, *given)
     with local_tensors():
         like, rows = like_rows(function, *operands)
-        operands = list(like)
-        for k, (term, operand) in enumerate(pairs):
+        local = list(like)
+        for k, (term, operand) in enumerate(zip(terms, operands, strict=True)):
             if not isinstance(operand, RowTensor):
                 if term[:1] == letter and operand.shape[0] != rows.size:
                     raise LayoutMismatchError(
                         f"torch.einsum expected operand {k} to have {rows.size} rows (got shape {list(operand.shape)})"
                     )
-                operands[k] = rows.slice(operand) if term[:1] == letter else rows.copy_to_ranks(operand)
-        out: Tensor = function(equation, *operands)
+                local[k] = rows.slice(operand) if term[:1] == letter else rows.copy_to_ranks(operand)
+        out: Tensor = function(equation, *local)
         if output[:1] == letter:
             return as_row_tensor_(out, rows)
         return rows.reduce_from_ranks(out.to(accumulation_dtype(out.dtype))).to(out.dtype)
@@ -245,6 +246,15 @@ def _matmul_of_moved(function: Function, *args: Any, **kwargs: Any) -> object:
     return _product(function, terms, shared + left.replace("k", "") + right.replace("k", ""))
 
 
+@MOVED.implements("linear")
+def _linear_of_moved(function: Function, x: Any, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Row by row, or where the rows are the last dimension, ``nn.Linear(N, channels)(x.T)``, a sum over rows."""
+    if type(x) is not MovedRows or x.place < x.dim() - 1:
+        return on_last(function, x, weight, bias)
+    out: Tensor = x @ weight.T
+    return out if bias is None else out + bias
+
+
 @MOVED.implements("cov", "corrcoef")
 def _covariance_of_moved(function: Function, x: MovedRows, *, correction: int = 1, **weights: object) -> Tensor:
     """Of the columns of rows, ``torch.cov(x.T)``: a plain matrix, of one column a number (collective)."""
@@ -266,14 +276,21 @@ def _baddbmm_of_moved(function: Function, x: Tensor, batch1: Tensor, batch2: Ten
 
 
 @MOVED.implements("einsum")
-def _einsum_of_moved(function: Function, equation: str, *given: object) -> object:
-    """Object equation with an arrow; three dots stand for the dimensions that an operand has beside its letters."""
+def _of_any_letters(function: Function, equation: str, *given: object) -> object:
+    """Rows in any place; three dots stand for the dimensions that an operand has beside its letters."""
     letters, output, operands = _terms(equation, given)
-    if output is None or len(letters) != len(operands):
-        raise refuse_moved(function, moved_in(operands)[0])
+    once = [len(set(own)) == len(own) for own in (term.replace("...", "") for term in letters)]
+    if len(letters) != len(operands) or not all(once):
+        raise MixedRowsError(
+            f"torch.einsum of row tensors expected a term for each operand, and a letter for each of its dimensions "
+            f"(got {equation!r}): use .full_tensor()"
+        )
     free = "".join(letter for letter in ascii_letters if letter not in equation)
     beside = [t.dim() - len(own.replace("...", "")) for t, own in zip(operands, letters, strict=True)]
     dots = free[: max((n for n, own in zip(beside, letters, strict=True) if "..." in own), default=0)]
     spelt = [own.replace("...", dots[len(dots) - n :]) for n, own in zip(beside, letters, strict=True)]
+    if output is None:  # as torch: the letters that stand once, in order, behind the dots
+        given_once = sorted(letter for letter in set(equation) if letter.isalpha() and equation.count(letter) == 1)
+        output = "..." + "".join(given_once)
     terms = [_Term.of(operand, own) for operand, own in zip(operands, spelt, strict=True)]
     return _product(function, terms, output.replace("...", dots))

@@ -27,7 +27,10 @@ FORMS: dict[str, Sequence[Form]] = {
     "kthvalue": [lambda f, t: f(t.x, 2), lambda f, t: f(t.c, 1, dim=1, keepdim=True)],
     "mode": [lambda f, t: f(t.x), lambda f, t: f(t.x, 1, True)],
     "glu": [lambda f, t: f(t.c, 1), lambda f, t: f(t.x[:, :2]), lambda f, t: f(t.c, dim=-2)],
-    "roll": [lambda f, t: f(t.x, 1, 1), lambda f, t: f(t.c, shifts=(1, 2), dims=(1, 2))],
+    "roll": [lambda f, t: f(t.x, 1, 1), lambda f, t: f(t.c, shifts=(1, 2), dims=(1, 2)),
+        lambda f, t: f(t.x, 2, 0), lambda f, t: f(t.v, -1), lambda f, t: f(t.x, (1, 3), (0, 1)) * t.y,
+        lambda f, t: f(t.x, (1, 1), (0, 0)), lambda f, t: f(t.c, (3, 1, 1), (-3, 2, 0)),
+    ],
     "flip": [lambda f, t: f(t.x, (1,)), lambda f, t: f(t.c, (-1, -2)), lambda f, t: f(t.c, dims=[2]),
         lambda f, t: f(t.x, ()), lambda f, t: f(t.x, 0), lambda f, t: f(t.c, (0, -1)), lambda f, t: f(t.v, dims=(-1,)),
     ],
@@ -60,7 +63,10 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, 1.0), lambda f, t: f(t.row, t.x, keepdim=True),
         lambda f, t: f(t.x, t.vector), lambda f, t: f(t.c, t.d), lambda f, t: f(x1=t.x, x2=t.y),
     ],
-    "repeat_interleave": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, torch.arange(t.F), dim=-1)],
+    "repeat_interleave": [lambda f, t: f(t.x, 2, 1), lambda f, t: f(t.x, torch.arange(t.F), dim=-1),
+        lambda f, t: f(t.x, 2, 0), lambda f, t: f(t.v, 3), lambda f, t: f(t.x, torch.arange(t.N) % 3, dim=0),
+        lambda f, t: f(t.x, torch.arange(t.N), dim=0, output_size=t.N * (t.N - 1) // 2),
+    ],
     **each("cat concat concatenate", [
         lambda f, t: f([t.x, t.y], 1), lambda f, t: f((t.x, t.full), dim=-1),
         lambda f, t: f((t.full, t.x, t.column), 1),
@@ -97,7 +103,7 @@ ROWS = "along dimension 0, or of a plain tensor, would mix rows"
 REFUSED: list[Refusal] = [
     (lambda t: t.x.sin().cumsum_(0), MixedRowsError, f"cumsum_ {ROWS}"),
     (lambda t: t.x.roll(1), MixedRowsError, f"roll {ROWS}"),
-    (lambda t: t.x.roll((1, 1), (0, 1)), MixedRowsError, f"roll {ROWS}"),
+    (lambda t: t.x.repeat_interleave(t.label, 0), MixedRowsError, f"repeat_interleave {ROWS}"),
     (lambda t: t.x.repeat_interleave(2), MixedRowsError, f"repeat_interleave {ROWS}"),
     (lambda t: t.full[:2].gather(1, t.order), LayoutMismatchError, "7 rows (got shape [2, 3])"),
     (lambda t: t.x.sin().scatter_(0, t.order, t.y), MixedRowsError, "scatter_ along dimension 0 would mix rows, but"),
@@ -109,7 +115,6 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.vstack([t.x, t.v]), MixedRowsError, "vstack of a vector and a matrix would make one row"),
     (lambda t: F.pad(t.x, (0, 0, 1, 0)), MixedRowsError, "pad of dimension 0 would add rows"),
     (lambda t: F.pairwise_distance(t.v, t.u), MixedRowsError, "pairwise_distance of one dimension would mix rows"),
-    (lambda t: F.cosine_similarity(t.v, t.u, 0), MixedRowsError, f"cosine_similarity {ROWS}"),
 ]
 
 
@@ -127,6 +132,8 @@ ORDERED: dict[str, Expression] = {
     "sort": lambda t: t.v.sort(),
     "sort of columns": lambda t: torch.sort(t.x, dim=0, descending=True),
     "argsort": lambda t: t.x[t.v.argsort(stable=True)],
+    "cosines of columns": lambda t: [F.cosine_similarity(t.x, t.y, dim=0), F.cosine_similarity(t.v, t.u, 0)],
+    "cosines with plain rows": lambda t: [F.cosine_similarity(t.full, t.x, 0), F.cosine_similarity(t.x * 0, t.y, 0)],
     "argsort of columns": lambda t: torch.argsort(t.x, 0),
     "topk": lambda t: t.v.topk(2),
     "topk of columns": lambda t: torch.topk(t.x.sin(), k=3, dim=0, largest=False),

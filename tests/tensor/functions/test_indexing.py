@@ -291,6 +291,8 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x * 2, [torch.tensor([1, 1])], t.scalar, accumulate=True),
         lambda f, t: f(t.x * 2, (t.x > 0,), t.scalar),
         lambda f, t: f(torch.zeros_like(t.table[:, : t.F]), (t.label,), t.x, accumulate=True),
+        lambda f, t: f(torch.zeros(9, t.N, 2).double(), (t.label, t.order[:, 0] - 1), t.x[:, :2], True),
+        lambda f, t: f(torch.ones(2, 9), [torch.arange(t.N) % 2, t.label], torch.ones(t.N), accumulate=True),
     ]),
     "masked_select": [lambda f, t: f(t.v, t.mask), lambda f, t: f(t.v, mask=torch.arange(t.N) > 1)],
     **each("nonzero argwhere", [

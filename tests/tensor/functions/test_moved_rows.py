@@ -97,6 +97,9 @@ EXPRESSIONS: dict[str, Expression] = {
         F.conv1d(heads(t).transpose(1, 2), kernel(t, t.F).view(4, t.F, 1), t.matrix[0])[1, 2],
         F.conv1d(hops(t).permute(2, 0, 1), kernel(t, 3).view(12, 1, 1), stride=1, padding=(0,), groups=3)[0, 5],
     ],
+    "linear over rows": lambda t: [
+        F.linear(t.x.T, t.full.T, t.vector), F.linear(hops(t).transpose(1, 2), t.full.T), F.linear(t.v[None], t.full.T),
+    ],
     "prelu": lambda t: [F.prelu(hops(t), t.vector[:1])[1], F.prelu(hops(t).transpose(1, 2), t.vector)[0].t()],
     "batch norm": lambda t: [
         F.batch_norm(hops(t).transpose(1, 2), None, None, t.vector, t.vector.sin(), True)[1].t(),

@@ -69,6 +69,11 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f("n...,n->n...", t.c, t.v), lambda f, t: f("nf,->nf", t.x, t.scalar),
         lambda f, t: f("n,n->", t.v, t.u),
         lambda f, t: f("nf,hf,ng->hg", t.x, t.weight, t.y),
+        lambda f, t: f("nf,mf->nm", t.x, t.y), lambda f, t: f("nf,mf->mn", t.x, t.full).T,
+        lambda f, t: f("nf,ng", t.x, t.y),
+        lambda f, t: f("nf->fn", t.x).T, lambda f, t: f("...f->f", t.x), lambda f, t: f("nf", t.x).T,
+        lambda f, t: f("nm,mf->nf", f("nf,mf->nm", t.x, t.y).sigmoid(), t.x), lambda f, t: f("fg,nf", t.matrix, t.x).T,
+        lambda f, t: f("nhf,mhf->hnm", t.c, t.d).softmax(-1).sum(0), lambda f, t: f("nf,mf,n->m", t.x, t.y, t.v),
     ],
 }  # fmt: skip
 
@@ -177,7 +182,7 @@ def linear_attention() -> None:
 
 
 NO_FIT = "of rows expected two matrices or vectors whose shapes fit (got ["
-EQUATION = "expected an equation like 'nf,ng->fg'"
+EQUATION = "expected a term for each operand, and a letter for each of its dimensions (got '"
 REFUSED: list[Refusal] = [
     (lambda t: torch.cross(three(t), three(t)), MixedRowsError, "torch.cross without 'dim' may take the rows"),
     (lambda t: torch.linalg.cross(three(t), three(t), dim=0), MixedRowsError, "cross along 0 would mix rows"),
@@ -194,10 +199,7 @@ REFUSED: list[Refusal] = [
         "expected a plain operand with 1 or 7 rows",
     ),
     (lambda t: torch.inner(t.x, t.y), MixedRowsError, "expected one dimension (got 2): use torch.einsum"),
-    (lambda t: torch.einsum("nf,mf->nm", t.x, t.y), MixedRowsError, EQUATION),
-    (lambda t: torch.einsum("nf->fn", t.x), MixedRowsError, EQUATION),
-    (lambda t: torch.einsum("nf,ng", t.x, t.y), MixedRowsError, EQUATION),
-    (lambda t: torch.einsum("...f->f", t.x), MixedRowsError, EQUATION),
+    (lambda t: torch.einsum("nf,nf->f", t.x), MixedRowsError, EQUATION),
     (lambda t: torch.einsum("nn->n", t.x[:, :1].expand(-1, 7)), MixedRowsError, EQUATION),
     (lambda t: torch.einsum("nf,ng->fg", t.x, t.weight), LayoutMismatchError, "operand 1 to have 7 rows (got shape"),
     (lambda t: torch.addmm(t.x, t.weight, t.x), LayoutMismatchError, NO_FIT),
