@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import update_wrapper
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -31,17 +31,15 @@ def copy_of_classes(mro: tuple[type, ...], root: type, base: type, substitutes: 
     names -= {name for class_ in _below(root, base.__mro__) for name in vars(class_)}
     found = ((name, next((vars(class_)[name] for class_ in beyond if name in vars(class_)), None)) for name in names)
     inherited = {name: member for name, member in found if member is not None}
-    for mixin in reversed([class_ for class_ in beyond if class_ not in root.__mro__]):  # named behind `root`
-        own = {name: member for name, member in vars(mixin).items() if not hasattr(root, name)}
-        twins = {name: _method(member, substitutes, None) for name, member in own.items()}
-        inherited |= {name: twin for name, twin in twins.items() if twin is not None}
     base = type(base.__name__, (base,), {**inherited, "__module__": base.__module__})
-    for original in reversed(classes):
+    mixins = [class_ for class_ in beyond if class_ not in root.__mro__]  # named behind `root`
+    for original in (*reversed(mixins), *reversed(classes)):
         own_class = CellType()
         methods = {
             name: twin
             for name, member in vars(original).items()
-            if (twin := _method(member, substitutes, own_class)) is not None
+            if (original in classes or not hasattr(root, name))
+            and (twin := _method(member, substitutes, own_class)) is not None
         }
         base = type(original.__name__, (base,), {**methods, "__module__": original.__module__})
         own_class.cell_contents = base
@@ -68,55 +66,71 @@ def patched(function: FunctionType, substitutes: Functions, own_class: CellType 
     """A copy, of another class, that has ``substitutes`` in place of what it calls.
 
     They are looked for behind its globals, the attributes of PyG's modules and the names of its enclosing function, and
-    in the functions that it calls.
+    in the functions that it calls, each of which has one copy if it leads to one of them.
     """
-    twin = _patched_copy(function, substitutes, frozenset(), own_class)
-    return _copy(function, {}) if twin is None else twin
+    own = [function]
+    while isinstance(decorated := getattr(own[-1], "__wrapped__", None), FunctionType):  # by torch.no_grad(), say
+        own.append(decorated)
+    calls = _calls_below(function, substitutes)
+    changed = {f for f, called in calls.items() if not substitutes.keys().isdisjoint(called)}
+    while more := {f for f, called in calls.items() if f not in changed and not changed.isdisjoint(called)}:
+        changed |= more
+    changed |= {f for f in own if f in calls}
+    leads = {f: not calls[f].isdisjoint({*changed, *substitutes}) for f in changed}
+    twins = {f: _copy(f, own_class if f in own else None, leads[f]) for f in changed}
+
+    def other(value: object, names: set[str], caller: FunctionType, modules: frozenset[ModuleType]) -> object:
+        if isinstance(value, FunctionType):
+            return substitutes[value] if value in substitutes else twins.get(value) if value in calls[caller] else None
+        if not isinstance(value, ModuleType) or value in modules or not _is_looked_into(value.__name__, caller):
+            return None
+        inner = {name: other(vars(value).get(name), names, caller, modules | {value}) for name in names}
+        found = {name: twin for name, twin in inner.items() if twin is not None}
+        return _Module(value, found) if found else None
+
+    for original, twin in twins.items():
+        names = _names(original.__code__) if leads[original] else set[str]()
+        for name in names:
+            replaced = other(original.__globals__.get(name), names, original, frozenset())
+            if replaced is not None:
+                twin.__globals__[name] = replaced
+        for cell in (twin.__closure__ or ()) if leads[original] else ():
+            replaced = other(_contents(cell), names, original, frozenset())
+            if replaced is not None:
+                cell.cell_contents = replaced
+    return twins[function]
 
 
-def _patched_copy(
-    function: FunctionType, substitutes: Functions, callers: frozenset[object], own_class: CellType | None = None
-) -> FunctionType | None:
-    """A copy of ``function`` in which something is another, or ``None`` if nothing would be.
+def _calls_below(function: FunctionType, substitutes: Functions) -> dict[FunctionType, set[FunctionType]]:
+    """What a function may call, of substitutes and of what is looked into, and what each of these may call.
 
-    What assigns global names has none: it would assign the copy's.
+    What assigns global names is none of it: a copy would assign its own.
     """
-    if _assigns_globals(function.__code__):
-        return None
-    names, seen = _names(function.__code__), callers | {function}
-    others = {name: _other(function.__globals__.get(name), names, function, substitutes, seen) for name in names}
-    changed = {name: other for name, other in others.items() if other is not None}
-    closure = list(function.__closure__ or ())
-    decorated = getattr(function, "__wrapped__", None)  # under torch.no_grad(), for instance
-    for k, name in enumerate(function.__code__.co_freevars):
-        if name == "__class__" and own_class is not None:
-            closure[k] = own_class
+    calls, waiting = dict[FunctionType, set[FunctionType]](), [function]
+    while waiting:
+        caller = waiting.pop()
+        if caller in calls:
             continue
-        value = _contents(closure[k])
-        if isinstance(decorated, FunctionType) and value is decorated:
-            other: object = patched(decorated, substitutes, own_class)
-        else:
-            other = _other(value, names, function, substitutes, seen)
-        if other is not None:
-            closure[k] = CellType(other)
-    if not changed and all(a is b for a, b in zip(closure, function.__closure__ or (), strict=True)):
-        return None
-    return _copy(function, changed, closure)
+        calls[caller] = set()
+        if not _assigns_globals(caller.__code__):
+            names = _names(caller.__code__)
+            cells = (_contents(cell) for cell in caller.__closure__ or ())
+            for value in (*(caller.__globals__.get(name) for name in names), *cells):
+                calls[caller].update(_functions_in(value, names, caller, substitutes, frozenset()))
+            waiting += [called for called in calls[caller] if called not in substitutes]
+    return calls
 
 
-def _other(
-    value: object, names: set[str], caller: FunctionType, substitutes: Functions, callers: frozenset[object]
-) -> object:
-    """What replaces ``value`` in the copy of ``caller``, which reads it; ``None``: nothing does."""
-    if isinstance(value, ModuleType) and value not in callers and _is_looked_into(value.__name__, caller):
-        inner = {n: _other(vars(value).get(n), names, caller, substitutes, callers | {value}) for n in names}
-        changed = {n: other for n, other in inner.items() if other is not None}
-        return _Module(value, changed) if changed else None
-    if not isinstance(value, FunctionType) or value in callers:
-        return None
-    if value in substitutes:
-        return substitutes[value]
-    return _patched_copy(value, substitutes, callers) if _is_looked_into(value.__module__, caller) else None
+def _functions_in(
+    value: object, names: set[str], caller: FunctionType, substitutes: Functions, modules: frozenset[ModuleType]
+) -> Iterator[FunctionType]:
+    """``value``, or what a module has under names that ``caller`` reads, if it is a function to look at."""
+    if isinstance(value, FunctionType):
+        if value in substitutes or _is_looked_into(value.__module__, caller):
+            yield value
+    elif isinstance(value, ModuleType) and value not in modules and _is_looked_into(value.__name__, caller):
+        for name in names:
+            yield from _functions_in(vars(value).get(name), names, caller, substitutes, modules | {value})
 
 
 def _is_looked_into(module: str | None, caller: FunctionType) -> bool:
@@ -148,22 +162,33 @@ class _Module:
 class _Globals(dict[str, object]):
     """Some names, and a module's own for all others: what the module assigns later is seen, too."""
 
-    def __init__(self, changed: dict[str, object], module: dict[str, object]) -> None:
-        super().__init__(changed)
+    def __init__(self, module: dict[str, object]) -> None:
+        super().__init__()
         self._module = module
 
     def __missing__(self, name: str) -> object:
         return self._module[name]
 
 
-def _copy(function: FunctionType, changed: dict[str, object], closure: list[CellType] | None = None) -> FunctionType:
-    names = _Globals(changed, function.__globals__) if changed else function.__globals__
-    cells = function.__closure__ if closure is None else tuple(closure)
-    twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+def _copy(function: FunctionType, own_class: CellType | None, has_others: bool) -> FunctionType:
+    """A copy in another class, whose globals and cells may be changed if it ``has_others``."""
+    names: dict[str, Any] = _Globals(function.__globals__) if has_others else function.__globals__
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    closure = tuple(
+        own_class if name == "__class__" and own_class is not None else _own_cell(cell) if has_others else cell
+        for name, cell in cells
+    )
+    twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(twin, function)
     del twin.__dict__["__wrapped__"]  # it stands for the function, and does not call it
     return twin
+
+
+def _own_cell(cell: CellType) -> CellType:
+    """Another cell, where there is a function or module in it; variables that change stay common."""
+    value = _contents(cell)
+    return CellType(value) if isinstance(value, (FunctionType, ModuleType)) else cell
 
 
 _ASSIGNS = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}

@@ -72,6 +72,17 @@ def test_where_names_are_found() -> None:
     assert patched(untouched, SUBSTITUTES)(2) == 3
 
 
+def test_many_that_call_one_another() -> None:
+    """One copy of each: by way of every chain of calls there would be more than nine hundred million."""
+    calls = " + ".join(f"helper_{k}(n - 1)" for k in range(12))
+    names: dict[str, Any] = {"stock": stock, "__name__": __name__}
+    for k in range(12):
+        exec(f"def helper_{k}(n):\n    return {calls} if n else stock({k})", names)
+    expected = 100 * sum(range(12))
+    assert patched(names["helper_0"], SUBSTITUTES)(2) == 12 * expected
+    assert names["helper_0"](1) == sum(map(stock, range(12)))
+
+
 def test_the_originals_stay() -> None:
     twin = patched(direct, SUBSTITUTES)
     assert (twin.__name__, twin.__doc__, twin.__module__) == ("direct", "Doc.", __name__)
@@ -173,6 +184,29 @@ class Kinds(Root):
     @property
     def prop(self) -> int:
         return stock(super().value())
+
+
+class Plain:
+    def scaled(self) -> int:
+        return stock(3)
+
+
+class Scales(Plain):
+    def scaled(self) -> int:
+        return 10 * super().scaled()
+
+
+class Mixed(Root, Scales):
+    def value(self) -> int:
+        return self.scaled() + super().value()
+
+
+def test_super_leads_from_mixin_to_mixin() -> None:
+    """Those named behind the root."""
+    code = copy_of_classes(Mixed.__mro__, Root, Root, SUBSTITUTES)
+    both: Any = type("Both", (code, Mixed), {})
+    assert both().value() == 10 * 300 + 1
+    assert Mixed().value() == 10 * stock(3) + 1
 
 
 def test_static_and_class_methods_and_properties() -> None:
