@@ -111,9 +111,14 @@ def cut(
         elif value.requires_grad is learns:
             index = nodes if isinstance(value, NodeTensor) else edges
             is_tile = graph is not None and graph.parent.owns(value)
-            if index is None or not (value._sharding is index.source or is_tile):
+            rows = value._sharding
+            is_some = index is not None and index.replicas is None and rows.whole is index.source is not rows
+            if is_some and not is_tile:  # rows that a script has chosen and keeps: as they are, as PyG has them
+                found[name] = value
+                continue
+            if index is None or not (rows is index.source or is_tile):
                 raise LayoutMismatchError(
-                    f"Expected '{name}' with a row for every node or edge of the graph (got {value._sharding} that it "
+                    f"Expected '{name}' with a row for every node or edge of the graph (got {rows} that it "
                     f"had before): select it alike, or delete it"
                 )
             found[name] = index.fetch(value)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch_geometric.typing import SparseTensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.edge_sets import graph_over
 from pyg_dist.graph.edges import Edges, flips_ends, swaps_ends
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
@@ -296,6 +296,11 @@ class DistributedEdgeIndex(EdgeHandle):
         graph = self.graph
         if not self.is_sparse:
             self._refuse("A product with edge_index")
+        if type(x) is DistributedEdgeIndex:
+            raise UnsupportedError(
+                "A product of two sparse matrices of edges has edges of its own, which no rank makes: multiply rows by "
+                "one after the other, adj_t @ (adj_t @ x), or keep the product in data before DistributedData"
+            )
         sources = graph.sources
         if isinstance(x, Tensor) and not isinstance(x, RowTensor) and x.shape[:1] == (sources.size,):
             x = NodeTensor.from_local(sources.slice(x), sources)

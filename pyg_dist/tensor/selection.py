@@ -25,13 +25,19 @@ class Selection(NamedTuple):
 def rows_by_mask(rows: RowSharding, mask: Tensor) -> Selection:
     """The rows where ``mask``, bool ``[num_local]``, holds (collective where the rows count selections at once)."""
     picked = mask.nonzero().view(-1)
-    return Selection(MaskedRows(rows, picked.cpu()), picked)
+    return Selection(_picked(rows, picked.cpu()), picked)
 
 
 @lasting
 def rows_by_places(rows: RowSharding, places: Tensor, device: torch.device) -> Selection:
     """:func:`rows_by_mask`, given where the mask holds: ascending, on the host, for tensors on ``device``."""
-    return Selection(MaskedRows(rows, places), copied_to(places, device))
+    return Selection(_picked(rows, places), copied_to(places, device))
+
+
+def _picked(rows: RowSharding, places: Tensor) -> RowSharding:
+    """Some of these rows; themselves, where it is known that a mask picks all."""
+    found = MaskedRows(rows, places)
+    return rows if found.counts_selections and found.size == rows.size else found
 
 
 @lasting

@@ -120,6 +120,13 @@ def assignments(world_size: int) -> None:
     data.chosen, data.appended = data.x[data.y > 0], torch.cat([data.x, torch.ones(2, data.x.shape[1])])
     assert torch.equal(data.chosen.full_tensor(), data.x.full_tensor()[graph.y > 0])
     assert data.appended.full_tensor().shape[0] == 33
+    everyone = (data.y >= 0) & torch.ones(31, dtype=torch.bool)
+    data.x = data.x[everyone]  # by a mask that selects all
+    assert data.x._sharding is data.graph.node_sharding
+    assert message_of(lambda: data.subgraph([0])).startswith("LayoutMismatchError: Expected 'appended'")
+    some = copy.copy(data)
+    del some.appended
+    assert torch.equal(some.subgraph([0, 3]).chosen.full_tensor(), data.chosen.full_tensor())  # as PyG has them
     order = torch.arange(30, -1, -1)
     data.z = data.x[order]
     assert torch.equal(data.z.full_tensor(), data.x.full_tensor()[order])

@@ -58,7 +58,7 @@ def results(product: Callable[[Any, Any], Any], adj_t: Any, x: Tensor, values: A
 
 def compare(layouts: list[dict[str, Any]], weighted: bool) -> None:
     import pyg_dist
-    from pyg_dist.errors import DataError, MixedRowsError
+    from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 
     stock = sparse_graph(weighted)
     for layout in layouts:
@@ -76,6 +76,8 @@ def compare(layouts: list[dict[str, Any]], weighted: bool) -> None:
         for wrong in (data.y, data.x.view(NUM_NODES, 5, 1), plain[1:], 2.0):
             with pytest.raises(DataError, match=f"expected a row of floats for each of the {NUM_NODES} nodes"):
                 data.adj_t @ wrong
+        with pytest.raises(UnsupportedError, match=r"multiply rows by one after the other, adj_t @ \(adj_t @ x\)"):
+            data.adj_t @ data.adj_t
         graph = pyg_dist.DistributedData(random_graph(NUM_NODES, 310, seed=1), **layout)
         with pytest.raises(MixedRowsError, match="A product with edge_index needs all edges"):
             graph.edge_index @ graph.x

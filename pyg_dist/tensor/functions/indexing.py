@@ -84,6 +84,11 @@ def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
     if any(isinstance(i, RowTensor) for i in rest):
         raise refuse(Tensor.__getitem__, "within rows by a distributed index is .gather(1, index)")
     lists = _lists(rest)
+    if len(lists) > 1 and first is not _ALL and not isinstance(first, int):
+        raise refuse(
+            Tensor.__getitem__,
+            "with a list of rows and several of places within them is x.flatten(1, 2)[rows, i * x.shape[2] + j]",
+        )
     if lists and first is not _ALL and not isinstance(first, int):
         raise refuse(Tensor.__getitem__, "with two lists would pair rows with columns (x[rows][:, columns] does not)")
     if lists and lists[-1] - lists[0] >= len(lists):

@@ -369,10 +369,10 @@ def unseeded_lists() -> None:
     assert t.x[known[0]]._sharding is t.x[[0, 1, 2]]._sharding
 
 
-TWO_LISTS = "would pair rows with columns"
+SEVERAL = "with a list of rows and several of places within them is x.flatten(1, 2)[rows, i * x.shape[2] + j]"
 REFUSED: list[Refusal] = [
     (lambda t: t.x[:, t.label], MixedRowsError, "within rows by a distributed index is .gather(1, index)"),
-    (lambda t: t.c[[0, 1], [0, 1], [0, 1]], MixedRowsError, TWO_LISTS),
+    (lambda t: t.c[[0, 1], [0, 1], [0, 1]], MixedRowsError, SEVERAL),
     (lambda t: t.c[[0, 1], :, [0, 1, 2]], DataError, "Expected as many columns as rows, 2 positions"),
     (
         lambda t: t.x[t.mask, [0, 1]],
