@@ -276,6 +276,11 @@ def allowed() -> str | None:
     return None
 
 
+def variants_for(on_each: int) -> list[str]:
+    """All that so many ranks on a machine can run."""
+    return [name for name in VARIANTS if on_each > 1 or "levels" not in name]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", default="A", help=f"{', '.join(power_law.SIZES)}, or a .npz file")
@@ -293,8 +298,7 @@ def main() -> None:
     if args.worker:
         serve(args.graph, args.ranks_per_machine)
         return
-    several = args.ranks_per_machine > 1
-    args.variants = args.variants or [name for name in VARIANTS if several or "levels" not in name]
+    args.variants = args.variants or variants_for(args.ranks_per_machine)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the namespaces are removed
     why = allowed()
     if why is not None:

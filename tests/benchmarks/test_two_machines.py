@@ -7,14 +7,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import two_machines
 from launching import run_script
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "two_machines.py"
 
 
+def test_one_rank_on_a_machine_has_no_two_levels() -> None:
+    assert {*two_machines.variants_for(2)} - {*two_machines.variants_for(1)} == {"two levels", "two levels, 2 bits"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("on_each", [1, 2])
-def test_two_machines(tmp_path: Path, on_each: int) -> None:
+def test_two_machines(tmp_path: Path) -> None:
     output = tmp_path / "two.json"
     options = (
         "--graph",
@@ -27,18 +31,17 @@ def test_two_machines(tmp_path: Path, on_each: int) -> None:
         str(output),
         "--assumed",
         "--ranks-per-machine",
-        str(on_each),
+        "2",
     )
     ended = run_script("ranks", 1, SCRIPT, *options, is_forked=False)
     assert ended.codes == [0], ended.stderr
     if ended.stdout.startswith("skipped"):
         pytest.skip(ended.stdout)
     rows = {row["variant"]: row for row in json.loads(output.read_text())["rows"]}
-    assert len(rows) == (6 if on_each == 1 else 8)
-    if on_each == 2:
-        crossed = [rows[name]["crossed_mib"] for name in ("halo, hybrid", "two levels", "two levels, 2 bits")]
-        assert crossed == sorted(crossed, reverse=True)
-        assert rows["two levels"]["loss"] == pytest.approx(rows["halo, hybrid"]["loss"], abs=1e-3)
+    assert list(rows) == two_machines.variants_for(2)
+    crossed = [rows[name]["crossed_mib"] for name in ("halo, hybrid", "two levels", "two levels, 2 bits")]
+    assert crossed == sorted(crossed, reverse=True)
+    assert rows["two levels"]["loss"] == pytest.approx(rows["halo, hybrid"]["loss"], abs=1e-3)
     sent = [rows[f"halo, {name}"]["sent_mib"] for name in ("post", "hybrid", "8 bits", "2 bits")]
     assert sent == sorted(sent, reverse=True)
     assert sent[-1] < sent[0]

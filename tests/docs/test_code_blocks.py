@@ -190,7 +190,7 @@ def commands(page: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def graph_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("graph") / "GRAPH.npz"
-    edges = np.random.default_rng(0).integers(0, 200, (2, 2000))
+    edges = np.random.default_rng(0).integers(0, 200, (2, 1000))
     np.savez(file, num_nodes=200, edge_index=edges)
     return file
 

@@ -97,14 +97,18 @@ def test_spmm_divides(width: int, dtype: torch.dtype) -> None:
     ids=str,
 )
 def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
-    """Sources and edges enough for blocks (``ColumnBlocks`` of csrc/ops/cpu/spmm_csr.cpp), out of a wider tensor."""
-    num_sources, num_edges = 50_000, 4 * 51_000
+    """As many sources and edges as ``ColumnBlocks`` of csrc/ops/cpu/spmm_csr.cpp need, out of a wider tensor."""
+    if IS_SIMT and width != 47:
+        pytest.skip("one width is enough there")
+    num_sources = (8 << 20) // (64 * -(-width * dtype.itemsize // 64)) + 1
+    num_edges = 4 * (NUM_ROWS + num_sources)
     generator = torch.Generator().manual_seed(0)
     row = torch.randint(0, NUM_ROWS - 2, (num_edges,), generator=generator).sort().values
     rowptr = torch.zeros(NUM_ROWS + 1, dtype=torch.int64)
     torch.cumsum(torch.bincount(row, minlength=NUM_ROWS), 0, out=rowptr[1:])
     col = torch.randint(0, num_sources, (num_edges,), generator=generator, dtype=torch.int32)
     x = integers((num_sources, width + 3), dtype)[:, 1:-2]
+    assert IS_SIMT or ops.guessed_form(rowptr, col, x) is not None, "there are two forms"
     scales = [integers((n,), sum_dtype(dtype), seed=n) for n in (num_edges, NUM_ROWS, num_sources)]
     powers = 2.0 ** scales[2]
     scaled = reference.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2])
@@ -113,7 +117,7 @@ def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
     added = whole.clone()
     reference.spmm_csr(rowptr, col, x, out=added[1:-1, 1:-1])
     ways = [ops.SpmmWay("plain"), ops.SpmmWay("blocks"), ops.SpmmWay("plain", 0), ops.SpmmWay("blocks", 1 << 20)]
-    for form in ways:
+    for form in ways[: 1 if IS_SIMT else None]:  # GPUs have one form
         got = ops.spmm_csr(rowptr, col, x, scales[0], row_scale=scales[1], col_scale=scales[2], form=form)
         assert_same_bits(got, scaled)
         assert_same_bits(ops.spmm_csr(rowptr, col, x, col_scale=powers, divide=True, form=form), divided)
