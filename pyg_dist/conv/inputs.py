@@ -299,13 +299,15 @@ def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:
     """``value`` with all values of edges in it where ``after`` has the same edges (collective where they differ)."""
+    if before is after:  # what follows would keep them alive until garbage is collected, as a block's may not be
+        return value
 
     def moved(value: Any) -> Any:
         if isinstance(value, EdgeTensor) and value._sharding is before.rows:
             return value.redistribute(after.rows)
         return MovedRows.make(moved(value.of), value.place) if type(value) is MovedRows else value
 
-    return value if before is after else mapped(value, moved)
+    return mapped(value, moved)
 
 
 def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:
