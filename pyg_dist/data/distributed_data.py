@@ -358,19 +358,24 @@ class DistributedData(OfThisRun, OnDevice, Data):
             return True
         return bool(self._whole_edges().is_coalesced())
 
+    def _graph_of_edges(self) -> DistributedGraph:
+        if self._store.hyperedges is not None and not self.graph.edge_sharding.size:
+            raise UnsupportedError("Expected edges between nodes (got hyperedges alone): ask before DistributedData")
+        return self.graph
+
     def _whole_edges(self) -> Data:
-        whole = Data(edge_index=self.graph.full_edge_index(), num_nodes=self.num_nodes)
+        whole = Data(edge_index=self._graph_of_edges().full_edge_index(), num_nodes=self.num_nodes)
         if "edge_attr" in self:
             whole.edge_attr = self.edge_attr.full_tensor()
         return whole
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
-        return self.graph.has_isolated_nodes()
+        return self._graph_of_edges().has_isolated_nodes()
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
-        return self.graph.has_self_loops()
+        return self._graph_of_edges().has_self_loops()
 
     @property
     def _device(self) -> torch.device:

@@ -175,6 +175,8 @@ def test_partitions(workers: Pools, options: dict[str, Any]) -> None:
 
 def what_data_has(kind: str) -> None:
     """Shapes, kinds and whole tensors as of the input; what is assigned lies with the hyperedges, too."""
+    from pyg_dist.errors import UnsupportedError
+
     data = hypergraph(kind)
     ours, prefix = distributed(data), "edge_" if kind == "HyperGraphData" else "hyperedge_"
     for name in data.keys():  # noqa: SIM118 - Data is no mapping
@@ -193,6 +195,12 @@ def what_data_has(kind: str) -> None:
     assert_same({"by ends": by_ends(ours.x, handle, M)}, {"by ends": by_ends(data.x, data[f"{prefix}index"], M)})
     assert set(ours.plan.nodes_of) == {"node", "hyperedge"}
     assert sum(ours.plan.relations["node", "in", "hyperedge"].sizes[r].edges for r in range(ours.plan.ranks)) == K
+    for question in (ours.is_undirected, ours.is_coalesced, ours.has_isolated_nodes, ours.has_self_loops):
+        if kind == "with edges":
+            assert question() == getattr(hypergraph(kind), question.__name__)()
+        else:
+            with pytest.raises(UnsupportedError, match="Expected edges between nodes"):
+                question()
     moved = ours.to("cpu")
     assert moved[f"{prefix}index"] is handle
 
