@@ -18,6 +18,7 @@ from torch_geometric.nn import (
     FAConv,
     GCN2Conv,
     GINConv,
+    HypergraphConv,
     MessagePassing,
     MFConv,
 )
@@ -50,6 +51,18 @@ def gated_sum(conv: MessagePassing, edges: Edges, given: Given) -> NodeTensor | 
     conv._alpha = gate = gate.tanh().squeeze(-1)
     gate = F.dropout(gate, p=conv.dropout, training=conv.training)
     return sum_by(conv, edges, given["x"], gate * weight, NORMS[type(conv.aggr_module)])  # type: ignore[no-any-return]
+
+
+@fast_path(
+    HypergraphConv, step="propagate", code=("message", "update", "aggregate"), sums=(SumAggregation,), needs_edges=True
+)
+def incidence_sum(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
+    """``HypergraphConv``'s sums without attention: what a message has of its target is a factor of the sum."""
+    x, norm = given["x"], given["norm"]
+    if given["alpha"] is not None or norm.dtype != x.dtype:
+        return None
+    out = sum_by(conv, edges, x.flatten(1), None, Norm.SUM)
+    return None if out is None else norm.view(-1, 1, 1) * out.view(-1, conv.heads, conv.out_channels)
 
 
 _BY_COLUMN = (*NORMS, MaxAggregation, MinAggregation, MulAggregation, VarAggregation, StdAggregation)

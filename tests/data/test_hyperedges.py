@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -208,6 +209,23 @@ def what_data_has(kind: str) -> None:
 @pytest.mark.parametrize("kind", INPUTS)
 def test_data(workers: Pools, kind: str) -> None:
     workers(3).run(what_data_has, kind)
+
+
+def sums_are_products() -> None:
+    """Without attention both sums go by the chosen exchange, and no tensor has a row for each node of a hyperedge."""
+    import pyg_dist
+    from pyg_dist.conv import special_sums
+
+    ours = distributed(hypergraph())
+    for kind, expected in (("none", 2), ("node", 0)):
+        conv = pyg_dist.distribute(HypergraphConv(F, G, **ATTENTION[kind]).double())
+        with patch.object(special_sums, "sum_by", wraps=special_sums.sum_by) as products:
+            conv(ours.x, ours.hyperedge_index, hyperedge_attr=ours.hyperedge_attr)
+        assert products.call_count == expected
+
+
+def test_sums_are_products(workers: Pools) -> None:
+    workers(2).run(sums_are_products)
 
 
 def as_many_hyperedges_as_nodes() -> None:
