@@ -33,7 +33,8 @@ from pyg_dist.graph.sample import CrossingEdges, KeptEdges, PairProbability, Sub
 from pyg_dist.halo.exchange import exchange_of
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
 from pyg_dist.halo.plan.cover import BothEnds
-from pyg_dist.halo.plan.restriction import MachineLinks, RemoteLinks, Restriction, restricted, restricted_to
+from pyg_dist.halo.plan.links import MachineLinks, RemoteLinks
+from pyg_dist.halo.plan.restriction import Restriction, restricted, restricted_to
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.halo.sharding import HaloNodes, SampledNodes

@@ -13,7 +13,8 @@ from torch_geometric.utils import subgraph
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind, RemoteEdges
-from pyg_dist.halo.plan.restriction import RemoteLinks, Restriction, restricted
+from pyg_dist.halo.plan.links import RemoteLinks
+from pyg_dist.halo.plan.restriction import Restriction, restricted
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 
 
