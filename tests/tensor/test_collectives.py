@@ -202,7 +202,7 @@ ROWS: dict[str, list[tuple[str, str, str]]] = {
         ("2 sum", "2 sum", "batch_norm"),
         ("none", "4 sum", "gru lstm rnn_tanh rnn_relu gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"),
         ("none", "sum", "linear bilinear prelu embedding cdist conv1d conv2d"),
-        ("none", "none", "group_norm layer_norm rms_norm isin bucketize relu"),
+        ("none", "none", "group_norm layer_norm rms_norm isin bucketize searchsorted relu"),
     ],
     "losses": [
         ("sum", "none", """

@@ -74,9 +74,12 @@ def _opened(path: Path, kind: str | None) -> IO[bytes]:
 
 
 def first_lines(path: Path) -> list[str]:
-    """The lines at the beginning of a file, comments too."""
+    """The lines at the beginning of a file, comments too, which are passed over however long they are."""
     with open_text(path) as file:
-        text = _read(file, 1 << 16, 0) or "\n"
+        text = more = _read(file, 1 << 16, 0) or "\n"
+        while more and not COMMENTS.pattern.sub("", more).strip():
+            more = _read(file, 1 << 16, text.count("\n"))
+            text += more
     if "\0" in text:
         raise DataError(f"Expected text in {path} (got zero bytes, of UTF-16 or of no text): save it as UTF-8")
     return text.removesuffix("\n").split("\n")

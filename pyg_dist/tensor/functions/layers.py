@@ -19,7 +19,7 @@ from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, implements_anywhere, moved_in, refuse_moved
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import Function, bind, implements, public_name
+from pyg_dist.tensor.registry import Function, bind, implements, public_name, refuse
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows, version_of
 
 
@@ -48,6 +48,18 @@ def with_parameters(num_operands: int = 1, run: Function | None = None) -> Calla
 
 of_each_row = with_parameters()
 implements("prelu", "isin", "bucketize")(of_each_row)  # slopes, or a plain set or list
+
+
+@implements("searchsorted")
+def searchsorted(
+    function: Function, sorted_sequence: Tensor, input: Tensor, *, right: bool = False, side: str = "", **options: Any
+) -> object:
+    """Places of rows in one plain sequence, as ``bucketize`` has them."""
+    if isinstance(sorted_sequence, RowTensor) or sorted_sequence.dim() > 1 or options.get("sorter") is not None:
+        raise refuse(function, "in several sequences, or with a 'sorter', would mix rows")
+    options.pop("sorter", None)
+    places: object = torch.bucketize(input, sorted_sequence, right=right or side == "right", **options)
+    return places
 
 
 @implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")

@@ -238,6 +238,14 @@ def _index(function: Function, x: MovedRows, index: Any) -> object:
     return MovedRows.make(rows[picked], x.place - sum(dropped[: x.place]))
 
 
+@MOVED.implements("__setitem__")
+def _assign(function: Function, x: Tensor, index: Any, value: MovedRows) -> None:
+    """All rows, to a plain tensor, as ``queue[:, first:last] = z.T`` (collective)."""
+    if isinstance(x, (RowTensor, MovedRows)) or type(value) is not MovedRows:
+        raise refuse_moved(function, moved_in((x, index, value))[0])
+    x[index] = value.full_tensor()
+
+
 @MOVED.implements("select", "index_select")
 def _select(function: Function, x: MovedRows, dim: int, index: Any) -> object:
     places = (*[slice(None)] * dims_of(dim, x.dim())[0], index)

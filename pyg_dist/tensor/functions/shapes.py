@@ -199,11 +199,11 @@ def expand(function: Function, x: Tensor, *sizes: object, **named: object) -> Te
 
 @implements_anywhere("squeeze")
 def squeeze(function: Function, x: Tensor, dim: int | tuple[int, ...] | None = None) -> Tensor:
-    """Drop dimensions of size one. Rows stay a dimension, also where there is but one and no dimension is named."""
+    """Drop dimensions of size one; that of a single row where it is named: a plain row (collective)."""
     (of, place), shape = rows_and_place(x), x.shape
     dims = dims_of(dim, len(shape))
     if dim is not None and place in dims and of._sharding.size == 1:
-        raise _refuse(function, x, "would drop the dimension of the rows")
+        return x.full_tensor().squeeze(dim)  # type: ignore[attr-defined,no-any-return]
     dropped = [d for d in dims if d != place and shape[d] == 1]
     out = on_rows(torch.squeeze, of, tuple(dim_of_rows_first(d, place) for d in dropped))
     return MovedRows.make(out, place - sum(d < place for d in dropped))

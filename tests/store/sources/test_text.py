@@ -51,6 +51,7 @@ READ = {
     "float_times.txt": ("0 1 1289241911.7\n1 2 1289241941.5\n", LINE, "times"),
     "ones.txt": ("0 1 1\n1 2 1\n", (*LINE, [1, 1]), "weights"),
     "same.txt": ("0 1 1\n0 2 4\n1 2 2\n", ([0, 0, 1], [1, 2, 2], [1, 4, 2]), "weights"),
+    "long_comments.txt": ("# " + "c " * 40000 + "\n" + "% c\n" * 20000 + "0 1\n1 2\n", LINE, "2 edges"),
     "comments.txt": ("// c\n0 1 # first\n% c\n\n1 2\t// second\n", LINE, "2 edges"),
     "latin.txt": ("# caf\xe9\n0 1\n1 2\n", LINE, "2 edges"),
     "plus.el": ("+0 +1\n1 2", LINE, "2 edges"),

@@ -91,6 +91,10 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.i, torch.tensor([1, 3])), lambda f, t: f(t.label, torch.arange(t.N)), lambda f, t: f(t.i, 3),
         lambda f, t: f(t.i, t.full_i[0]),
     ],
+    "searchsorted": [
+        lambda f, t: f(t.sorted, t.x), lambda f, t: f(t.sorted, t.v, right=True),
+        lambda f, t: f(t.sorted, input=t.x, side="right"),
+    ],
     "bucketize": [lambda f, t: f(t.x, t.sorted), lambda f, t: f(t.v, t.sorted, right=True)],
 }  # fmt: skip
 

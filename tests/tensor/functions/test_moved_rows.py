@@ -21,6 +21,12 @@ def hops(t: Operands) -> Any:
     return torch.stack([t.x, t.y.sin(), t.x * t.y])
 
 
+def queue(t: Operands) -> Tensor:
+    kept = torch.zeros(t.F, 9, dtype=t.x.dtype)
+    kept[:, 1:4] = t.x[:3].T
+    return kept
+
+
 def heads(t: Operands) -> Any:
     """``[2, N, F]``, as ``x.view(N, H, F).transpose(0, 1)`` gives them."""
     return t.c.transpose(0, 1)
@@ -96,6 +102,10 @@ EXPRESSIONS: dict[str, Expression] = {
     "convolved by one": lambda t: [
         F.conv1d(heads(t).transpose(1, 2), kernel(t, t.F).view(4, t.F, 1), t.matrix[0])[1, 2],
         F.conv1d(hops(t).permute(2, 0, 1), kernel(t, 3).view(12, 1, 1), stride=1, padding=(0,), groups=3)[0, 5],
+    ],
+    "queue": queue,
+    "one row": lambda t: [
+        t.x[[3]].squeeze(0), t.c[t.v == t.v.max()].squeeze(0), t.x[[1]].argmax(1).squeeze(0), t.c[:1].mT.squeeze(0).mT,
     ],
     "linear over rows": lambda t: [
         F.linear(t.x.T, t.full.T, t.vector), F.linear(hops(t).transpose(1, 2), t.full.T), F.linear(t.v[None], t.full.T),

@@ -115,7 +115,6 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.view(torch.float32), MixedRowsError, "as another dtype"),
     (lambda t: t.column.expand(2, -1, -1), MixedRowsError, "would move rows"),
     (lambda t: t.x.repeat(2, 1), MixedRowsError, "would repeat or move rows"),
-    (lambda t: t.c[:1].mT.mT.squeeze(0), MixedRowsError, "would drop the dimension of the rows"),
     (lambda t: t.x.unsqueeze(3), IndexError, "Dimension out of range"),
     (lambda t: t.x.sum(2), IndexError, "Dimension out of range (expected to be in [-2, 1], but got 2)"),
     (lambda t: NodeTensor.from_local(torch.zeros(99, 3), node_rows()), DataError, "rows, this rank's share of 7 nodes"),
