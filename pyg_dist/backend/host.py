@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import torch
+from torch import Tensor
 
 arange = partial(torch.arange, device="cpu")
 as_tensor = partial(torch.as_tensor, device="cpu")
@@ -18,3 +20,8 @@ rand = partial(torch.rand, device="cpu")
 randperm = partial(torch.randperm, device="cpu")
 tensor = partial(torch.tensor, device="cpu")
 zeros = partial(torch.zeros, device="cpu")
+
+
+def flatnonzero(mask: Tensor) -> Tensor:
+    """Places where a mask of the host is true, int64 ``[k]``: torch's function takes up to ten times as long."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))

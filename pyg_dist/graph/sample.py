@@ -143,7 +143,7 @@ class KeptEdges:
         number = host.full((num_nodes,), -1, dtype=torch.int64)
         number[node_id] = host.arange(node_id.numel())
         source, target = (number.index_select(0, end) for end in ends)
-        place = ((source >= 0) & (target >= 0)).nonzero().view(-1)
+        place = host.flatnonzero((source >= 0) & (target >= 0))
         place = place[edge_id[place].argsort()]
         key = edge_id[place]
         return KeptEdges(place, lambda: (key, key), source[place], target[place], num_edges)

@@ -120,7 +120,7 @@ class AdjacencyTile:
         rows, columns = (self.grid.orders[k.order] for k in self.layouts)
         (row_low, row_high), (low, high) = map(self.grid.held, self.layouts)
         as_column = host.arange(row_low, row_high) if rows is columns else columns.positions(self.ids[0])
-        row = ((as_column >= low) & (as_column < high)).nonzero().view(-1)
+        row = host.flatnonzero((as_column >= low) & (as_column < high))
         return row, as_column[row] - low
 
 

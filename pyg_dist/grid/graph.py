@@ -267,7 +267,7 @@ class GridBatch(ProductsAtSample, GridGraph):
         else:
             ids, places = parent.edge_sharding.ordered_position
             at = ops.find_sorted(ids, kept.edge_id)
-            which = (at >= 0).nonzero().view(-1)
+            which = host.flatnonzero(at >= 0)
             place = places[at[which]]
             edge_index = kept.edge_index(which)
         key = parent.edge_sharding.rng_key.index_select(0, place)

@@ -204,14 +204,14 @@ def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloSha
     rank, number = group.rank, host.arange(edge_index.shape[1])
     key = stored.global_id
     sender, receiver = (grid.owners(node)[0] for node in edge_index)
-    remote = (sender != receiver).nonzero().view(-1)
+    remote = host.flatnonzero(sender != receiver)
     to_both = Redistribution.of_copies(
         transport, torch.cat([receiver, sender[remote]]), torch.cat([number, remote]), key
     )
     source, target, sender, receiver = to_both.start(torch.stack([*edge_index, sender, receiver], 1)).wait().unbind(1)
     node_id = grid.node_ids(WHOLE_ROWS) - grid.first
     ascending = node_id.sort().values
-    crossing = (sender != receiver).nonzero().view(-1)
+    crossing = host.flatnonzero(sender != receiver)
     arriving, leaving = OneWay.both(
         crossing, source[crossing], target[crossing], sender[crossing], receiver[crossing], grid.num_nodes, group.size,
         rank,
@@ -220,7 +220,7 @@ def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloSha
     on_boundary[torch.searchsorted(ascending, arriving.sums.node)] = True
 
     def inside() -> LocalEdges:
-        edge = (sender == receiver).nonzero().view(-1)
+        edge = host.flatnonzero(sender == receiver)
         ends = torch.stack([source[edge], target[edge]])
         return LocalEdges(edge, *torch.searchsorted(ascending, ends, out_int32=True))
 
@@ -231,7 +231,7 @@ def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloSha
     )  # fmt: skip
     # Edges come by ascending key; their places here are those of the share's edge storage.
     move = Redistribution.of_copies(transport, grid.owners(edge_index[1])[0], number, key)
-    arrived = (receiver == rank).nonzero().view(-1)
+    arrived = host.flatnonzero(receiver == rank)
     place = torch.empty_like(arrived)
     place[torch.searchsorted(arrived, share.edge_id)] = host.arange(arrived.numel())
     assert isinstance(move.receive, RowsByRank)

@@ -83,7 +83,7 @@ class HaloGraph(HaloProducts):
         kept = KeptEdges.between(nodes.sample.node_id, targets.size, ends, of_all.position, of_all.size)
         if group.size > 1:
             rank = self.neighbour_rank[neighbour[kept.place]]
-            inside, arriving = (mask.nonzero().view(-1) for mask in (rank == group.rank, rank != group.rank))
+            inside, arriving = (host.flatnonzero(mask) for mask in (rank == group.rank, rank != group.rank))
             arriving = arriving[rank[arriving].argsort(stable=True)]
             kept = replace(kept, crossing=CrossingEdges(inside, arriving, rank[arriving], IdLists(group).exchange))
         return self.between(nodes, nodes, kept)

@@ -87,7 +87,7 @@ class InEdges:
         """
         starts, column, entry = ops.sample_rows(self.rowptr, self.col, None, row, row, -1, seed)
         of_row = torch.repeat_interleave(host.arange(row.numel()), starts.diff())
-        some = (weight[entry] > 0).nonzero().view(-1)
+        some = host.flatnonzero(weight[entry] > 0)
         of_row, column, entry = of_row[some], column[some], entry[some]
         place = entry if self.place is None else self.place[entry].long()
         key = self.id_of(place)

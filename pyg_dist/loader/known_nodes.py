@@ -202,7 +202,7 @@ class KnownNodes:
         number = self._find_numbers(torch.cat([self.columns.common(known, self.trees), own]))
         number_of_known, number_of_own = number.split([known.numel(), own.numel()])
         if self._is_table:
-            self._number.index_copy_(0, torch.cat([known, *self._own]), number.int())
+            self._number.scatter_(0, torch.cat([known, *self._own]), number.int())
         else:
             self._number = number_of_known
         of_types = number_of_own.split(sizes)
@@ -226,7 +226,7 @@ class KnownNodes:
         if self._find_numbers is not None:
             number = self._find_numbers(self.columns.common(new, self.trees))
         if self._is_table:
-            self._number.index_copy_(0, new, number.int())
+            self._number.scatter_(0, new, number.int())
             self._known.append(new)
         else:
             self._number = torch.cat([self._number, number])
@@ -260,8 +260,8 @@ class KnownNodes:
             column = of_relation.source
             if not self._is_table:
                 column = torch.div(torch.cat(self._known).index_select(0, column), self.trees, rounding_mode="floor")
-            is_inside = (column < self.columns.num_own).numpy()
-            inside, arriving = (torch.from_numpy(np.flatnonzero(x)) for x in (is_inside, ~is_inside))
+            is_inside = column < self.columns.num_own
+            inside, arriving = host.flatnonzero(is_inside), host.flatnonzero(~is_inside)
             counts = host.tensor([arriving.numel()])
             if size > 2:
                 begin = torch.bucketize(column.index_select(0, arriving), ends.to(column.dtype), right=True).int()

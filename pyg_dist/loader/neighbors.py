@@ -129,13 +129,13 @@ class _Batch:
         self.num_seeds: list[int] = torch.bincount(kind, minlength=len(self.kinds)).tolist()
         order = kind.argsort(stable=True)  # by type, in each as they are given
         first = host.tensor([0, *accumulate(self.num_seeds)])
-        self.seed_number = torch.empty_like(order).index_copy_(0, order, host.arange(order.numel())) - first[kind]
+        self.seed_number = torch.empty_like(order).scatter_(0, order, host.arange(order.numel())) - first[kind]
         first_seed = sum(of_group.numel() for of_group in self.start.seeds[:group])
         part = slice(first_seed, first_seed + self.start.seeds[group].numel())
         seeds, kind, number = seeds[part], kind[part], self.seed_number[part]
         tree = host.arange(part.start, part.stop) if sampling.disjoint else torch.zeros_like(seeds)
         column, order = sampling.columns.find(seeds), kind.argsort(stable=True)
-        here = at(order, (at(column, order) >= 0).nonzero().view(-1))
+        here = at(order, host.flatnonzero(at(column, order) >= 0))
         code = at(column, here) * self.trees + at(tree, here)
         sizes = torch.bincount(at(kind, here), minlength=len(self.kinds)).tolist()
         known = seeds * self.trees + tree, number
@@ -153,7 +153,7 @@ class _Batch:
         every = edges = self._edges(hops, nodes.numbers)
         if not is_directional:  # all sources of those that were drawn are nodes of the batch
             every = self._edges([self._in_edges(own, keys, None)], [self.own_number])
-            every = [found.some((nodes.numbers_at(found.source) >= 0).nonzero().view(-1)) for found in every]
+            every = [found.some(host.flatnonzero(nodes.numbers_at(found.source) >= 0)) for found in every]
             if sampling.subgraph_type == "bidirectional":
                 every = [self._both_ways(edges[0], every[0], sum(counts[0]))]
         crossing = [None] * len(every) if sampling.ranks.gathers else nodes.crossing(every)
@@ -306,7 +306,7 @@ class _Batch:
                 "Expected an undirected graph for subgraph_type='bidirectional' (got an edge without its opposite): "
                 "use T.ToUndirected() before, or subgraph_type='directional'"
             )
-        return every.some((is_drawn | _is_among(pair, wanted)).nonzero().view(-1))
+        return every.some(host.flatnonzero(is_drawn | _is_among(pair, wanted)))
 
     def _gathered(self, nodes: Subset, kept: KeptEdges) -> Subset:
         """That of all ranks of the data group, edges by what stands for them (collective)."""

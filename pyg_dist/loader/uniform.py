@@ -106,7 +106,7 @@ class UniformVertexLoader(BatchLoader):
         if given is not None:
             is_other = host.ones(num_nodes, dtype=torch.bool)
             is_other[given] = False
-            others = is_other.nonzero().view(-1)
+            others = host.flatnonzero(is_other)
         group, num_groups = data.graph.data_group
         sampler = UniformSampling(
             num_nodes,

@@ -187,7 +187,7 @@ def _machines_first(
     source, target = machine[edge_index]
     parts, number = host.empty(num_nodes, dtype=torch.int32), host.empty(num_nodes, dtype=torch.int64)
     for m in range(num_parts // on_each):
-        node = (machine == m).nonzero().view(-1)
+        node = host.flatnonzero(machine == m)
         number[node] = host.arange(node.numel())
         inside = number[edge_index[:, (source == m) & (target == m)]]
         mask = None if train_mask is None else train_mask[node]

@@ -146,7 +146,7 @@ class HaloStore(ShardReader):
 
     def parts_of(self, rank: int, rank_of_part: Tensor) -> list[int]:
         """The parts of a rank, ascending."""
-        parts: list[int] = (rank_of_part == rank).nonzero().view(-1).tolist()
+        parts: list[int] = host.flatnonzero(rank_of_part == rank).tolist()
         if not parts:
             raise StoreError(f"Expected a part for rank {rank} in {self.path} (got {self.num_parts} parts): use fewer")
         return parts
@@ -201,7 +201,7 @@ class HaloStore(ShardReader):
     def part_of(self, node: Tensor, rank: int, rank_of_part: Tensor, kind: str, leaves: bool, peers: Tensor) -> Tensor:
         """The part of each of the nodes that :meth:`cross` has for ``kind``, ``"rows"`` or ``"sums"``: int64."""
         own, end = self.parts_of(rank, rank_of_part), 0 if kind == "rows" else 1
-        others = [part for part in peers[rank_of_part].nonzero().view(-1).tolist() if part not in own]
+        others = [part for part in host.flatnonzero(peers[rank_of_part]).tolist() if part not in own]
         pairs = [(p, q) for p in (own if leaves else others) for q in (others if leaves else own)]
         lists = [self._list(p, q, "row_id" if kind == "rows" else "sum_id") for p, q in pairs]
         ids = np.concatenate([_NONE[0], *lists])

@@ -38,7 +38,7 @@ class Options(NamedTuple):
         """Items and ranks, by item and ascending, without the items' agents: int64 ``[o]`` each."""
         item, number = self.is_there.nonzero().unbind(1)
         rank = self.first.index_select(0, item) + number
-        is_other = (rank != agent.index_select(0, item)).nonzero().view(-1)
+        is_other = host.flatnonzero(rank != agent.index_select(0, item))
         return item.index_select(0, is_other), rank.index_select(0, is_other)
 
 

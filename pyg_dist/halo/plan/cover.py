@@ -91,7 +91,7 @@ class RemoteEdges:
         of_sources, of_targets = both_ends(parts)
         sender, receiver = of_sources[edge_index[0]], of_targets[edge_index[1]]
         load = torch.bincount(receiver, minlength=num_ranks)
-        edge = (sender != receiver).nonzero().view(-1)
+        edge = host.flatnonzero(sender != receiver)
         num_nodes = max(of_sources.numel(), of_targets.numel())
         pair, (source, target) = sender[edge].long() * num_ranks + receiver[edge], edge_index[:, edge]
         row, sums_of, place, *ends = _by_sum(pair, source, target, num_nodes, num_ranks**2)
@@ -235,7 +235,7 @@ class OneWay:
         """
 
         def one_way(leaves: bool, own: Tensor, peer: Tensor) -> OneWay:
-            some = (own == rank).nonzero().view(-1)
+            some = host.flatnonzero(own == rank)
             number, begin, end, other = (column.index_select(0, some) for column in (edge, source, target, peer))
             return OneWay.of_list(number, begin, end, other.long(), num_nodes, num_ranks, rank, leaves)
 
@@ -270,8 +270,8 @@ class OneWay:
             left_of = edges_of - torch.bincount(carried, minlength=len(edges_of))
         right = left_of > 0
         rows, sums = (host.tensor(ends.counts) for ends in (self.rows, self.sums))
-        sent = host.tensor(self.rows.counts_of(left.nonzero().view(-1)))
-        sent += host.tensor(self.sums.counts_of(right.nonzero().view(-1)))
+        sent = host.tensor(self.rows.counts_of(host.flatnonzero(left)))
+        sent += host.tensor(self.sums.counts_of(host.flatnonzero(right)))
         is_post = rows < sent
         return Cover(left | is_post.repeat_interleave(rows), right & ~is_post.repeat_interleave(sums))
 

@@ -199,6 +199,6 @@ def rows_in_order(parts: Sequence[Tensor], relations: Sequence[tuple[int, int, T
         on_boundary[target][edge_index[1, is_remote]] = True
     own = [owner == rank for owner in parts]
     return [
-        torch.cat([(mine & ~late).nonzero().view(-1), (mine & late).nonzero().view(-1)])
+        torch.cat([host.flatnonzero(mine & ~late), host.flatnonzero(mine & late)])
         for mine, late in zip(own, on_boundary, strict=True)
     ]

@@ -43,7 +43,7 @@ class SampledRows:
     def of(nodes: LocalRows, subset: Subset) -> SampledRows:
         """Those of a subset, given the rank's nodes of the graph."""
         place = nodes.find(subset.node_id)
-        position = (place >= 0).nonzero().view(-1)
+        position = host.flatnonzero(place >= 0)
         of_sample = _at(nodes.row, _at(place, position)).long()
         order = torch.from_numpy(np.argsort(of_sample.numpy(), kind="stable"))  # inner and boundary nodes: two runs
         row, listed = _at(of_sample, order), _at(position, order)
@@ -53,7 +53,7 @@ class SampledRows:
         size = subset.node_id.numel() if subset.num_nodes is None else subset.num_nodes
         row_of = None
         if 0 < size <= _TABLE * row.numel():
-            row_of = host.empty(size, dtype=torch.int32).index_copy_(0, ascending, own_row)
+            row_of = host.empty(size, dtype=torch.int32).scatter_(0, ascending, own_row)
         return SampledRows(row, listed, _at(ascending, order), LocalRows(ascending, own_row, row_of), size)
 
 
@@ -157,7 +157,7 @@ def told(arriving: OneWay, cover: Cover, send: Send) -> tuple[OneWay, Cover]:
     how many edges each has, and the rows of these. So the edges that leave are those of sums alone, which have the same
     order on both ranks.
     """
-    rows, sums = arriving.rows, cover.right.nonzero().view(-1)
+    rows, sums = arriving.rows, host.flatnonzero(cover.right)
     is_summed = ~cover.left.index_select(0, arriving.row)
     row, total = masked(arriving.row, is_summed), masked(arriving.sum, is_summed)
     edges_of = torch.bincount(total, minlength=len(arriving.sums))
@@ -258,7 +258,7 @@ def _restriction(
 
     chosen = slots(share.exchange)
     sums = lists(*chosen)
-    summed = (~_at(chosen[1].left, leaving.row)).nonzero().view(-1)
+    summed = host.flatnonzero(~_at(chosen[1].left, leaving.row))
     result = share_of(
         edge_id=_at(share.edge_id, edge),
         rows=sums if share.exchange == "post" else lambda: lists(*slots("post")),

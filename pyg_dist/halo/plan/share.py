@@ -122,7 +122,7 @@ def halo_share(
     """
     of_sources, of_targets = both_ends(parts)
     num_nodes, num_edges = of_targets.numel(), edge_index.size(1)
-    ascending = (of_targets == rank).nonzero().view(-1)
+    ascending = host.flatnonzero(of_targets == rank)
     in_degree = torch.bincount(edge_index[1], minlength=num_nodes)
     load = in_degree.new_zeros(num_ranks).index_add_(0, of_targets, in_degree)
     del in_degree
@@ -139,7 +139,7 @@ def halo_share(
     rows_of_sources, target_id = None, node_id
     if isinstance(parts, tuple):
         source_id, target_id = (None, None) if node_id is None else both_ends(node_id)
-        rows_of_sources = LocalRows.of((of_sources == rank).nonzero().view(-1) if source_id is None else source_id)
+        rows_of_sources = LocalRows.of(host.flatnonzero(of_sources == rank) if source_id is None else source_id)
     assert not isinstance(target_id, tuple)
 
     def inside() -> LocalEdges:
@@ -185,11 +185,11 @@ def _edges_of(
         begins.bitwise_or_(ends).bitwise_and_(1).bitwise_or_(both)
     )  # 1: touches the rank; 8, 16, 32: both ends have it
     del begins, ends, both
-    some = bits.nonzero().view(-1)
+    some = host.flatnonzero(bits)
     bits = bits.index_select(0, some)
 
     def chosen(is_chosen: Tensor) -> Tensor:
-        return some.index_select(0, is_chosen.nonzero().view(-1))
+        return some.index_select(0, host.flatnonzero(is_chosen))
 
     def listed(edge: Tensor) -> _Listed:
         source, target = (end.index_select(0, edge) for end in edge_index)
@@ -286,7 +286,7 @@ def share_of(
     """
     num_local = ascending.numel()
     if node_id is None:
-        order = torch.cat([(~on_boundary).nonzero().view(-1), on_boundary.nonzero().view(-1)])
+        order = torch.cat([host.flatnonzero(~on_boundary), host.flatnonzero(on_boundary)])
         node_id = ascending[order]
     else:
         order = torch.searchsorted(ascending, node_id)
@@ -372,6 +372,6 @@ def _laid_out(inside: Callable[[], LocalEdges], of_sources: Tensor, of_targets: 
 def _picked(csr: CSR, picked: Tensor, num_edges: int) -> CSR:
     """The entries of some edges, whose values are in the order of ``picked``."""
     entry = host.full((num_edges,), -1).scatter_(0, csr.edge.long(), host.arange(csr.num_entries))[picked]
-    place = (entry >= 0).nonzero().view(-1)
+    place = host.flatnonzero(entry >= 0)
     entry = entry[place]
     return CSR.from_edges(csr.row()[entry], csr.col[entry], place, csr.num_rows, csr.num_cols)

@@ -162,7 +162,7 @@ class Places:
         out = torch.empty_like(place)
         for low in range(0, place.numel(), _ENTRIES_AT_A_TIME):
             some = slice(low, low + _ENTRIES_AT_A_TIME)
-            out.index_copy_(0, self.order[some].long(), place[some])
+            out.scatter_(0, self.order[some].long(), place[some])
         return out
 
 
@@ -182,7 +182,7 @@ def transfer(received: ReceiveLists, sent: SendLists, relay: RelayLists | None =
 
 def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int) -> SendLists:
     """What a rank sends. Not collective; O(m) time and memory in the edges that begin there."""
-    edges = (~slots.left.index_select(0, leaving.row)).nonzero().view(-1)
+    edges = host.flatnonzero(~slots.left.index_select(0, leaving.row))
     row, total = (ends.index_select(0, edges) for ends in (leaving.row, leaving.sum))
     del edges
     weights, edges_of = leaving.sums.counts_of(total), torch.bincount(total, minlength=len(leaving.sums))
@@ -192,7 +192,7 @@ def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int)
     local = local_id(leaving.rows.node)
     col = host.empty(int(start[-1]), dtype=torch.int32)
     place = torch.full_like(col, UNIT)
-    col[start[slots.row_slot]] = local[slots.rows]
+    col.scatter_(0, start.index_select(0, slots.row_slot), local.index_select(0, slots.rows))
     # The edges of a sum follow one another, here and there: a sum's are all as far from their places.
     shift = torch.zeros_like(edges_of)
     shift[slots.sums] = start[slots.sum_slot] - (edges_of.cumsum(0) - edges_of)[slots.sums]
@@ -200,9 +200,9 @@ def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int)
     for low in range(0, row.numel(), _ENTRIES_AT_A_TIME):
         some = slice(low, low + _ENTRIES_AT_A_TIME)
         number = host.arange(low, min(some.stop, row.numel()))
-        to = shift[total[some]] + number
-        col.index_copy_(0, to, local.index_select(0, row[some]))
-        place.index_copy_(0, to, number.to(torch.int32))
+        to = shift.index_select(0, total[some]) + number
+        col.scatter_(0, to, local.index_select(0, row[some]))
+        place.scatter_(0, to, number.to(torch.int32))
     del row, total, local
     own = SUM_KEY * (leaving.rank + 1)
     key = slots.mixed(leaving.rows.node[slots.rows], leaving.sums.node[slots.sums].add_(own))
@@ -241,16 +241,16 @@ def _incoming(slots: Slots, places: Places, num_slots: int) -> CSR:
     place = torch.full_like(col, UNIT, dtype=dtype)
     for low, high in _runs(stored.rowptr):
         entries = slice(int(stored.rowptr[low]), int(stored.rowptr[high]))
-        edge = entries.start + is_carried[entries].nonzero().view(-1)
+        edge = entries.start + host.flatnonzero(is_carried[entries])
         before = torch.cat([edge.new_zeros(1), is_carried[entries].cumsum(0)])
         edge_start = before.index_select(0, stored.rowptr[low : high + 1] - entries.start)
         sums_of = sum_start[low : high + 1] - sum_start[low]
         start[low : high + 1] = end + edge_start + sums_of
         to = host.arange(end, end + edge.numel()) + torch.repeat_interleave(sums_of[:-1], edge_start.diff())
-        col.index_copy_(0, to, row_slot[stored.col[edge]])
-        place.index_copy_(0, to, (edge + places.first).to(dtype))
+        col.scatter_(0, to, row_slot.index_select(0, stored.col.index_select(0, edge)))
+        place.scatter_(0, to, (edge + places.first).to(dtype))
         to = host.arange(end, end + int(sums_of[-1])) + torch.repeat_interleave(edge_start[1:], sums_of.diff())
-        col.index_copy_(0, to, sum_slot[int(sum_start[low]) : int(sum_start[high])])
+        col.scatter_(0, to, sum_slot[int(sum_start[low]) : int(sum_start[high])])
         end = int(start[high])
     return CSR(start, col, place, num_slots)
 
@@ -278,7 +278,7 @@ class Slots(NamedTuple):
     @staticmethod
     def of(edges: OneWay, cover: Cover) -> Slots:
         """In one level: for each peer rows before sums."""
-        rows, sums = cover.left.nonzero().view(-1), cover.right.nonzero().view(-1)
+        rows, sums = host.flatnonzero(cover.left), host.flatnonzero(cover.right)
         row_counts, sum_counts = host.tensor([edges.rows.counts_of(rows), edges.sums.counts_of(sums)])
         row_slot = _shifted(row_counts, sum_counts.cumsum(0) - sum_counts)
         counts = tuple((row_counts + sum_counts).tolist())
@@ -287,7 +287,7 @@ class Slots(NamedTuple):
     def mixed(self, of_rows: Tensor, of_sums: Tensor) -> Tensor:
         """Values by slot, from those of the rows and of the sums."""
         out = of_rows.new_empty(of_rows.numel() + of_sums.numel())
-        return out.index_copy_(0, self.row_slot, of_rows).index_copy_(0, self.sum_slot, of_sums)
+        return out.scatter_(0, self.row_slot, of_rows).scatter_(0, self.sum_slot, of_sums)
 
 
 def _shifted(counts: Tensor, shift: Tensor) -> Tensor:

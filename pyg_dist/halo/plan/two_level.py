@@ -186,7 +186,7 @@ class MachineEdges:
         rows, row_number, row_owner = _between_machines(remote.rows, remote.rows.sender, on_each, load.numel())
         sums, sum_number, sum_owner = _between_machines(remote.sums, remote.sums.receiver, on_each, load.numel())
         row = row_number.index_select(0, remote.row)
-        crossing = (row >= 0).nonzero().view(-1)
+        crossing = host.flatnonzero(row >= 0)
         edges = RemoteEdges(
             load.numel(), remote.edge.index_select(0, crossing), row.index_select(0, crossing),
             sum_number.index_select(0, remote.sum.index_select(0, crossing)), rows, sums, load,
@@ -224,7 +224,7 @@ class MachineEdges:
         edges, on_each, num_ranks = self.edges, self.ranks_per_machine, self.num_ranks
         cover = self.hybrid if exchange == "hybrid" else edges.cover(exchange)
         is_post = cover.left.index_select(0, edges.row)
-        (rows, row_item), (sums, sum_item) = ((some.nonzero().view(-1), some.cumsum(0) - 1) for some in cover)
+        (rows, row_item), (sums, sum_item) = ((host.flatnonzero(some), some.cumsum(0) - 1) for some in cover)
         owner_of_row, owner_of_sum = self.row_owner[rows], self.sum_owner[sums]
         (row_from, row_to), (sum_from, sum_to) = (
             (kind.sender[some].long(), kind.receiver[some].long())
@@ -283,7 +283,7 @@ def exchanged(
     key = (node * num_machines(num_ranks, ranks_per_machine) + machine) * 2 + is_sum
     own = {}
     for number, kind in enumerate(kinds):
-        of_kind = (which // (2 * _LEVELS) == number).nonzero().view(-1)
+        of_kind = host.flatnonzero(which // (2 * _LEVELS) == number)
         first, item = ops.distinct(key[:0], key[of_kind])
         first, level_of = of_kind[first], which[of_kind] // 2 % _LEVELS
         hops_of = (
@@ -308,7 +308,7 @@ def _between_machines(
     of those of the given ones.
     """
     sender, receiver = (end // ranks_per_machine for end in (candidates.sender, candidates.receiver))
-    crossing = (sender != receiver).nonzero().view(-1)
+    crossing = host.flatnonzero(sender != receiver)
     pair = (sender.long() * num_machines + receiver).index_select(0, crossing)
     node = candidates.node.index_select(0, crossing)
     key = pair * (int(node.max()) + 1 if node.numel() else 1) + node
@@ -322,7 +322,7 @@ def _between_machines(
 
 def _picked(chosen: Tensor, item: Tensor, number: Tensor, other: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
     """Of the chosen edges: the numbers of their items, and the owners of their other ends."""
-    edges = chosen.nonzero().view(-1)
+    edges = host.flatnonzero(chosen)
     return number.index_select(0, item.index_select(0, edges)), owner.index_select(0, other.index_select(0, edges))
 
 
