@@ -134,3 +134,20 @@ def test_what_no_module_owns_agrees(workers: Pools) -> None:
         for mine, theirs in zip(ranks[0], other, strict=True):
             for name, value in mine.items():
                 assert_same_bits(value, theirs[name], name)
+
+
+def entries_without_gradients() -> tuple[list[int], list[float]]:
+    """Versions of a parameter one of whose entries is NaN, as its entries meet rows, and what comes of it."""
+    _, ours = sides()
+    weight = nn.Parameter(torch.tensor([2.0, float("nan")], dtype=torch.float64))
+    versions, sums = [], []
+    with torch.no_grad():
+        for place in (0, 1, 0, 1):
+            versions.append(weight._version)
+            sums.append(float((weight[place] * ours.data.x).isnan().all()))
+    return versions, sums
+
+
+def test_values_that_are_nan_on_all_ranks_are_not_written_again(workers: Pools) -> None:
+    """A view of a parameter would not be usable after it."""
+    assert workers(2).run(entries_without_gradients) == [([0] * 4, [0.0, 1.0, 0.0, 1.0])] * 2

@@ -55,7 +55,8 @@ def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
             flat = group.broadcast_(torch.cat([t.detach().reshape(-1) for t in alike]))
             for tensor, values in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
                 values = values.view_as(tensor)
-                if not torch.equal(tensor, values):  # autograd may have saved the tensor: write only what differs
+                # autograd may have saved the tensor: write only what differs, which NaN does from itself
+                if not (torch.equal(tensor, values) or tensor.isclose(values, 0, 0, equal_nan=True).all()):
                     tensor.copy_(values)
 
 
