@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,7 +44,8 @@ class TextEdges(FileSource):
     Columns are separated by ``;`` ``,`` ``|``, tabs or white space; a header, or a comment above the edges, may name
     them, and so may :attr:`Reading.columns`. What is in braces behind an edge is networkx's: its ``weight`` is used.
     KONECT's first line says what its columns are. Of three unnamed columns the last one is a weight. If all of it is
-    :data:`TIMES` or more, it is left out; whole numbers that look like times or neighbours are refused.
+    :data:`TIMES` or more, it is left out; whole numbers that look like times or neighbours are refused. A first line
+    may count nodes and edges.
     """
 
     def open(self) -> None:
@@ -76,6 +78,10 @@ class TextEdges(FileSource):
         self.edges = (EDGE_WEIGHT,) if WEIGHT in roles else ()
         self.may_be_metis = not (names or reading.columns or self.konect or head)
         self.first_id = reading.first_id if reading.first_id is not None else int(self.konect is not None)
+        if self.may_be_metis and len(roles) == 2 and (counts := self._counts()) is not None:
+            self.num_nodes, self.num_edges = counts
+            self.table, self.may_be_metis = replace(self.table, head=body[0][0]), False
+            self.notes.append(f"line {body[0][0]} counts nodes and edges")
         self.is_mirrored = self.konect is not None and self.konect[1] == "sym"
         if self.is_mirrored:
             self.notes.append("each edge stands for both directions")
@@ -90,6 +96,23 @@ class TextEdges(FileSource):
         above = lines[body[0][0] - 2] if body[0][0] > 1 else ""  # as in "# FromNodeId ToNodeId"
         words = re.split(r"[\s,;]+", above.strip().lstrip("#%/ \t"))
         return (words, 0) if len(words) == len(fields[0]) and roles_of(words) else (None, 0)
+
+    def _counts(self) -> tuple[int, int] | None:
+        """The numbers of nodes and edges, if the first line has them: so many lines follow, and name only such nodes.
+
+        As an edge it would join two nodes that no line below names, with others between that no line names at all.
+        Other files are read no further than to the end of the first block.
+        """
+        count, nodes, edges = -1, 0, 0
+        for rows in self.table.rows():
+            ends = np.stack([rows.values[SOURCE], rows.values[TARGET]])
+            if count < 0:
+                (nodes, edges), ends, count = ends[:, 0].tolist(), ends[:, 1:], 0
+            count += ends.shape[1]
+            ids = ends - self.first_id
+            if not 0 < nodes < edges - 1 or count > edges or (ids.size and not 0 <= ids.min() <= ids.max() < nodes):
+                return None
+        return (nodes, edges) if count == edges else None
 
     def _roles(self, names: list[str] | None, samples: list[list[str]], is_attributed: bool) -> list[str | None]:
         width = len(samples[0])

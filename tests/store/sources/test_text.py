@@ -62,6 +62,9 @@ READ = {
     "dimacs.txt": ("c a\np edge 3 2\nn 1 5\ne 1 2\ne 2 3\ne 3 2\n", [[0, 1, 1, 2], [1, 0, 2, 1]], "DIMACS"),
     "roads.gr": ("c a\np sp 3 2\na 1 2 7\nc b\na 2 3 9\n", (*LINE, [7, 9]), "arcs"),
     "single.csv": ("'0','1'\n'1','2'\n", LINE, "by commas"),
+    "counts.txt": ("# c\n4 6\n" + "0 1\n1 2\n" * 3, ([0, 1] * 3, [1, 2] * 3), "line 2 counts nodes and edges; 4 n"),
+    "path.txt": ("4 3\n3 2\n2 1\n1 0\n", [[4, 3, 2, 1], [3, 2, 1, 0]], "ids from 0; 5 nodes"),
+    "one_less.txt": ("3 5\n0 1\n1 2\n2 0\n1 0\n", [[3, 0, 1, 2, 1], [5, 1, 2, 0, 0]], "ids from 0; 6 nodes"),
     "banner.txt": ("%%MatrixMarket matrix coordinate pattern general\n3 3 2\n1 2\n2 3\n", LINE, "Matrix Market"),
 }  # fmt: skip
 
@@ -143,6 +146,8 @@ def test_columns_that_the_user_names(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert chunk.attributes["edge_weight"].tolist() == [4, -2]
     metis = write(tmp_path, "metis.txt", REFUSED["metis.txt"][0])
     assert read_planned_graph(metis, reading=Reading(("source", "target"))).edge_index.tolist()[0] == [3, 2, 1, 1]
+    counts = write(tmp_path, "counts.txt", READ["counts.txt"][0])
+    assert read_planned_graph(counts, reading=Reading(("source", "target"))).edge_index.tolist()[0][:2] == [4, 0]
     for columns in ("source", "source,source,target", "source,target,weight,x,y"):
         assert main(["plan", path, "--ranks", "2", "--columns", columns]) == 1
         assert "--columns with source and target" in capsys.readouterr().err
