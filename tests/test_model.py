@@ -291,6 +291,30 @@ def test_on_plain_tensors_it_is_the_stock_model() -> None:
     assert scripted(data.x.float(), data.edge_index).shape == (NUM_NODES, CLASSES)
 
 
+def compiled_by_torch_jit() -> None:
+    import pyg_dist
+
+    data = distributed(graph())
+    args, compiles = (data.x, data.edge_index), "^torch.jit compiles for plain tensors .*: call the module or function"
+    model = pyg_dist.distribute(gnn.models.GCN(FEATURES, CLASSES, num_layers=1)).double()
+    expected = model(*args)
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=compiles):
+        torch.jit.trace(model, args)
+    scripted = torch.jit.script(model)
+    with pytest.raises(pyg_dist.errors.MixedRowsError, match=compiles):
+        scripted(*args)
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"stopped at 'convs.0': torch.jit has compiled this"):
+        pyg_dist.distribute(scripted)
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"call pyg_dist.distribute\(model\) after torch.jit.sc"):
+        model(*args)
+    assert torch.equal(pyg_dist.distribute(model)(*args).to_local(), expected.to_local())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_what_torch_jit_compiles_is_refused(workers: Pools) -> None:
+    workers(2).run(compiled_by_torch_jit)
+
+
 def rows_sent() -> dict[str, int]:
     import pyg_dist
 

@@ -75,10 +75,16 @@ def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
     if _is_compiled(module):
         raise UnsupportedError(_no_compile(module._orig_mod))
     if _is_stock_conv(module):
+        is_of_scripts = type(module) in torch.jit._recursive.concrete_type_store.type_store
         raise UnsupportedError(
             f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: call "
-            f"pyg_dist.distribute(model), which finds convs that are attributes or in an nn.ModuleList (not "
-            f"those in a plain list, or made in forward), or use the plain Data"
+            f"pyg_dist.distribute(model)"
+            + (
+                " after torch.jit.script, which puts stock convs into the model that it compiles"
+                if is_of_scripts
+                else ", which finds convs that are attributes or in an nn.ModuleList (not those in a plain list, or "
+                "made in forward), or use the plain Data"
+            )
         )
     refuse_transforms()
     remember_model(module)

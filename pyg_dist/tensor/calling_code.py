@@ -117,6 +117,17 @@ _OURS = {
 """What comes nearest to a loader of PyG's."""
 
 
+def of_jit(function: object) -> str:
+    """The message of an error in what torch.jit has compiled, else nothing."""
+    return _JIT if isinstance(function, (torch.jit.ScriptFunction, torch._C.ScriptMethod)) else ""
+
+
+_JIT = (
+    "torch.jit compiles for plain tensors (got tensors or edges of a DistributedData): call the module or function "
+    "itself, which torch.jit has not compiled"
+)
+
+
 class EdgeHandle(OfThisRun):
     """Base of what stands for edges that lie on several ranks."""
 
@@ -198,6 +209,8 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
     """
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
+    if module == "torch.jit._trace":
+        raise UnsupportedError(_JIT)
     if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
         # The largest number is a maximum of all ranks; what goes on with it may need all edges on each of them.
         takes_number = asker.f_back is not None and asker.f_back.f_code.co_name in _TAKE_NUMBER

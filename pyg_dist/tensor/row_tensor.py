@@ -24,7 +24,7 @@ from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor.calling_code import EdgeHandle, is_constructor_call
+from pyg_dist.tensor.calling_code import EdgeHandle, is_constructor_call, of_jit
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
     KEEPS_ROWS,
@@ -198,12 +198,12 @@ class RowTensor(Tensor):
             if isinstance(func, OpOverload):  # below autograd (dispatch modes, backward formulas) all is local
                 with local_tensors():
                     return func(*args, **(kwargs or {}))
+            if compiled := of_jit(func):
+                raise MixedRowsError(compiled)
             name = public_name(func)
             way_out = "call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
             if name.startswith(("_foreach_", "_fused_")):  # an optimizer calls it, or a function that clips gradients
                 way_out = "pass foreach=False, and fused=False, to what called it"
-            elif isinstance(func, (torch.jit.ScriptFunction, torch._C.ScriptMethod)):
-                name, way_out = f"torch.jit's {name}", "call the module itself, which torch.jit has not compiled"
             raise MixedRowsError(
                 f"{name} has no distributed form for a {cls.__name__}, whose rows lie on several ranks: {way_out}"
             )
