@@ -13,7 +13,7 @@ from torch_geometric.data import Batch
 from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from pyg_dist.backend.session.agreement import one_line
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.halo.plan.relations import HeteroPlan
@@ -23,6 +23,7 @@ from pyg_dist.store.graph_input import GraphInput, read_adj_t
 from pyg_dist.store.hyperedges import HyperedgeSizes
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.calling_code import of_whole_graphs
 from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.row_tensor import local_tensors, moved_to
 from pyg_dist.tensor.sharding import RowSharding
@@ -133,7 +134,7 @@ class DistributedStorage(RowStorage, GlobalStorage):
         nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
         if isinstance(value, RowTensor):
             if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
-                kind = belongs_to(key, value, nodes, edges)
+                kind = _assigned_to(key, value, nodes, edges)
                 if kind is None:  # of a selection, or with rows that a script has appended
                     return value
                 value = _moved(key, value, graph.edge_sharding if kind == "edge" else graph.node_sharding)
@@ -143,7 +144,7 @@ class DistributedStorage(RowStorage, GlobalStorage):
             return self._further_edges(graph, *of_adj_t)
         if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        kind = belongs_to(key, value, nodes, edges)
+        kind = _assigned_to(key, value, nodes, edges)
         if kind == "edge":
             return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
         if kind == "node":
@@ -278,6 +279,16 @@ def _moved(key: str, value: RowTensor, rows: RowSharding) -> RowTensor:
         )
     with local_tensors():
         return moved_to(rows, value, f"Expected '{key}'")  # type: ignore[no-any-return]
+
+
+def _assigned_to(key: str, value: Tensor, num_nodes: int, num_edges: int) -> Literal["node", "edge"] | None:
+    """:func:`belongs_to`; a transform that adds nodes, or takes some away, is named where that stops."""
+    try:
+        return belongs_to(key, value, num_nodes, num_edges)
+    except DataError as error:
+        if refusal := of_whole_graphs():
+            raise UnsupportedError(refusal) from error
+        raise
 
 
 def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "edge"]) -> object:
