@@ -342,6 +342,20 @@ class DistributedEdgeIndex(EdgeHandle):
             value = EdgeTensor.from_local(self.graph.edge_sharding.slice(value), self.graph.edge_sharding)
         return DistributedEdgeIndex(self.graph, self.is_sparse, value)
 
+    @property
+    def layout(self) -> torch.layout:
+        """That of ``adj_t``, by which ``to_edge_index(adj_t)`` reads it."""
+        if not self.is_sparse:
+            self._refuse("edge_index.layout")
+        return torch.sparse_coo
+
+    def _coalesced_(self, value: bool) -> DistributedEdgeIndex:
+        return self
+
+    def indices(self) -> Tensor:
+        """Targets and sources of ``adj_t``, global ids, ``[2, E]``, in the order of :meth:`values`."""
+        return torch.stack(self.coo()[:2])
+
     def nnz(self) -> int:
         """How many edges there are."""
         return self.graph.edge_sharding.size

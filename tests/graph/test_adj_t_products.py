@@ -11,6 +11,7 @@ from against_stock import assert_same
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor
 from torch_geometric.transforms import ToSparseTensor
+from torch_geometric.utils import to_edge_index
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -71,6 +72,10 @@ def compare(layouts: list[dict[str, Any]], weighted: bool) -> None:
         for _ in range(2):  # the second is cached
             assert_same({"out": data.adj_t @ constant}, {"out": stock.adj_t @ plain}, "constant")
         assert_same({"out": data.adj_t @ plain}, {"out": stock.adj_t @ plain}, "plain rows")
+        (ends, found), (stock_ends, stock_values) = to_edge_index(data.adj_t), to_edge_index(stock.adj_t)
+        assert torch.equal(ends.full_tensor(), stock_ends)
+        assert_same({"values": found.detach().double()}, {"values": stock_values.detach()})
+        assert_same({"rows": data.x[ends[1]].detach()}, {"rows": stock.x[stock_ends[1]].detach()})
         order = torch.arange(NUM_NODES - 1, -1, -1)
         assert_same({"out": data.adj_t @ data.x[order]}, {"out": stock.adj_t @ stock.x[order]}, "in another order")
         for wrong in (data.y, data.x.view(NUM_NODES, 5, 1), plain[1:], 2.0):
