@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -299,15 +299,13 @@ def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:
     """``value`` with all values of edges in it where ``after`` has the same edges (collective where they differ)."""
-    if before is after:  # what follows would keep them alive until garbage is collected, as a block's may not be
-        return value
+    return value if before is after else mapped(value, partial(_moved_value, before.rows, after.rows))
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, EdgeTensor) and value._sharding is before.rows:
-            return value.redistribute(after.rows)
-        return MovedRows.make(moved(value.of), value.place) if type(value) is MovedRows else value
 
-    return mapped(value, moved)
+def _moved_value(before: RowSharding, after: RowSharding, value: Any) -> Any:
+    if isinstance(value, EdgeTensor) and value._sharding is before:
+        return value.redistribute(after)
+    return MovedRows.make(_moved_value(before, after, value.of), value.place) if type(value) is MovedRows else value
 
 
 def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:

@@ -302,7 +302,7 @@ class Edges(Tensor):
                     return func(given, *args[1:], **(kwargs or {}))
             if func == Tensor.device.__get__:
                 return edges.graph.device
-            if func is Tensor.unbind:
+            if func is Tensor.unbind and (*args[1:], *(kwargs or {}).values()) in ((), (0,), (-2,)):
                 return tuple(edges)
             if func in (Tensor.flip, torch.flip) and flips_ends(*args[1:], **(kwargs or {})):
                 return edges.reversed
@@ -311,7 +311,7 @@ class Edges(Tensor):
                 if swaps_ends(index):
                     return edges.reversed
                 first, *rest = index if isinstance(index, tuple) else (index,)
-                if isinstance(first, int) and -2 <= first < 2 and len(rest) < 2:
+                if type(first) is int and -2 <= first < 2 and len(rest) < 2:
                     end = edges.end(first % 2)
                     return end if rest in ([], [slice(None)], [...]) else end[rest[0]]
                 has_both = first is ... or (isinstance(first, slice) and first == slice(None))
@@ -319,7 +319,8 @@ class Edges(Tensor):
                     return edges.selected(rest[0])
         name = public_name(func).rpartition(".")[2]
         writes = name[-1] == "_" != name[-2] or (name[:3] == "__i" and hasattr(Tensor, f"__{name[3:]}"))
-        if writes or name == "__setitem__":
+        is_out = isinstance((kwargs or {}).get("out"), Edges)
+        if is_out or (isinstance(edges, Edges) and (writes or name == "__setitem__")):
             raise MixedRowsError(f"{public_name(func)} would change a distributed edge_index, which is fixed: copy it")
         # Whatever else a conv does needs all edges: plain ones, along which `propagate` passes messages as well.
         return func(*map(_all_edges, args), **{key: _all_edges(value) for key, value in (kwargs or {}).items()})
@@ -340,8 +341,9 @@ def flips_ends(*given: object, dims: object = None) -> bool:
 def swaps_ends(index: Any) -> bool:
     """Whether ``edge_index[index]`` exchanges sources and targets: by ``[1, 0]``, alone or with all edges."""
     first, *rest = index if isinstance(index, tuple) else (index,)
-    is_pair = isinstance(first, (list, Tensor)) and len(first) == 2 and rest in ([], [slice(None)], [...])
-    return is_pair and list(first) == [1, 0]
+    if isinstance(first, Tensor):
+        first = first.tolist() if first.shape == (2,) else None
+    return repr(first) == "[1, 0]" and rest in ([], [slice(None)], [...])  # [True, False] is a mask
 
 
 SINGLE_EDGES = frozenset(

@@ -26,7 +26,7 @@ from against_stock import (
 )
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from torch_geometric.utils import add_self_loops, dropout_edge, to_undirected
+from torch_geometric.utils import add_self_loops, dropout_edge, softmax, to_undirected
 from workers import Workers
 
 Pools = Callable[[int], Workers]
@@ -314,12 +314,29 @@ def test_isolated_nodes(workers: Pools, world_size: int) -> None:
     workers(world_size).run(isolated)
 
 
+class BySource(gnn.MessagePassing):
+    """Shares of each source, whose edges another order has."""
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        share = softmax(x[edge_index[1]].sum(1), edge_index[0], num_nodes=x.size(0))
+        return self.propagate(edge_index, x=x, share=share)  # type: ignore[no-any-return]
+
+    def message(self, x_j: Tensor, share: Tensor) -> Tensor:
+        return share.view(-1, 1) * x_j
+
+
 def drawn_edges() -> None:
     """They go with their handle, without the help of the garbage collector, which comes late."""
     from pyg_dist import distribute
 
     _, ours = sides()
-    convs = [ours.SAGEConv(*SHAPE), ours.GCNConv(*SHAPE), distribute(gnn.GATConv(*SHAPE)), distribute(CONVS["max"]())]
+    convs = [
+        ours.SAGEConv(*SHAPE),
+        ours.GCNConv(*SHAPE),
+        distribute(gnn.GATConv(*SHAPE)),
+        distribute(CONVS["max"]()),
+        distribute(BySource()),
+    ]
     gc.collect()
     gc.disable()
     try:

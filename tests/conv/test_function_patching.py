@@ -83,6 +83,19 @@ def test_many_that_call_one_another() -> None:
     assert names["helper_0"](1) == sum(map(stock, range(12)))
 
 
+def counted(n: int) -> int:
+    """Counts its calls, as a script does that prints them."""
+    counted.calls += 1  # type: ignore[attr-defined]
+    return stock(n)
+
+
+def test_attributes_of_a_function_are_the_scripts() -> None:
+    counted.calls = 1  # type: ignore[attr-defined]
+    assert patched(counted, SUBSTITUTES)(2) == 200
+    assert counted.calls == 2  # type: ignore[attr-defined]
+    assert not hasattr(counted, "__wrapped__")
+
+
 def test_the_originals_stay() -> None:
     twin = patched(direct, SUBSTITUTES)
     assert (twin.__name__, twin.__doc__, twin.__module__) == ("direct", "Doc.", __name__)

@@ -154,13 +154,18 @@ def views(mesh: dict[str, int] | None) -> None:
     assert torch.equal(keys.gather(keys.rng_key)[-NUM_NODES:], NUM_EDGES + torch.arange(NUM_NODES))
     source, target = edges
     assert torch.equal((source == target).full_tensor(), loop)
-    for refused in (lambda: edges.add_(1), lambda: edges.__iadd__(1), lambda: edges.__setitem__(0, 1)):
+    out = torch.empty(2, NUM_EDGES, dtype=torch.int64)
+    for refused in (
+        lambda: edges.add_(1), lambda: edges.__iadd__(1), lambda: edges.__setitem__(0, 1),
+        lambda: torch.add(out, 1, out=edges),
+    ):  # fmt: skip
         with pytest.raises(MixedRowsError, match="would change a distributed edge_index, which is fixed: copy it"):
             refused()
     for some_of in (
         lambda e: e + 1, lambda e: 2 * e - e, lambda e: ~e, lambda e: e.max(), lambda e: torch.cat([e, e]),
         lambda e: e[:, 0], lambda e: e[:, [3, 1]], lambda e: e[..., plain_mask], lambda e: e.clone().add_(1),
-        lambda e: e.t(),
+        lambda e: e.t(), lambda e: e[True], lambda e: e[e < 5], lambda e: e[torch.tensor(0)],
+        lambda e: e[[True, False]], lambda e: out.copy_(e), lambda e: torch.stack(e.unbind(1)),
     ):  # fmt: skip
         assert torch.equal(some_of(edges), some_of(data.edge_index))
     for some_end in (lambda e, _: e[0, :], lambda e, _: e[-1, ...], lambda e, m: e[1, m], lambda e, m: e[..., m][0]):

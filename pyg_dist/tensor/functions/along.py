@@ -150,19 +150,29 @@ def roll(function: Function, x: Tensor, shifts: Any, dims: Any = ()) -> object:
 
 
 @along("repeat_interleave", parameters="repeats dim", broadcasts=True)
-def repeat_interleave(function: Function, x: Tensor, repeats: Any, dim: int | None = None, **size: int) -> object:
+def repeat_interleave(
+    function: Function, x: Tensor, repeats: Any = None, dim: int | None = None, **size: int
+) -> object:
     """Each row as often as a number, or a plain tensor's, says: they are picked (collective)."""
-    if (dim is None and x.dim() > 1) or isinstance(repeats, RowTensor):
+    if repeats is None or (dim is None and x.dim() > 1) or isinstance(repeats, RowTensor):
         return _mixes(function)
     repeated = repeats.cpu() if isinstance(repeats, Tensor) else repeats
     return x[host.arange(x.shape[0]).repeat_interleave(repeated, **size)]
 
 
 @along("cosine_similarity", parameters="x2 dim", default=1, broadcasts=True)
-def cosine_similarity(function: Function, x: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+def _cosines(function: Function, x: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> object:
     """Of each column, or of two numbers for each row (collective)."""
-    cosines: Tensor = (F.normalize(x, dim=0, eps=eps) * F.normalize(x2, dim=0, eps=eps)).sum(0)
-    return cosines
+    if x.dim() != x2.dim() or x.shape[0] != x2.shape[0]:
+        return _mixes(function)
+    return (F.normalize(x, dim=0, eps=eps) * F.normalize(x2, dim=0, eps=eps)).sum(0)
+
+
+@implements("cosine_similarity")
+def cosine_similarity(function: Function, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> object:
+    """Of each row, of a query and each row, or of each column; ``dim`` counts in the shape of both together."""
+    x1, x2 = (x2, x1) if x1.dim() < x2.dim() else (x1, x2)
+    return _cosines(function, x1, x2, dim, eps)
 
 
 @along("normalize", parameters="p dim eps", default=1)

@@ -389,7 +389,9 @@ def index_put(
     lists_only = all(i is not None and i.dim() == 1 and i.dtype != torch.bool for i in indices)
     if others and lists_only and not isinstance(x, RowTensor):
         places: Any = 0
-        for i, size in zip(indices, x.shape, strict=False):
+        for dim, (i, size) in enumerate(zip(indices, x.shape, strict=False)):
+            if bool(((i < -size) | (i >= size)).any()):  # on any rank, for all add up together
+                raise IndexError(f"an index is out of bounds for dimension {dim} with size {size}")
             places = places * size + torch.where(i < 0, i + size, i)
         added = index_put(torch.index_put, x.flatten(0, len(others)), (places,), values, True)
         return out.copy_(added.view_as(out))

@@ -77,7 +77,18 @@ def linear(function: Function, input: Tensor, weight: Tensor, bias: Tensor | Non
     """One operand with rows. The number of columns is checked here, since torch's error would name the local shape."""
     if not isinstance(input, RowTensor) or isinstance(weight, RowTensor) or isinstance(bias, RowTensor):
         return of_each_row(function, input, weight, bias)  # which refuses
+    if input.dim() == 1:
+        return linear_over_rows(input, weight, bias)
     return as_row_tensor_(local_linear(input, weight, bias), input._sharding)
+
+
+def linear_over_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Where the rows are the last dimension, as in ``nn.Linear(N, channels)(x.T)``: a plain sum over them (collective).
+
+    Its bias has the dtype of the products, which autocast may have narrowed.
+    """
+    out: Tensor = x @ weight.t()
+    return out if bias is None else out + bias.to(out.dtype)
 
 
 def local_linear(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-from pyg_dist.tensor.functions.layers import sparse_rows, with_parameters
+from pyg_dist.tensor.functions.layers import linear_over_rows, sparse_rows, with_parameters
 from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, on_last, refuse_moved, rows_and_place
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
@@ -251,8 +251,7 @@ def _linear_of_moved(function: Function, x: Any, weight: Tensor, bias: Tensor | 
     """Row by row, or where the rows are the last dimension, ``nn.Linear(N, channels)(x.T)``, a sum over rows."""
     if type(x) is not MovedRows or x.place < x.dim() - 1:
         return on_last(function, x, weight, bias)
-    out: Tensor = x @ weight.T
-    return out if bias is None else out + bias
+    return linear_over_rows(x, weight, bias)
 
 
 @MOVED.implements("cov", "corrcoef")

@@ -57,7 +57,8 @@ FORMS: dict[str, Sequence[Form]] = {
     ],
     "cosine_similarity": [
         lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, dim=-1), lambda f, t: f(t.c, t.d, 2),
-        lambda f, t: f(t.x, t.row),
+        lambda f, t: f(t.x, t.row), lambda f, t: f(t.row[0], t.x, dim=-1), lambda f, t: f(t.x[1], t.x),
+        lambda f, t: f(t.row, t.x, -1), lambda f, t: f(x2=t.row[0], x1=t.x, dim=1),
     ],
     "pairwise_distance": [
         lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full, 1.0), lambda f, t: f(t.row, t.x, keepdim=True),

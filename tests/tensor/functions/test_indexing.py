@@ -396,6 +396,16 @@ REFUSED: list[Refusal] = [
     ),
     (lambda t: t.x[[0, 7]], IndexError, "index 7 is out of bounds for 7 nodes: expected -7 <= index < 7"),
     (lambda t: t.x[[-8]], IndexError, "index -8 is out of bounds"),
+    (
+        lambda t: torch.zeros(9, t.N - 1).index_put_((t.label, torch.arange(t.N)), torch.ones(t.N), accumulate=True),
+        IndexError,
+        "an index is out of bounds for dimension 1 with size 6",
+    ),
+    (
+        lambda t: torch.zeros(9, 9).index_put_((t.label, t.order[:, 0] - 11), t.v.float(), accumulate=True),
+        IndexError,
+        "an index is out of bounds for dimension 1 with size 9",
+    ),
     (lambda t: t.x[9], IndexError, "index 9 is out of bounds"),
     (lambda t: t.x[[0, 1], [0, 3]], IndexError, "index 3 is out of bounds for dimension 1 with size 3"),
     (lambda t: t.c[[2], :, [-9]], IndexError, "index -9 is out of bounds for dimension 2"),

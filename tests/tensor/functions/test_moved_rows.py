@@ -207,6 +207,11 @@ EXPRESSIONS: dict[str, Expression] = {
         torch.einsum("bnf->bf", hops(t)), torch.einsum("...L,...Ld->...Ld", hops(t)[..., 0], hops(t))[2],
         torch.einsum("fn,ng->fg", t.x.T, t.y), torch.einsum("bnf,n->bnf", hops(t), t.v)[0],
     ],
+    "linear of one vector": lambda t: [
+        F.linear(rows, t.full.T[: 2 * t.F], bias)
+        for rows in (t.x.T, t.v, t.x.T.unsqueeze(0))
+        for bias in (None, t.full.flatten()[: t.F])
+    ],
     "shapes": lambda t: [hops(t).shape, len(hops(t)), hops(t).dim(), hops(t).size(1), hops(t).numel()],
     "attention": lambda t: attended(t),
     "attention without weights": lambda t: attended(t, need_weights=False)[0],
