@@ -291,6 +291,10 @@ def test_on_plain_tensors_it_is_the_stock_model() -> None:
     assert scripted(data.x.float(), data.edge_index).shape == (NUM_NODES, CLASSES)
 
 
+def mean_square(input: torch.Tensor) -> torch.Tensor:
+    return input.square().mean()
+
+
 def compiled_by_torch_jit() -> None:
     import pyg_dist
 
@@ -300,9 +304,14 @@ def compiled_by_torch_jit() -> None:
     expected = model(*args)
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=compiles):
         torch.jit.trace(model, args)
-    scripted = torch.jit.script(model)
-    with pytest.raises(pyg_dist.errors.MixedRowsError, match=compiles):
-        scripted(*args)
+    scripted, x = torch.jit.script(model), data.x.full_tensor()
+    loss, mean = torch.jit.script(mean_square), torch.jit.trace(torch.mean, x)
+    for call in (
+        lambda: scripted(*args), lambda: loss(data.x), lambda: mean(data.x), lambda: loss(input=data.x.T),
+    ):  # fmt: skip
+        with pytest.raises(pyg_dist.errors.MixedRowsError, match=compiles):
+            call()
+    assert torch.equal(loss(x), mean_square(x))
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"stopped at 'convs.0': torch.jit has compiled this"):
         pyg_dist.distribute(scripted)
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"call pyg_dist.distribute\(model\) after torch.jit.sc"):

@@ -273,7 +273,7 @@ class DistributedEdgeIndex(EdgeHandle):
         first, *rest = index if isinstance(index, tuple) else (index,)
         if self.is_sparse or len(rest) > 1:
             self._refuse("Indexing edge_index like this")
-        if isinstance(first, int) and -2 <= first < 2:
+        if type(first) is int and -2 <= first < 2:
             end = self.unbind()[first]
             return end if rest in ([], [slice(None)], [Ellipsis]) else end[rest[0]]
         if swaps_ends(index):

@@ -342,8 +342,9 @@ def swaps_ends(index: Any) -> bool:
     """Whether ``edge_index[index]`` exchanges sources and targets: by ``[1, 0]``, alone or with all edges."""
     first, *rest = index if isinstance(index, tuple) else (index,)
     if isinstance(first, Tensor):
-        first = first.tolist() if first.shape == (2,) else None
-    return repr(first) == "[1, 0]" and rest in ([], [slice(None)], [...])  # [True, False] is a mask
+        first = first.tolist() if first.shape == (2,) and first.dtype in (torch.int32, torch.int64) else None
+    is_list = isinstance(first, list) and not any(isinstance(k, bool) for k in first)  # [True, False] is a mask
+    return is_list and first == [1, 0] and rest in ([], [slice(None)], [...])
 
 
 SINGLE_EDGES = frozenset(

@@ -27,16 +27,19 @@ from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.session.state import current
-from pyg_dist.errors import UnsupportedError, set_locator
+from pyg_dist.errors import MixedRowsError, UnsupportedError, set_locator
 from pyg_dist.graph import training_state
 from pyg_dist.graph.edges import Edges
-from pyg_dist.tensor.calling_code import remember_model, running_layer, who_needs_it
+from pyg_dist.tensor.calling_code import COMPILED, remember_model, running_layer, who_needs_it
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
+from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import living
 
 _autograd: Any = torch.autograd
 _run = _autograd._engine_run_backward
+_compiled: Any = torch.jit.ScriptFunction
+_call = _compiled.__call__
 _hooks = ExitStack()  # removes them
 
 
@@ -55,6 +58,15 @@ def _add_hooks() -> None:
     _hooks.callback(note_step.remove)
     _hooks.callback(setattr, _autograd, "_engine_run_backward", _run)
     _autograd._engine_run_backward = _run_backward
+    _hooks.callback(setattr, _compiled, "__call__", _call)
+    _compiled.__call__ = _call_compiled
+
+
+def _call_compiled(function: Any, *args: object, **kwargs: object) -> object:
+    """Call what torch.jit has compiled: torch asks no operands' classes there, and would run on this rank's rows."""
+    if _is_distributed((args, kwargs)):
+        raise MixedRowsError(COMPILED)
+    return _call(function, *args, **kwargs)
 
 
 def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
@@ -79,12 +91,9 @@ def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
         raise UnsupportedError(
             f"{type(module).__name__} is a stock conv and got tensors or edges of a DistributedData: call "
             f"pyg_dist.distribute(model)"
-            + (
-                " after torch.jit.script, which puts stock convs into the model that it compiles"
-                if is_of_scripts
-                else ", which finds convs that are attributes or in an nn.ModuleList (not those in a plain list, or "
-                "made in forward), or use the plain Data"
-            )
+            f"{' after torch.jit.script, which puts stock convs into the model that it compiles' * is_of_scripts}"
+            f", which finds convs that are attributes or in an nn.ModuleList (not those in a plain list, or made in "
+            f"forward), or use the plain Data"
         )
     refuse_transforms()
     remember_model(module)
@@ -119,7 +128,7 @@ def _is_distributed(arg: object) -> bool:
         return any(_is_distributed(item) for item in arg.values())
     if isinstance(arg, (RowTensor, nn.Module)):
         return isinstance(arg, RowTensor)
-    return isinstance(arg, Edges) or getattr(type(arg), "is_distributed", False) is True
+    return isinstance(arg, (Edges, MovedRows)) or getattr(type(arg), "is_distributed", False) is True
 
 
 def _is_stock_conv(module: nn.Module) -> bool:

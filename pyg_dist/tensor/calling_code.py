@@ -118,11 +118,11 @@ _OURS = {
 
 
 def of_jit(function: object) -> str:
-    """The message of an error in what torch.jit has compiled, else nothing."""
-    return _JIT if isinstance(function, (torch.jit.ScriptFunction, torch._C.ScriptMethod)) else ""
+    """The message of an error in a method that torch.jit has compiled, else nothing."""
+    return COMPILED if isinstance(function, torch._C.ScriptMethod) else ""
 
 
-_JIT = (
+COMPILED = (
     "torch.jit compiles for plain tensors (got tensors or edges of a DistributedData): call the module or function "
     "itself, which torch.jit has not compiled"
 )
@@ -210,7 +210,7 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
     if module == "torch.jit._trace":
-        raise UnsupportedError(_JIT)
+        raise UnsupportedError(COMPILED)
     if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
         # The largest number is a maximum of all ranks; what goes on with it may need all edges on each of them.
         takes_number = asker.f_back is not None and asker.f_back.f_code.co_name in _TAKE_NUMBER

@@ -165,6 +165,7 @@ def views(mesh: dict[str, int] | None) -> None:
         lambda e: e + 1, lambda e: 2 * e - e, lambda e: ~e, lambda e: e.max(), lambda e: torch.cat([e, e]),
         lambda e: e[:, 0], lambda e: e[:, [3, 1]], lambda e: e[..., plain_mask], lambda e: e.clone().add_(1),
         lambda e: e.t(), lambda e: e[True], lambda e: e[e < 5], lambda e: e[torch.tensor(0)],
+        lambda e: e[torch.tensor([1, 0]) > 0], lambda e: e[torch.tensor([1, 0]).byte()],
         lambda e: e[[True, False]], lambda e: out.copy_(e), lambda e: torch.stack(e.unbind(1)),
     ):  # fmt: skip
         assert torch.equal(some_of(edges), some_of(data.edge_index))

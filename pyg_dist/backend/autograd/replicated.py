@@ -56,8 +56,15 @@ def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
             for tensor, values in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
                 values = values.view_as(tensor)
                 # autograd may have saved the tensor: write only what differs, which NaN does from itself
-                if not (torch.equal(tensor, values) or tensor.isclose(values, 0, 0, equal_nan=True).all()):
+                if not (torch.equal(tensor, values) or _are_same(tensor, values)):
                     tensor.copy_(values)
+
+
+def _are_same(x: Tensor, y: Tensor) -> bool:
+    """Whether they are equal, a NaN to a NaN."""
+    if x.is_complex():
+        x, y = torch.view_as_real(x.resolve_conj()), torch.view_as_real(y)
+    return bool(x.isclose(y, 0, 0, equal_nan=True).all())
 
 
 @dataclass(frozen=True)
