@@ -73,6 +73,10 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.index_add(1, t.label, t.x), MixedRowsError, "of columns by a distributed index would mix rows"),
     (lambda t: torch.ops.aten.sum(t.x), MixedRowsError, "has no distributed form"),
     (lambda t: scripted_linear()(t.x), MixedRowsError, "torch.jit compiles for plain tensors (got"),
+    (
+        lambda t: torch.jit.trace(scaled, (t.x.detach(),), check_trace=False)(t.x), MixedRowsError,
+        "torch.jit compiles for plain tensors (got",
+    ),
     # Written elsewhere.
     (lambda t: torch.add(t.x, 1, out=torch.empty(7, 3)), MixedRowsError, "of row tensors does not take 'out': assign"),
     (lambda t: torch.cumsum(t.x, 1, out=t.y), MixedRowsError, "of row tensors does not take 'out': assign"),
@@ -158,7 +162,6 @@ def not_dispatched() -> None:
         torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)),
         torch.vmap(scaled)(x) / 2 - 0.5,
         torch.func.grad(lambda z: (z * z).sum())(x) / 2,
-        torch.jit.trace(scaled, (x,), check_trace=False)(x) / 2 - 0.5,
         torch.ops.aten.clone.default(x),
     ]
     for k, result in enumerate(seen):
