@@ -10,6 +10,7 @@ from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph, local_rows
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
+from pyg_dist.graph.protocol import NO_HYPEREDGES
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan, relation_hash
 from pyg_dist.store.hyperedges import Hyperedges
@@ -18,9 +19,7 @@ from pyg_dist.store.hyperedges import Hyperedges
 def options_of_hyperedges(options: Options) -> Options:
     """Those of a graph with hyperedges, whose layout is the halo."""
     if options.layout == "grid":
-        raise UnsupportedError(
-            "Expected layout='halo' with hyperedges (got 'grid', whose tiles are of square matrices): leave it out"
-        )
+        raise UnsupportedError(NO_HYPEREDGES)
     return replace(options, layout="halo")
 
 

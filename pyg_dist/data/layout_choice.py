@@ -35,7 +35,7 @@ from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.graph_input import GraphInput
-from pyg_dist.store.hyperedges import with_hyperedges
+from pyg_dist.store.hyperedges import edges_with_hyperedges
 from pyg_dist.store.manifest import LoopRule
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple
         train_mask = None
     edges, sizes = graph_input.edge_index, [graph_input.num_nodes]
     if graph_input.hyperedges is not None and isinstance(method, str):
-        edges = with_hyperedges(edges, graph_input.num_nodes, graph_input.hyperedges)
+        edges = edges_with_hyperedges(edges, graph_input.num_nodes, graph_input.hyperedges)
         sizes.append(graph_input.hyperedges.size)
         train_mask = None if train_mask is None else F.pad(train_mask, (0, sizes[1]))
     found_by = PartsOptions(

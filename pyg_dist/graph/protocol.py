@@ -68,6 +68,9 @@ class Operator(Protocol):
         """Whether its values require a gradient. Such an operator holds for one forward pass."""
 
 
+NO_HYPEREDGES = "Expected layout='halo' with hyperedges (got 'grid', whose tiles are of square matrices): leave it out"
+
+
 class NodeSharding(RowSharding):
     """All nodes of a ``DistributedData``: every graph over them has this one object.
 
@@ -105,9 +108,7 @@ class NodeSharding(RowSharding):
 
         ``incidence``: nodes and hyperedges, int64 ``[2, K]``.
         """
-        raise UnsupportedError(
-            "Expected layout='halo' with hyperedges (got 'grid', whose tiles are of square matrices): leave it out"
-        )
+        raise UnsupportedError(NO_HYPEREDGES)
 
     def __init__(self, group: Group, size: int, global_id: Tensor) -> None:
         super().__init__(group, "node", size, global_id)

@@ -108,7 +108,7 @@ def _how_many(incidence: Tensor, given: dict[str, object], prefix: str) -> int:
     return next(iter(sizes.values()), least)
 
 
-def with_hyperedges(edge_index: Tensor, num_nodes: int, hyperedges: Hyperedges) -> Tensor:
+def edges_with_hyperedges(edge_index: Tensor, num_nodes: int, hyperedges: Hyperedges) -> Tensor:
     """Edges, and those between nodes and hyperedges, both ways, which are numbered after all nodes: ``[2, E + 2K]``."""
     incidence = hyperedges.incidence + host.tensor([[0], [num_nodes]])
     return torch.cat([edge_index, incidence, incidence.flip(0)], dim=1)
