@@ -132,11 +132,6 @@ def _require_supported(module: nn.Module, path: str) -> None:
             f"distribute stopped at {path or 'the model'!r}: {name} {_REFUSED[type(module)]}, which no rank has: leave "
             f"the model stock, on the plain Data"
         )
-    if isinstance(module, torch.jit.ScriptModule) and "aggr_module" in dict(module.named_children()):
-        raise UnsupportedError(
-            f"distribute stopped at {path or 'the model'!r}: torch.jit has compiled this conv for plain tensors: "
-            f"distribute the model itself"
-        )
     has_form = type(module) in (GroupAddRev, DistributedGroupAddRev)
     if isinstance(module, InvertibleModule) and not module.disable and not has_form:
         raise UnsupportedError(

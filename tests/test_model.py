@@ -295,6 +295,13 @@ def mean_square(input: torch.Tensor) -> torch.Tensor:
     return input.square().mean()
 
 
+class Squares(nn.Module):
+    """Of a dict's tensors, which torch looks at only when it has compiled code run."""
+
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return mean_square(given["a"])
+
+
 def compiled_by_torch_jit() -> None:
     import pyg_dist
 
@@ -306,14 +313,15 @@ def compiled_by_torch_jit() -> None:
         torch.jit.trace(model, args)
     scripted, x = torch.jit.script(model), data.x.full_tensor()
     loss, mean = torch.jit.script(mean_square), torch.jit.trace(torch.mean, x)
+    of_dict = torch.jit.trace(Squares(), ({"a": x},), strict=False)
     for call in (
         lambda: scripted(*args), lambda: loss(data.x), lambda: mean(data.x), lambda: loss(input=data.x.T),
+        lambda: of_dict({"a": data.x}), lambda: of_dict.forward({"a": data.x[data.train_mask].T}),
     ):  # fmt: skip
         with pytest.raises(pyg_dist.errors.MixedRowsError, match=compiles):
             call()
     assert torch.equal(loss(x), mean_square(x))
-    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"stopped at 'convs.0': torch.jit has compiled this"):
-        pyg_dist.distribute(scripted)
+    assert pyg_dist.distribute(scripted)(x, data.edge_index.full_tensor()).shape == expected.shape
     with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"call pyg_dist.distribute\(model\) after torch.jit.sc"):
         model(*args)
     assert torch.equal(pyg_dist.distribute(model)(*args).to_local(), expected.to_local())

@@ -21,7 +21,7 @@ from pyg_dist.graph.edges import Edges, flips_ends, swaps_ends
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm
 from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked, of_jit
+from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
 from pyg_dist.tensor.registry import dims_of, functions
@@ -476,7 +476,6 @@ class DistributedEdgeIndex(EdgeHandle):
             # Further edges, such as self loops: a plain tensor, which convs lay out.
             return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in first], dim=1)
         raise MixedRowsError(
-            of_jit(func)
-            or f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: apply it to the "
+            f"torch's {name} on an edge_index needs all edges, and each rank holds only its own: apply it to the "
             f"graph before DistributedData, or to edge_index.full_tensor(), all edges, which convs take as well"
         )

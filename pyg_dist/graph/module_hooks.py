@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -32,14 +32,12 @@ from pyg_dist.graph import training_state
 from pyg_dist.graph.edges import Edges
 from pyg_dist.tensor.calling_code import COMPILED, remember_model, running_layer, who_needs_it
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
-from pyg_dist.tensor.functions.moved_rows import MovedRows
-from pyg_dist.tensor.row_tensor import RowTensor
+from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor
 from pyg_dist.tensor.sharding import living
 
 _autograd: Any = torch.autograd
 _run = _autograd._engine_run_backward
-_compiled: Any = torch.jit.ScriptFunction
-_call = _compiled.__call__
+_calls: dict[Any, Any] = {kind: kind.__call__ for kind in (torch.jit.ScriptFunction, torch._C.ScriptMethod)}
 _hooks = ExitStack()  # removes them
 
 
@@ -58,15 +56,20 @@ def _add_hooks() -> None:
     _hooks.callback(note_step.remove)
     _hooks.callback(setattr, _autograd, "_engine_run_backward", _run)
     _autograd._engine_run_backward = _run_backward
-    _hooks.callback(setattr, _compiled, "__call__", _call)
-    _compiled.__call__ = _call_compiled
+    for kind, call in _calls.items():
+        _hooks.callback(setattr, kind, "__call__", call)
+        kind.__call__ = _refusing_rows(call)
 
 
-def _call_compiled(function: Any, *args: object, **kwargs: object) -> object:
-    """Call what torch.jit has compiled: torch asks no operands' classes there, and would run on this rank's rows."""
-    if _is_distributed((args, kwargs)):
-        raise MixedRowsError(COMPILED)
-    return _call(function, *args, **kwargs)
+def _refusing_rows(call: Callable[..., object]) -> Callable[..., object]:
+    """``call`` of what torch.jit has compiled: torch asks few operands' classes there, and runs on this rank's rows."""
+
+    def refusing(compiled: object, *args: object, **kwargs: object) -> object:
+        if _is_distributed(args) or (kwargs and _is_distributed(kwargs)):
+            raise MixedRowsError(COMPILED)
+        return call(compiled, *args, **kwargs)
+
+    return refusing
 
 
 def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
@@ -122,13 +125,16 @@ def _keyword_arguments() -> tuple[object, ...]:
 
 def _is_distributed(arg: object) -> bool:
     """Whether there is a distributed thing in ``arg``: a tensor, a handle, a whole graph."""
-    if isinstance(arg, (tuple, list)):
-        return any(_is_distributed(item) for item in arg)
     if isinstance(arg, dict):
-        return any(_is_distributed(item) for item in arg.values())
+        arg = [*arg.values()]
+    if isinstance(arg, (tuple, list)):  # which may be long
+        return not _PLAIN.issuperset(map(type, arg)) and any(map(_is_distributed, arg))
     if isinstance(arg, (RowTensor, nn.Module)):
         return isinstance(arg, RowTensor)
-    return isinstance(arg, (Edges, MovedRows)) or getattr(type(arg), "is_distributed", False) is True
+    return isinstance(arg, (Edges, DerivedOperand)) or getattr(type(arg), "is_distributed", False) is True
+
+
+_PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
 
 
 def _is_stock_conv(module: nn.Module) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
 
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
@@ -45,6 +44,7 @@ from pyg_dist.tensor.row_tensor import (
     NodeTensor,
     RowTensor,
     as_row_tensor_,
+    is_below_autograd,
     local_tensors,
     note_numbers,
     takes_out,
@@ -105,7 +105,7 @@ class TileTensor(NodeTensor):
             out = handler(func, *args, **kwargs)
             if out is not NotImplemented:
                 return out
-        elif isinstance(func, OpOverload):  # below autograd all is local
+        elif is_below_autograd(func):
             with local_tensors():
                 return func(*args, **kwargs)
         if (writes(func) or kwargs.get("inplace")) and args and isinstance(args[0], TileTensor):

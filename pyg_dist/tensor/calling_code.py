@@ -117,11 +117,6 @@ _OURS = {
 """What comes nearest to a loader of PyG's."""
 
 
-def of_jit(function: object) -> str:
-    """The message of an error in a method that torch.jit has compiled, else nothing."""
-    return COMPILED if isinstance(function, torch._C.ScriptMethod) else ""
-
-
 COMPILED = (
     "torch.jit compiles for plain tensors (got tensors or edges of a DistributedData): call the module or function "
     "itself, which torch.jit has not compiled"

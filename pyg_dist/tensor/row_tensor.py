@@ -24,7 +24,7 @@ from pyg_dist.backend import out_of_memory
 from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
-from pyg_dist.tensor.calling_code import EdgeHandle, is_constructor_call, of_jit
+from pyg_dist.tensor.calling_code import EdgeHandle, is_constructor_call
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
     KEEPS_ROWS,
@@ -195,11 +195,9 @@ class RowTensor(Tensor):
             return NotImplemented
         handler = TABLE.get(func)
         if handler is None:
-            if isinstance(func, OpOverload):  # below autograd (dispatch modes, backward formulas) all is local
+            if is_below_autograd(func):
                 with local_tensors():
                     return func(*args, **(kwargs or {}))
-            if compiled := of_jit(func):
-                raise MixedRowsError(compiled)
             name = public_name(func)
             way_out = "call it on .full_tensor() (all rows, collective) or .to_local() (this rank's rows)"
             if name.startswith(("_foreach_", "_fused_")):  # an optimizer calls it, or a function that clips gradients
@@ -226,6 +224,11 @@ class RowTensor(Tensor):
         except (RuntimeError, MemoryError) as error:
             out_of_memory.explain(error)
             raise
+
+
+def is_below_autograd(function: Function) -> bool:
+    """Whether it is torch's own operator, which dispatch modes and backward formulas call: there all is local."""
+    return isinstance(function, OpOverload) and function.namespace in ("aten", "prim", "prims")
 
 
 def global_shape(x: RowTensor) -> torch.Size:

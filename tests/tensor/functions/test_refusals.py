@@ -28,6 +28,11 @@ def scaled(z: Any) -> Any:
     return z * 2 + 1
 
 
+@torch.library.custom_op("tests_of_refusals::mean", mutates_args=())
+def mean_of_a_library(z: torch.Tensor) -> torch.Tensor:
+    return z.mean()
+
+
 def of_weights(transform: Callable[..., Any], weights: str) -> Callable[[Operands], object]:
     """``transform`` of a function of plain weights that meet rows."""
 
@@ -72,6 +77,7 @@ REFUSED: list[Refusal] = [
     (lambda t: torch.eye(t.N + 1).double().to_sparse() @ t.x, DataError, "Expected a matrix of all nodes by all nodes"),
     (lambda t: t.x.index_add(1, t.label, t.x), MixedRowsError, "of columns by a distributed index would mix rows"),
     (lambda t: torch.ops.aten.sum(t.x), MixedRowsError, "has no distributed form"),
+    (lambda t: mean_of_a_library(t.x.detach()), MixedRowsError, "has no distributed form"),
     (lambda t: scripted_linear()(t.x), MixedRowsError, "torch.jit compiles for plain tensors (got"),
     (
         lambda t: torch.jit.trace(scaled, (t.x.detach(),), check_trace=False)(t.x), MixedRowsError,
