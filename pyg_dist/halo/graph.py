@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from pyg_dist.backend import host
-from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.comm.ids import IdLists
-from pyg_dist.backend.comm.transport import Traffic, Transport
-from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import (
     ListedEdges,
     SampledEdges,
     in_layout_of,
-    refuse_learning_weights,
-    refuse_other_weights,
     sampled_nodes,
 )
 from pyg_dist.graph.edges import Edges
-from pyg_dist.graph.protocol import NodeSharding, Norm, the_one
-from pyg_dist.graph.sample import CrossingEdges, KeptEdges, PairProbability, Subset
-from pyg_dist.halo.exchange import exchange_of
-from pyg_dist.halo.operator import LearningOperator, LinearOperator
+from pyg_dist.graph.protocol import NodeSharding, the_one
+from pyg_dist.graph.sample import CrossingEdges, KeptEdges, Subset
+from pyg_dist.halo.batch import ProductsAtSample
 from pyg_dist.halo.plan.cover import BothEnds
-from pyg_dist.halo.plan.links import MachineLinks, RemoteLinks
 from pyg_dist.halo.plan.restriction import Restriction, restricted, restricted_to
-from pyg_dist.halo.plan.share import HaloShare, halo_share
+from pyg_dist.halo.plan.share import halo_share
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.halo.sharding import HaloNodes, SampledNodes
 from pyg_dist.halo.transfer import HaloTransfer
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.row_index import PickedEdges, PickedNodes, origin_of
+from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.selection import Selection
 from pyg_dist.tensor.sharding import RowSharding, lasting
@@ -125,11 +115,6 @@ class HaloGraph(HaloProducts):
     def data_group(self) -> tuple[int, int]:
         return self.targets.groups.index, self.targets.groups.count
 
-    @cached_property
-    def links(self) -> HaloLinks:
-        """What subgraphs are cut from (collective at the first use)."""
-        return HaloLinks(self.share, self.group)
-
     @property
     def needs_whole_subsets(self) -> bool:
         return False
@@ -143,74 +128,11 @@ class HaloGraph(HaloProducts):
         self.links, self.loops_exist, self.edge_sharding.counts  # noqa: B018
 
 
-class HaloLinks:
-    """The edges between this rank and others, with both ends; one exchange with the other ranks (collective).
-
-    ``links`` are the edges; ``of_machine``, in two levels, those between this rank's machine and others.
-    """
-
-    @lasting
-    def __init__(self, share: HaloShare, group: Group) -> None:
-        incoming = share.row_transfer.incoming
-        slot, target = incoming.col.long(), share.node_id[incoming.row() + share.num_inner]
-        sender_of_slot = share.halo_owner.long()
-        order = torch.argsort(sender_of_slot[slot], stable=True)
-        slot, target, place = slot[order], target[order], incoming.edge.long()[order]
-        sender, source = sender_of_slot[slot], share.halo_id[slot]
-        mine = torch.stack([share.edge_id[place], source, target, place], dim=1)
-
-        counts = torch.bincount(sender, minlength=share.num_ranks)
-        from_rank = group.gather_rows(counts.view(1, -1), [1] * group.size)[:, share.rank]
-        lists = tuple(counts.tolist()), tuple(from_rank.tolist())
-        self._place = place
-        self._exchange = exchange_of(Transport(group, Traffic()), *lists, num_messages=group.size**2)
-        theirs = self._exchange.start(mine[:, :3]).wait()
-        load = host.tensor(group.gather_counts(share.edge_id.numel()))
-        receiver = torch.repeat_interleave(host.arange(share.num_ranks), from_rank)
-        self.links = RemoteLinks.of(share, mine, theirs, sender, receiver, load)
-        self.of_machine = None
-        if share.ranks_per_machine is not None:
-            into, out_of = torch.cat([mine[:, :3], sender.view(-1, 1)], 1), torch.cat([theirs, receiver.view(-1, 1)], 1)
-            self.of_machine = _links_of_machine(share, group, into, out_of, load)
-        self._remote_weights: WeakKeyDictionary[LinearOperator, Tensor] = WeakKeyDictionary()
-
-    @lasting
-    def remote_weights(self, operator: LinearOperator, values: Tensor) -> Tensor:
-        """The operator's ``values``, by edge storage, of the edges that begin here (collective at the first use)."""
-        if operator not in self._remote_weights:
-            places = on_device(self._place, values.device)
-            self._remote_weights[operator] = self._exchange.start(values[places]).wait()
-        return self._remote_weights[operator]
-
-
-def _links_of_machine(share: HaloShare, group: Group, into: Tensor, out_of: Tensor, load: Tensor) -> MachineLinks:
-    """The edges between all ranks of this machine and other machines (collective).
-
-    ``into`` and ``out_of`` are this rank's remote edges: id, source, target, and the other rank, int64 ``[m, 4]``.
-    """
-    on_each, own = share.ranks_per_machine, share.rank
-    assert on_each is not None
-    edges = torch.cat([into, out_of])
-    ends = host.full((2, len(edges)), own)
-    ends[0, : len(into)], ends[1, len(into) :] = into[:, 3], out_of[:, 3]
-    crosses = ends[0] // on_each != ends[1] // on_each
-    mine = torch.cat([edges[crosses, :3], ends[:, crosses].T], 1)
-    shares = [q // on_each == own // on_each for q in range(group.size)]
-    whole = IdLists(group).send(mine.repeat(sum(shares), 1), [len(mine) * is_near for is_near in shares])
-    edge, source, target, sender, receiver = whole.unbind(1)
-    return MachineLinks.of(edge, (source, target), (sender, receiver), share, load)
-
-
-class HaloBatch(HaloGraph):
+class HaloBatch(ProductsAtSample, HaloGraph):
     """The subgraph that a sample of nodes induces, and its operators. The graph's rows stay where they are.
 
-    Not collective, given the links of the graph; :meth:`operator` may be. With the probabilities of a sample's pairs
-    operators are those of the whole graph at the sample, ``w_ij / p_ij`` off the diagonal and ``w_ii`` on it (ScaleGNN,
-    III-D, eq. 23-24): GCN keeps the norm of the whole graph, a mean its degree, and the mean over all samples that hold
-    a node is the full aggregation.
+    Not collective, given the links of the graph; :meth:`operator` may be.
     """
-
-    may_send_weights = False  # to know whether that pays, ranks would have to communicate for each batch
 
     def __init__(
         self, parent: HaloGraph, cut: Restriction, targets: SampledNodes, sources: SampledNodes, sample: Subset
@@ -266,163 +188,6 @@ class HaloBatch(HaloGraph):
         picked = PickedEdges.of(ids, edges, self.parent.edge_sharding, self.restriction.edge)
         picked.replicas = self._replicas
         return picked
-
-    def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`.
-
-        GCN's norm needs the degrees of the whole graph: with weights that learn, or that are no attribute of it, it
-        raises.
-        """
-        if self._sample.scale is None:
-            if weight is None and norm.kind != "gcn":  # whose norm needs messages
-                self.parent.asked.note(("exact", norm, dtype), lambda batch, _: batch._exact_ahead(norm, dtype))
-            return super().operator(norm, weight, dtype)
-        if weight is not None and weight.requires_grad and torch.is_grad_enabled():
-            return self._learning_at_sample(norm, weight.to_local(), dtype)
-        return self._operators.get((norm, dtype), weight, lambda: self._at_sample(norm, weight, dtype))
-
-    def operator_over(self, edges: Any, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> Any:
-        return super().operator_over(edges, norm, weight, dtype) if self._sample.scale is None else None
-
-    def _at_sample(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> LinearOperator:
-        origin = origin_of(weight)
-        if weight is not None and origin is None:
-            if norm.kind == "gcn":
-                raise refuse_other_weights()
-            return self._own_weights(norm, weight, dtype)
-        of_graph: Any = None if origin is None else origin[0]
-        whole = self._operator_of_graph(norm, of_graph, dtype)
-        made = self._restricted(whole, norm, weight, dtype)
-        ahead = lambda batch, weight: batch._restricted_ahead(whole, norm, weight, dtype)  # noqa: E731
-        self.parent.asked.note(("at a sample", norm, dtype), ahead, of_graph)
-        return made
-
-    def make_ahead(self, weights: Iterable[RowTensor]) -> None:
-        self.parent.asked.make_ahead(self, weights)
-        if self.parent.asked.edges:
-            self._remote_patterns_ahead()
-
-    def _exact_ahead(self, norm: Norm, dtype: torch.dtype) -> None:
-        if self._sample.scale is None:
-            _make_values(HaloGraph.operator(self, norm, None, dtype))
-
-    def _restricted_ahead(
-        self, whole: LinearOperator, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
-    ) -> None:
-        if self._sample.scale is not None:
-            make = partial(self._restricted, whole, norm, weight, dtype)
-            _make_values(self._operators.get((norm, dtype), weight, make))
-
-    def _remote_patterns_ahead(self) -> None:
-        for matrix in (self.row_transfer.outgoing, self.row_transfer.incoming):
-            matrix.pattern.edge, matrix.pattern.transposed.edge  # noqa: B018
-
-    def _patterns_ahead(self) -> None:
-        self.local.edge, self.local.transposed.edge  # noqa: B018
-        self._remote_patterns_ahead()
-
-    def _restricted(
-        self, whole: LinearOperator, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
-    ) -> LinearOperator:
-        """The graph's operator at the sample (collective where an earlier batch had no such one)."""
-        p = self._pairs.uniform_p
-        if p is not None and weight is None and not norm.add_self_loops and not self.parent.loops_exist:
-            return self._divided_by(p, whole, dtype)
-        values = whole.halo.incoming.storage
-        local = self._with_loops(whole.local, dtype) if norm.kind == "gcn" and norm.add_self_loops else None
-        if values is None:
-            return self._rescaled(local, None, None, whole, dtype)
-        remote = self.parent.links.remote_weights(whole, values)
-        edge, remote_edge = (on_device(x, self.device) for x in (self.restriction.edge, self.restriction.remote_edge))
-        return self._rescaled(local, values[edge], remote[remote_edge], whole, dtype)
-
-    def _divided_by(self, p: float, whole: LinearOperator, dtype: torch.dtype) -> LinearOperator:
-        """The batch's operator where every edge has the same factor: rows are scaled, and edges have no values."""
-        of_rows, of_cols = self._scales(whole)
-        if of_rows is None:
-            of_rows = torch.ones(self.num_local, dtype=dtype, device=self.device)
-        of_rows = of_rows * p if whole.divides else of_rows / p
-        return LinearOperator(Matrix(self.local), self._sum_transfer, of_rows, of_cols, whole.divides)
-
-    def _scales(self, whole: LinearOperator) -> tuple[Tensor | None, Tensor | None]:
-        row = on_device(self.restriction.rows.row, self.device)
-        of_rows, of_cols = (None if s is None else s[row] for s in (whole.row_scale, whole.col_scale))
-        return of_rows, of_cols
-
-    def _operator_of_graph(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> LinearOperator:
-        operator = self.parent.operator(norm, weight, dtype)
-        assert isinstance(operator, LinearOperator), "weights that learn go another way"
-        return operator
-
-    def _own_weights(self, norm: Norm, weight: RowTensor, dtype: torch.dtype) -> LinearOperator:
-        whole = self._operator_of_graph(norm, None, dtype)
-        values = weight.to_local().detach().to(dtype)
-        sent = self._weighted(self.local, values)[1].outgoing.storage
-        return self._rescaled(None, values, None if sent is None else sent[:-1], whole, dtype)
-
-    def _rescaled(
-        self,
-        local: Matrix | None,
-        values: Tensor | None,
-        remote_weights: Tensor | None,
-        whole: LinearOperator,
-        dtype: torch.dtype,
-    ) -> LinearOperator:
-        """The batch's operator: with the scales of the ``whole`` graph's.
-
-        ``local`` is made by ``values`` where there is none. ``values``, of the edges, and ``remote_weights``, of those
-        that are summed here for other ranks, may be ones (``None``).
-        """
-        one = torch.ones(1, dtype=dtype, device=self.device)
-        storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
-        source, target = self.restriction.remote_ends
-        factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
-        sent = torch.cat([factor if remote_weights is None else remote_weights * factor, one])
-        halo = self._sum_transfer.weighted(sent, storage)
-        local = Matrix(self.local, storage) if local is None else local
-        return LinearOperator(local, halo, *self._scales(whole), whole.divides)
-
-    def _with_loops(self, whole: Matrix, dtype: torch.dtype) -> Matrix:
-        """The local matrix of the graph, loops of the norm included, at the sample."""
-        row = self.restriction.rows.row
-        pattern, entry = whole.pattern.restricted(row, row)
-        ids = self.parent.node_sharding.global_id[row]
-        ends = pattern.on_host.col.long(), pattern.on_host.row()
-        factor = copied_to(self._pairs.factor(*ends, dtype, ids), self.device)
-        return Matrix(pattern, factor if whole.value is None else whole.value[on_device(entry, self.device)] * factor)
-
-    def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
-        self.parent.asked.note("patterns", lambda batch, _: batch._patterns_ahead())
-        return super()._learning(norm, weight)
-
-    def _learning_at_sample(self, norm: Norm, weight: Tensor, dtype: torch.dtype) -> LearningOperator:
-        if norm.kind == "gcn":
-            raise refuse_learning_weights()
-        factor = self._factors(weight.dtype)
-        if norm.kind == "mean":
-            degree = self.parent.in_degree(weight.dtype)[on_device(self.restriction.rows.row, self.device)].clamp_(
-                min=1
-            )
-            factor = factor / degree[self.ends()[1]]
-        return self._learning(Norm.SUM, weight * factor)
-
-    @property
-    def _pairs(self) -> PairProbability:
-        assert self._sample.scale is not None
-        return self._sample.scale
-
-    @lasting
-    def _factors(self, dtype: torch.dtype) -> Tensor:
-        """One over the probability of each edge's source, by edge storage, ``[e]``."""
-        source, target = self._ends_on_host()
-        ids = self._sample.node_id[self._neighbour_id_on_host - self.node_sharding.first]
-        return copied_to(self._pairs.factor(source, target, dtype, ids), self.device)
-
-
-def _make_values(operator: Any) -> None:
-    """Those of a constant operator's matrices, and of their transposes."""
-    for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
-        matrix.value, matrix.transposed.value  # noqa: B018
 
 
 @sampled_nodes.register

@@ -22,6 +22,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.graph.protocol import Norm, the_one
 from pyg_dist.halo.exchange import Exchange, exchange_of
+from pyg_dist.halo.links import HaloLinks
 from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, require_dtype
 from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
 from pyg_dist.halo.plan.transfer import UNIT
@@ -134,6 +135,11 @@ class HaloProducts(HaloView):
         incoming = placed(sums.incoming.pattern, num_edges, stored)
         places = stored(self.share.sum_transfer.weights_to_send)
         return RemoteSums(places, weights, outgoing, sums.between_slots, incoming)
+
+    @cached_property
+    def links(self) -> HaloLinks:
+        """What subgraphs are cut from (collective at the first use)."""
+        return HaloLinks(self.share, self.group)
 
     @property
     def _weight_exchange(self) -> Exchange:
