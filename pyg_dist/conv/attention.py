@@ -32,7 +32,8 @@ from pyg_dist.graph.layer_call import call_of
 from pyg_dist.tensor import EdgeTensor, NodeTensor
 from pyg_dist.tensor.functions.layers import product, sparse_rows
 from pyg_dist.tensor.functions.random import draw_seed
-from pyg_dist.tensor.row_tensor import local_tensors, local_values
+from pyg_dist.tensor.operands import local_values
+from pyg_dist.tensor.row_tensor import local_tensors
 
 Fused = TypeVar("Fused", bound=Callable[..., Any])
 

@@ -32,9 +32,9 @@ from pyg_dist.graph.protocol import NodeSharding, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
+from pyg_dist.tensor.operands import local_values as _local
 from pyg_dist.tensor.registry import Function, mapped
 from pyg_dist.tensor.row_index import PickedNodes
-from pyg_dist.tensor.row_tensor import local_values as _local
 
 SUBSTITUTES: dict[Function, Function] = {}
 """Ours for PyG's."""

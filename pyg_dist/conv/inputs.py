@@ -23,8 +23,9 @@ from pyg_dist.graph.sparse_matrix import adjacency
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
+from pyg_dist.tensor.operands import described
 from pyg_dist.tensor.registry import mapped
-from pyg_dist.tensor.row_tensor import described, local_tensors, version_of
+from pyg_dist.tensor.row_tensor import local_tensors, version_of
 from pyg_dist.tensor.sharding import RowSharding
 
 

@@ -23,7 +23,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.layer_call import running
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import own_randomness
-from pyg_dist.tensor.row_tensor import local_values
+from pyg_dist.tensor.operands import local_values
 
 # What one node gets from these depends on the other nodes (or on their number), and a rank aggregates only its own.
 _MIXES_NODES = (

@@ -18,6 +18,7 @@ from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import SampledGraph
 from pyg_dist.graph.sample import Subset
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
+from pyg_dist.tensor.operands import by_row_mask
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
 from pyg_dist.tensor.row_tensor import by_row_mask
 from pyg_dist.tensor.sharding import require_same

@@ -38,7 +38,7 @@ from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.store.graph_input import GraphInput, read_graph
 from pyg_dist.store.hyperedges import take_hyperedges
 from pyg_dist.tensor import EdgeTensor
-from pyg_dist.tensor.row_tensor import local_values
+from pyg_dist.tensor.operands import local_values
 
 logger = logging.getLogger("pyg_dist")
 

@@ -25,7 +25,8 @@ from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.calling_code import of_whole_graphs
 from pyg_dist.tensor.row_index import PickedRows
-from pyg_dist.tensor.row_tensor import local_tensors, moved_to
+from pyg_dist.tensor.operands import moved_to
+from pyg_dist.tensor.row_tensor import local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 from pyg_dist.tensor.sparse_form import SparseForm
 

@@ -21,17 +21,10 @@ from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.layer_call import neighbour_rows
 from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.operands import by_row_mask, local_values
 from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, public_name
 from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import (
-    EdgeTensor,
-    NodeTensor,
-    RowTensor,
-    as_row_tensor_,
-    by_row_mask,
-    local_tensors,
-    local_values,
-)
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.selection import rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
 

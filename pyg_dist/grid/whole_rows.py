@@ -25,7 +25,8 @@ from pyg_dist.halo.plan.cover import OneWay
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, share_of
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, by_row_mask
+from pyg_dist.tensor.operands import by_row_mask
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 

@@ -30,8 +30,9 @@ from pyg_dist.tensor.functions.moved_rows import (
 )
 from pyg_dist.tensor.functions.pointwise import aligned, pointwise
 from pyg_dist.tensor.functions.shapes import flat_sizes
+from pyg_dist.tensor.operands import on_rows
 from pyg_dist.tensor.registry import Function, Handler, bind, dims_of, implements, public_name, refuse
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors, on_rows
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors
 from pyg_dist.tensor.selection import ConcatenatedRows
 
 

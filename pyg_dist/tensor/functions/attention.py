@@ -17,8 +17,9 @@ from pyg_dist.backend.autograd import replicated
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor.functions.moved_rows import MovedRows, implements_anywhere, rows_and_place
+from pyg_dist.tensor.operands import like_rows
 from pyg_dist.tensor.registry import Function, bind, by_steps, public_name
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 _OF_LAYER = (

@@ -17,17 +17,10 @@ from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.layers import of_each_row
 from pyg_dist.tensor.functions.moved_rows import MovedRows
 from pyg_dist.tensor.functions.pointwise import as_operand
+from pyg_dist.tensor.operands import by_row_mask, moved_to
 from pyg_dist.tensor.registry import TAKES_OUT, Function, dims_of, implements, refuse
 from pyg_dist.tensor.row_index import PickedRows, RowIndex
-from pyg_dist.tensor.row_tensor import (
-    NodeTensor,
-    RowTensor,
-    as_row_tensor_,
-    by_row_mask,
-    copied_slice,
-    local_tensors,
-    moved_to,
-)
+from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, as_row_tensor_, copied_slice, local_tensors
 from pyg_dist.tensor.selection import Selection, elements_of, rows_by_index, rows_by_whole_mask
 from pyg_dist.tensor.sharding import RowSharding
 

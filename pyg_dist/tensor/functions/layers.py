@@ -19,8 +19,9 @@ from pyg_dist.tensor.calling_code import running_layer
 from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, implements_anywhere, moved_in, refuse_moved
 from pyg_dist.tensor.functions.pointwise import aligned
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.operands import like_rows, on_rows
 from pyg_dist.tensor.registry import Function, bind, implements, public_name, refuse
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors, on_rows, version_of
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, version_of
 
 
 def with_parameters(num_operands: int = 1, run: Function | None = None) -> Callable[..., Tensor]:

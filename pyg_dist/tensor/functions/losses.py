@@ -16,8 +16,9 @@ from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.pointwise import as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.operands import like_rows
 from pyg_dist.tensor.registry import Args, Function, Kwargs, implements, public_name
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, like_rows, local_tensors
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 # Operands with one entry per row, though they may have fewer dimensions than the scores.

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_dist.backend.dense import large_tensors
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.functions.full_tensor import on_full_tensor
+from pyg_dist.tensor.operands import like_rows
 from pyg_dist.tensor.registry import (
     ARITHMETIC,
     KEEPS_ROWS,
@@ -21,7 +22,7 @@ from pyg_dist.tensor.registry import (
     implements,
     public_name,
 )
-from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_, like_rows, local_tensors
+from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 

@@ -20,8 +20,9 @@ from pyg_dist.tensor.functions.layers import linear_over_rows, sparse_rows, with
 from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, on_last, refuse_moved, rows_and_place
 from pyg_dist.tensor.functions.pointwise import pointwise
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
+from pyg_dist.tensor.operands import like_rows
 from pyg_dist.tensor.registry import TABLE, Function, dims_of, implements, public_name, refuse
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, like_rows, local_tensors
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, copied_slice, local_tensors
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 

@@ -19,8 +19,9 @@ from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor.functions.along import along
+from pyg_dist.tensor.operands import on_rows
 from pyg_dist.tensor.registry import Function, bind, dims_of, implements, public_name, refuse
-from pyg_dist.tensor.row_tensor import RowTensor, local_tensors, on_rows
+from pyg_dist.tensor.row_tensor import RowTensor, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 Dims = tuple[int, ...]

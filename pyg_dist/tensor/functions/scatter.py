@@ -17,9 +17,10 @@ from pyg_dist.tensor.functions.full_tensor import on_full_tensor
 from pyg_dist.tensor.functions.moved_rows import MOVED, MovedRows, moved_in, refuse_moved, rows_first
 from pyg_dist.tensor.functions.pointwise import aligned, as_operand
 from pyg_dist.tensor.functions.reductions import accumulation_dtype, neutral, over_ranks
+from pyg_dist.tensor.operands import like_rows
 from pyg_dist.tensor.registry import Function, bind, dims_of, implements, public_name, refuse
 from pyg_dist.tensor.row_index import RowIndex
-from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, like_rows, local_tensors
+from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 _REDUCED_BY_RANKS = ("sum", "add", "mean", "amax", "amin")

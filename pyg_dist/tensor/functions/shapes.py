@@ -23,8 +23,9 @@ from pyg_dist.tensor.functions.moved_rows import (
     refuse_moved,
     rows_and_place,
 )
+from pyg_dist.tensor.operands import moved_to, on_rows
 from pyg_dist.tensor.registry import Function, dims_of, implements, public_name, refuse
-from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, global_shape, local_tensors, moved_to, on_rows
+from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, global_shape, local_tensors
 from pyg_dist.tensor.selection import ConcatenatedRows, elements_of
 from pyg_dist.tensor.sharding import RowSharding
 
