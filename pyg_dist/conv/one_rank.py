@@ -62,7 +62,7 @@ def stock_result(
         return None
     graph = edge_index.graph
     columns = graph.one_rank_columns
-    if columns < 1 or edge_index.is_sparse or not args:
+    if columns < 1 or not args:
         return None
     if graph.sources is not graph.targets and getattr(conv, "add_self_loops", False):  # which several ranks refuse
         return None

@@ -20,7 +20,6 @@ from pyg_dist.graph.sample import Subset
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.operands import by_row_mask
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
-from pyg_dist.tensor.row_tensor import by_row_mask
 from pyg_dist.tensor.sharding import require_same
 
 
@@ -105,7 +104,7 @@ def cut(
             if weight is not None and weight.requires_grad is learns and edges is not None:
                 weight = edges.fetch(weight)
             if not learns or weight is not value.weight:
-                found[name] = DistributedEdgeIndex(graph, value.is_sparse, weight)
+                found[name] = type(value)(graph, weight)
         elif not isinstance(value, RowTensor):
             if not learns:
                 found[name] = value

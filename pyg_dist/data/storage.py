@@ -14,6 +14,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 
 from pyg_dist.backend.session.agreement import one_line
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.graph.adjacency import DistributedAdjacency
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.halo.plan.relations import HeteroPlan
@@ -24,8 +25,8 @@ from pyg_dist.store.hyperedges import HyperedgeSizes
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.calling_code import of_whole_graphs
-from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.operands import moved_to
+from pyg_dist.tensor.row_index import PickedRows
 from pyg_dist.tensor.row_tensor import local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 from pyg_dist.tensor.sparse_form import SparseForm
@@ -56,7 +57,8 @@ class LocalGraph:
     @property
     def handle(self) -> DistributedEdgeIndex:
         """What a script sees of the edges."""
-        return DistributedEdgeIndex(self.graph, self.graph_key == "adj_t", self.weight)
+        is_matrix = self.graph_key == "adj_t"
+        return DistributedAdjacency(self.graph, self.weight) if is_matrix else DistributedEdgeIndex(self.graph)
 
 
 def local_rows(value: Tensor, rows: RowSharding, device: torch.device) -> Any:
@@ -192,7 +194,7 @@ class DistributedStorage(RowStorage, GlobalStorage):
             if is_own:
                 return own
         laid_out = DistributedEdgeIndex.over(edges, graph.node_sharding, graph.device, loop_rule, is_kept=False)
-        return None if laid_out is None else DistributedEdgeIndex(laid_out.graph, sparse=True).set_value(values)
+        return None if laid_out is None else DistributedAdjacency(laid_out.graph).set_value(values)
 
 
 class TypedNodes(RowStorage, NodeStorage):

@@ -15,6 +15,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError
+from pyg_dist.graph.adjacency import DistributedAdjacency
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding, nodes_at
@@ -25,7 +26,7 @@ from pyg_dist.tensor.registry import TABLE, Function
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
 
 
-def adjacency(matrix: Any, x: Any) -> DistributedEdgeIndex | None:
+def adjacency(matrix: Any, x: Any) -> DistributedAdjacency | None:
     """The ``adj_t`` that a plain sparse matrix of all nodes by all nodes is, over the nodes of ``x`` (collective).
 
     ``None`` for anything else. It is known again by its values, see :meth:`DistributedEdgeIndex.over`.
@@ -53,14 +54,14 @@ def adjacency(matrix: Any, x: Any) -> DistributedEdgeIndex | None:
 
 def _matrix(
     indices: Tensor, nodes: tuple[NodeSharding, NodeSharding], values: Tensor | None, size: Any, loop_rule: LoopRule
-) -> DistributedEdgeIndex:
+) -> DistributedAdjacency:
     """The matrix with ``values`` at ``indices``, int64 ``[2, E]``, of these nodes by these nodes (collective)."""
     shape = tuple(rows.size for rows in nodes)
     if size is not None and tuple(size) != shape:
         raise DataError(f"Expected a matrix of all nodes by all nodes, {list(shape)} (got {list(size)}): give its size")
     edges = DistributedEdgeIndex.over(indices.flip(0), nodes[0], indices.device, loop_rule, sources=nodes[1])
     assert edges is not None
-    return DistributedEdgeIndex(edges.graph, sparse=True).set_value(values)
+    return DistributedAdjacency(edges.graph).set_value(values)
 
 
 _stock = torch.sparse_coo_tensor

@@ -100,6 +100,7 @@ def give_there(library: Path, layout: str, is_sparse: bool) -> None:
                 given[name] = value.to(place)
         data: Any = DistributedData(given, layout=layout)
         edges = data.adj_t if is_sparse else data.edge_index
+        assert is_sparse or edges.max().device == place
         lying = {name: value.device for name, value in data if isinstance(value, Tensor)}
         assert {edges.device, data.graph.device, *lying.values()} == {place}, lying
         torch.manual_seed(0)
