@@ -10,9 +10,10 @@ with one product for the targets' own rows and one sum of the gradients of all b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from types import FunctionType
 from typing import Any, cast
 
@@ -57,13 +58,23 @@ class LinearTerms:
 
 @dataclass(frozen=True)
 class Biased:
-    """What a relation adds to its targets, the bias not added yet."""
+    """What relations add to their targets, the bias not added yet."""
 
     rows: NodeTensor
-    bias: Tensor  # as it has entered
+    bias: Tensor | None = None  # as it has entered
+    count: int = 1  # of relations; rows of several are a tensor of its own, into which others may be added
+
+    def plus(self, other: Biased) -> Biased:
+        """The sum with what one more relation adds."""
+        with local_tensors():
+            rows = (large_tensors.add if self.count == 1 else large_tensors.add_into_)(self.rows, other.rows)
+            bias = other.bias if self.bias is None else self.bias if other.bias is None else self.bias + other.bias
+        return Biased(cast(NodeTensor, as_row_tensor_(rows, self.rows._sharding)), bias, self.count + 1)
 
     def value(self) -> Tensor:
         """The result by itself."""
+        if self.bias is None:
+            return self.rows
         with local_tensors():
             return as_row_tensor_(large_tensors.add(self.rows, self.bias), self.rows._sharding)
 
@@ -90,13 +101,16 @@ class DistributedHeteroConv(HeteroConv):
 
     def forward(self, *args_dict: object, **kwargs_dict: object) -> dict[str, Tensor]:
         """See the class."""
-        convs = [conv for conv in self.convs.values() if hasattr(conv, "gives_terms") and not is_hooked(conv)]
         if self.aggr not in ("sum", "mean"):
-            convs = []
+            return cast("dict[str, Tensor]", super().forward(*args_dict, **kwargs_dict))
+        results: dict[str, list[object]] = defaultdict(list)  # by type of the targets
+        adding = HeteroConv.__new__(HeteroConv)  # this one, whose convs add to results
+        vars(adding).update(aggr=self.aggr, convs={r: partial(_add, results[r[-1]], c) for r, c in self.convs.items()})
+        convs = [conv for conv in self.convs.values() if hasattr(conv, "gives_terms") and not is_hooked(conv)]
         for conv in convs:
             conv.gives_terms = True
         try:
-            return _forward(self, *args_dict, **kwargs_dict)  # type: ignore[no-any-return]
+            return _forward(adding, *args_dict, **kwargs_dict)  # type: ignore[no-any-return]
         finally:
             for conv in convs:
                 conv.gives_terms = False
@@ -105,45 +119,51 @@ class DistributedHeteroConv(HeteroConv):
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
 
-def _grouped(results: list[object], aggr: str | None) -> Tensor | None:
-    """PyG's ``group`` of tensors and terms (collective if there are terms)."""
-    if len(results) > 1 and aggr in ("sum", "mean") and _lie_alike(results):
-        return _total(results, 1 / len(results) if aggr == "mean" else 1)
-    return cast(
-        "Tensor | None", group([r.value() if isinstance(r, (LinearTerms, Biased)) else r for r in results], aggr)
-    )
+def _add(results: list[Any], conv: Callable[..., object], *args: object, **kwargs: object) -> list[Any]:
+    """The results, and what ``conv`` adds: rows are added up as they come (collective)."""
+    result = conv(*args, **kwargs)
+    result = Biased(result) if type(result) is NodeTensor else result
+    if isinstance(result, Biased) and _form(result) is not None:
+        for k, known in enumerate(results):
+            if isinstance(known, Biased) and _form(known) == _form(result):
+                results[k] = known.plus(result)
+                return results
+    results.append(result)
+    return results
 
 
-def _lie_alike(results: Sequence[object]) -> bool:
-    """Whether all results are whole rows of the same nodes and columns, in one dtype."""
+def _form(result: object) -> tuple[object, ...] | None:
+    """What results that may be added up have in common: whole rows of the same nodes and columns, in one dtype."""
+    if isinstance(result, LinearTerms):
+        weight = result.conv.lin_l.weight
+        return id(result.graph.targets), weight.shape[0], weight.dtype
+    if not isinstance(result, Biased) or result.rows.dim() != 2:
+        return None
+    return id(result.rows._sharding), result.rows.shape[1], result.rows.dtype
 
-    def form(result: object) -> object:
-        if isinstance(result, LinearTerms):
-            weight = result.conv.lin_l.weight
-            return id(result.graph.targets), weight.shape[0], weight.dtype
-        result = result.rows if isinstance(result, Biased) else result
-        if type(result) is not NodeTensor or result.dim() != 2:
-            return result  # equal to no other one
-        return id(result._sharding), result.shape[1], result.dtype
 
-    first, *others = (form(result) for result in results)
-    return isinstance(first, tuple) and all(isinstance(other, tuple) and other == first for other in others)
+def _grouped(given: list[list[Any]], aggr: str) -> Tensor:
+    """PyG's ``group`` of the results, one list for each relation (collective if there are linear terms)."""
+    results, scale = given[0], 1 / len(given) if aggr == "mean" else 1
+    forms = {_form(result) for result in results}
+    if len(given) > 1 and len(forms) == 1 and None not in forms:
+        return _total(results, scale)
+    values = [r.value() if isinstance(r, (LinearTerms, Biased)) else r for r in results]
+    if len(values) == len(given):
+        return cast(Tensor, group(values, aggr))
+    return cast(Tensor, group(values, "sum") * scale)
 
 
 def _total(results: Sequence[Any], scale: float) -> Tensor:
     terms = [result for result in results if isinstance(result, LinearTerms)]
-    others = [result for result in results if not isinstance(result, LinearTerms)]
-    tensors = [other.rows if isinstance(other, Biased) else other for other in others]
-    biases = [other.bias for other in others if isinstance(other, Biased)]
-    rows = terms[0].graph.targets if terms else tensors[0]._sharding
+    rows = [result for result in results if isinstance(result, Biased)]  # one, or none
+    sharding = terms[0].graph.targets if terms else rows[0].rows._sharding
     of_terms = [_sum_of(terms, scale)] if terms else []
     with local_tensors():
-        if len(tensors) > 1:  # the first sum is a tensor of its own, into which the others may be added
-            tensors = [reduce(large_tensors.add_into_, tensors[2:], large_tensors.add(*tensors[:2]))]
-        scaled = [tensor if scale == 1 else large_tensors.multiply(tensor, scale) for tensor in tensors]
-        scaled += [sum(biases[1:], start=biases[0]) * scale] if biases else []
+        scaled = [r.rows if scale == 1 else large_tensors.multiply(r.rows, scale) for r in rows]
+        scaled += [r.bias * scale for r in rows if r.bias is not None]
         total = reduce(large_tensors.add_into_, [*of_terms, *scaled])
-    return cast(Tensor, as_row_tensor_(total.as_subclass(Tensor), rows))
+    return cast(Tensor, as_row_tensor_(total.as_subclass(Tensor), sharding))
 
 
 def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:

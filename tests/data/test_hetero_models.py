@@ -21,6 +21,7 @@ from torch_geometric.nn import (
     GCN2Conv,
     GCNConv,
     GINEConv,
+    GraphConv,
     GraphSAGE,
     HANConv,
     HeteroConv,
@@ -192,6 +193,23 @@ def hetero_conv(aggr: str | None) -> Case:
     return graph(CITES, WRITES, BY, KNOWS), convs, call
 
 
+class Narrow(SAGEConv):
+    """Ones in another dtype than the other relations' results."""
+
+    def forward(self, x: Any, edge_index: Any) -> Any:
+        return (super().forward(x, edge_index) * 0 + 1).float()
+
+
+def many_relations(aggr: str, conv: type[SAGEConv]) -> Case:
+    """Five relations with the same targets: rows with and without a bias, and linear maps, or another dtype."""
+    gat = lambda **options: GATConv((-1, -1), 5, add_self_loops=False, **options)  # noqa: E731
+    made = {
+        CITES: gat, WRITES: lambda: conv((-1, -1), 5), ("paper", "like", "paper"): lambda: GraphConv((-1, -1), 5),
+        ("author", "reads", "paper"): lambda: gat(bias=False), ("paper", "copies", "paper"): gat,
+    }  # fmt: skip
+    return graph(*made), lambda _: HeteroConv({of: make() for of, make in made.items()}, aggr), by_relation
+
+
 def typed(conv: Any, data: HeteroData, channels: Any = -1, **more: Any) -> Case:
     return data, lambda d: conv(channels, 8, more.get("metadata") or d.metadata(), heads=2), by_relation
 
@@ -307,6 +325,11 @@ def others() -> dict[str, Callable[[], Case]]:
         "users and items": users,
         "meta-paths": metapaths,
         **{f"HeteroConv, {aggr}": lambda aggr=aggr: hetero_conv(aggr) for aggr in ("sum", "min", "cat", None)},
+        **{
+            f"HeteroConv of many, {aggr}, {conv.__name__}": lambda aggr=aggr, conv=conv: many_relations(aggr, conv)
+            for aggr in ("sum", "mean")
+            for conv in (SAGEConv, Narrow)
+        },
         **{
             f"to_hetero, {aggr}": lambda aggr=aggr: transformed(lambda: Twice(aggr), wide, links, aggr=aggr)
             for aggr in ("mean", "max", "mul")
