@@ -6,8 +6,9 @@
 
 R-SAGE and R-GAT are two layers of ``HeteroConv``. Edges are R-MAT's (``pyg_dist/store/sources/rmat.py``), ends taken
 modulo the number of nodes. Stock PyG runs in one process with two threads, pyg_dist on one rank with two threads and
-with one, and on two ranks with one each. The rows that a layer sends are counted for 2 to 8 ranks, beside those of the
-homogeneous form ``to_homogeneous()``, with a product for each relation over the whole halo.
+with one, and on two ranks with one each; "forgetful", with two threads, keeps no aggregation. The rows that a layer
+sends are counted for 2 to 8 ranks, beside those of the homogeneous form ``to_homogeneous()``, with a product for each
+relation over the whole halo.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch_geometric.nn import GATConv, HeteroConv, SAGEConv
 from tqdm import tqdm
 
 from pyg_dist import DistributedData, distribute
+from pyg_dist.backend.session.settings import REMEMBER_MIB
 from pyg_dist.data.typed_layout import find_parts_by_type
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan
@@ -92,8 +94,9 @@ class Net(nn.Module):
         return self.out(x["paper"])  # type: ignore[no-any-return]
 
 
-def training_epoch(num_edges: int, kind: str, is_stock: bool, device: str = "cpu") -> Epoch:
-    """Return a function that trains for one epoch."""
+def training_epoch(num_edges: int, kind: str, is_stock: bool, device: str = "cpu", remember: str = "inf") -> Epoch:
+    """Return a function that trains for one epoch; of aggregations as many MiB are kept as ``remember`` says."""
+    os.environ[REMEMBER_MIB.name] = remember
     torch.manual_seed(0)
     data = graph_of(num_edges)
     model = Net(kind)
@@ -171,6 +174,7 @@ def main() -> None:
         variants = [
             Variant("stock PyG", training_epoch, (args.edges, kind, True), 1, 2),
             Variant("pyg_dist, 1 rank", training_epoch, (args.edges, kind, False), 1, 2),
+            Variant("pyg_dist, 1 rank, forgetful", training_epoch, (args.edges, kind, False, "cpu", "0"), 1, 2),
             Variant("pyg_dist, 1 rank, 1 thread", training_epoch, (args.edges, kind, False), 1, 1),
             Variant("pyg_dist, 2 ranks", training_epoch, (args.edges, kind, False), 2, 1),
         ]

@@ -33,6 +33,10 @@ class GridAttention(RankAttention):
 
     targets: AllGather  # gathers the rows of targets; its ranks share their in-edges
 
+    def keeps(self, y: Tensor) -> bool:
+        """See :class:`RankAttention`: a rank's share is small, and making it again would send messages."""
+        return True
+
     def over_ranks(self, y: Tensor, z: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See :class:`RankAttention`: of m of the t targets, the logarithms of all."""
         transport = self.targets.transport

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from random_graphs import random_graph
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,6 +85,44 @@ def test_no_tensor_of_edges_and_columns_is_made(
         asks = takes_both and has_edges != ((layout == LAYOUTS[1][1]) ^ (list(CONVS).index(name) % 2 == 1))
         found = workers(world_size).run(largest_per_edge, name, layout, has_edges, asks)
         assert max(found) <= (14 if asks else 5 + EDGE_DIM * has_edges), (has_edges, asks)
+
+
+def kept_bytes_and_numbers(name: str, layout: dict[str, Any], limit: str) -> tuple[int, list[Tensor]]:
+    """What a conv with edge_attr keeps for its derivative, and its output, loss of weights and gradients."""
+    import pyg_dist
+    from pyg_dist.conv import DistributedConv
+
+    data = pyg_dist.DistributedData(random_graph(60, 400, F, seed=5), **layout)
+    torch.manual_seed(2)
+    conv = DistributedConv(CONVS[name](EDGE_DIM).double())
+    x, attr, sizes = data.x.clone().requires_grad_(), data.edge_attr.clone().requires_grad_(), {}
+
+    def seen(kept: Tensor) -> Tensor:
+        sizes[kept.untyped_storage().data_ptr()] = kept.untyped_storage().nbytes()
+        return kept
+
+    with patch.dict(os.environ, PYG_DIST_REMEMBER_MIB=limit):
+        with torch.autograd.graph.saved_tensors_hooks(seen, lambda kept: kept):
+            out = conv(x, data.edge_index, attr)
+        (out.square().sum() / 7).backward()
+    found = [out, x.grad, attr.grad, *(p.grad for p in conv.parameters())]
+    return sum(sizes.values()), [t.to_local() if hasattr(t, "to_local") else t for t in found]
+
+
+def output_made_again(name: str, layout: dict[str, Any]) -> None:
+    bytes_kept, kept = kept_bytes_and_numbers(name, layout, "inf")
+    bytes_again, again = kept_bytes_and_numbers(name, layout, "0")
+    for one, other in zip(kept, again, strict=True):
+        assert torch.equal(one, other)
+    output = 0 if layout.get("layout") == "grid" else kept[0].numel() * 8
+    assert bytes_kept - bytes_again == output  # of the sums of edge_attr nothing: what multiplies them keeps them
+
+
+@pytest.mark.parametrize(("world_size", "layout"), [*LAYOUTS, (3, {"partition": "random"})], ids=str)
+@pytest.mark.parametrize("name", WITH_EDGES)
+def test_output_need_not_be_kept(workers: Pools, name: str, world_size: int, layout: dict[str, Any]) -> None:
+    """The derivative makes it again, with the same bits, where PYG_DIST_REMEMBER_MIB keeps none; never on the grid."""
+    workers(world_size).run(output_made_again, name, layout)
 
 
 @pytest.mark.parametrize("name", CONVS)

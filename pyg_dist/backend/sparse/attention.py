@@ -17,6 +17,7 @@ from pyg_dist.backend.autograd.linear_map import LinearMap, apply
 from pyg_dist.backend.comm.transport import Pending
 from pyg_dist.backend.local_function import Context, LocalFunction
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.session.settings import REMEMBER_MIB
 from pyg_dist.backend.sparse.attention_by_edge import (
     Gradients,
     attention_by_edge,
@@ -78,6 +79,10 @@ class RankAttention:
         far = [None if x is None or m is None else apply(m, x.flatten(1)) for x, m in pairs]
         return attention_by_edge(self.csr, self.edge_key, self.spec, _with_far(inputs, far), self.num_weights)
 
+    def keeps(self, y: Tensor) -> bool:
+        """Whether the output waits for the derivative, which reads it, or is made again there, with the same bits."""
+        return y.numel() * y.element_size() <= REMEMBER_MIB.value() * 2**20
+
     def over_ranks(self, y: Tensor, z: Tensor, lse: Tensor) -> ops.Sums:
         """This rank's rows of the sums over all ranks' edges, and the logarithms of the whole sums (collective)."""
         return y, z, lse
@@ -92,7 +97,8 @@ class RankAttention:
 
 
 class _Attention(LocalFunction[Attended]):
-    """The output and a number per target and head are kept; logits are computed again, by target and by source.
+    """A number per target and head is kept, and the output unless it is too large; logits are computed again, by target
+    and by source.
 
     What is differentiated again is made edge by edge.
     """
@@ -101,13 +107,12 @@ class _Attention(LocalFunction[Attended]):
     def forward(ctx: Context, a: RankAttention, *given: Any) -> Attended:
         inputs = AttentionInputs(*given)
         here, far = a.start(inputs)
-        sums, (inner, others) = ops.empty_sums(a.csr.num_rows, inputs, a.spec), a.csr.split(a.num_inner)
-        if a.num_inner:
-            _attend(a, inner, 0, inputs, (None, None), sums)
+        sums = ops.empty_sums(a.csr.num_rows, inputs, a.spec)
+        _attend_inner(a, inputs, sums)
         given_here: Any = (x if p is None else p.wait() for x, p in zip(inputs, here, strict=True))
         held = AttentionInputs(*given_here)
         arrived: Any = tuple(None if p is None else p.wait() for p in far)
-        _attend(a, others, a.num_inner, held, arrived, sums)
+        _attend_others(a, held, arrived, sums)
         y, z, lse = a.over_ranks(*sums)
         weights = inputs.value.new_zeros(a.num_weights, a.spec.heads)
         if a.num_weights:
@@ -116,7 +121,8 @@ class _Attention(LocalFunction[Attended]):
             ctx.set_materialize_grads(False)
             a.csr.transposed  # noqa: B018  # sorting in the backward would come on top of all activations
             ctx.a = a
-            ctx.save_for_backward(y, z, weights, lse, *given, *held, *arrived)
+            outputs = (y, z) if a.keeps(y) else (None, None)
+            ctx.save_for_backward(*outputs, weights, lse, *given, *held, *arrived)
         return y, z, weights
 
     @staticmethod
@@ -125,6 +131,10 @@ class _Attention(LocalFunction[Attended]):
         a: RankAttention = ctx.a
         inputs, held, far = AttentionInputs(*saved[:6]), AttentionInputs(*saved[6:12]), tuple(saved[12:])
         needs, spec, slope = ctx.needs_input_grad[1:], a.spec, grads[2]
+        if y is None:
+            y, z, _ = sums = ops.empty_sums(a.csr.num_rows, held, spec)
+            _attend_inner(a, held, sums)
+            _attend_others(a, held, far, sums)
         grad = torch.zeros_like(y) if grads[0] is None else grads[0].contiguous()
         grad_z = None if grads[1] is None or grads[1].shape[0] == 0 else grads[1].contiguous()
         if grad_z is None and a.has_edge_sums:
@@ -132,6 +142,7 @@ class _Attention(LocalFunction[Attended]):
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
             return None, *_differentiable_gradients(a.by_edge, inputs, needs, (grad, grad_z, slope))
         delta, *of_outputs = a.at_targets([_dots(grad, grad_z, y, z, spec.heads), grad, grad_z])
+        del y, z
         by_logits: Gradients = [None] * 6  # of the requested weights
         if slope is not None:
             # A weight times its gradient is its logit's gradient, but for a term that all edges of its target have in
@@ -187,6 +198,17 @@ class _Found:
             way.add(in_flight, own)
         pairs = zip(found, self._inputs, strict=True)
         return [None if g is None or x is None else g.to(x.dtype).view(x.shape) for g, x in pairs]
+
+
+def _attend_inner(a: RankAttention, inputs: AttentionInputs, sums: ops.Sums) -> None:
+    """The sums of the targets without far sources."""
+    if a.num_inner:
+        _attend(a, a.csr.split(a.num_inner)[0], 0, inputs, (None, None), sums)
+
+
+def _attend_others(a: RankAttention, inputs: AttentionInputs, far: ops.Far, sums: ops.Sums) -> None:
+    """The sums of all other targets, given what is far."""
+    _attend(a, a.csr.split(a.num_inner)[1], a.num_inner, inputs, far, sums)
 
 
 def _attend(a: RankAttention, csr: CSR, low: int, inputs: AttentionInputs, far: ops.Far, sums: ops.Sums) -> None:
