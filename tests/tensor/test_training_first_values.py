@@ -148,6 +148,26 @@ def entries_without_gradients() -> tuple[list[int], list[float]]:
     return versions, sums
 
 
+def differing_entries_without_gradients() -> list[float]:
+    """An entry that each rank has drawn anew, as it meets rows."""
+    _, ours = sides()
+    weight = nn.Parameter(torch.rand(2, dtype=torch.float64, generator=generator_of_rank()))
+    with torch.no_grad():
+        return [float((weight[0] * ours.data.x).square().mean()), float(weight[0])]
+
+
+def generator_of_rank() -> torch.Generator:
+    import pyg_dist
+
+    return torch.Generator().manual_seed(pyg_dist.rank())
+
+
+def test_entries_that_differ_become_those_of_rank_0_without_gradients(workers: Pools) -> None:
+    """torch refused the entry on the ranks where it was written."""
+    first, second = workers(2).run(differing_entries_without_gradients)
+    assert first == second
+
+
 def test_values_that_are_nan_on_all_ranks_are_not_written_again(workers: Pools) -> None:
     """A view of a parameter would not be usable after it."""
     assert workers(2).run(entries_without_gradients) == [([0] * 4, [0.0, 1.0, 0.0, 1.0])] * 2

@@ -44,7 +44,7 @@ def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
     """Give ``tensors`` the values that they have on rank 0, in place (collective: a message per dtype and device)."""
     if group.size == 1:
         return
-    synchronised = current().of(_Synchronised)
+    synchronised, was_recording = current().of(_Synchronised), torch.is_grad_enabled()
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in {id(t): t for t in tensors}.values():  # shared weights once
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -57,7 +57,9 @@ def broadcast_from_main(tensors: Iterable[Tensor], group: Group) -> None:
                 values = values.view_as(tensor)
                 # autograd may have saved the tensor: write only what differs, which NaN does from itself
                 if not (torch.equal(tensor, values) or _are_same(tensor, values)):
-                    tensor.copy_(values)
+                    # torch refuses a view from under no_grad once the version that it shares has changed
+                    is_entry = tensor._is_view() and not was_recording
+                    (tensor.data if is_entry else tensor).copy_(values)
 
 
 def _are_same(x: Tensor, y: Tensor) -> bool:
