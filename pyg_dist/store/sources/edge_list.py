@@ -64,24 +64,22 @@ class TextEdges(FileSource):
         names, head = self._names(lines, body, fields)
         if len(body) <= head:
             raise DataError(f"Expected edges in {path} (got a header alone): give a line for each edge")
+        self.may_be_metis = not (names or reading.columns or self.konect or head)
+        self.first_id = reading.first_id if reading.first_id is not None else int(self.konect is not None)
+        self.notes: list[str] = []
+        below = Table(path, (), separator, body[0][0], table.rules, _REMEDY)
+        if self.may_be_metis and self._counts(body, fields, below):
+            self.may_be_metis, head = False, 1
         samples = fields[head:]
         for (number, line), row in zip(body[head:], samples, strict=True):
             if len(row) != len(samples[0]):
                 got = f"got {line.strip()[:60]!r}"
                 raise DataError(f"Expected {counted(len(samples[0]))} in {path}, line {number} ({got}): {_REMEDY}")
-        self.notes: list[str] = []
         self._first_line = body[head][0]
         roles = self._roles(names, samples, bool(rules))
         columns = ((role or f"column {k}", _KINDS[role]) for k, role in enumerate(roles, 1))
-        skipped = body[0][0] if head else 0
-        self.table = Table(path, tuple(columns), separator, skipped, table.rules, _REMEDY)
+        self.table = replace(below, columns=tuple(columns), head=below.head if head else 0)
         self.edges = (EDGE_WEIGHT,) if WEIGHT in roles else ()
-        self.may_be_metis = not (names or reading.columns or self.konect or head)
-        self.first_id = reading.first_id if reading.first_id is not None else int(self.konect is not None)
-        if self.may_be_metis and len(roles) == 2 and (counts := self._counts()) is not None:
-            self.num_nodes, self.num_edges = counts
-            self.table, self.may_be_metis = replace(self.table, head=body[0][0]), False
-            self.notes.append(f"line {body[0][0]} counts nodes and edges")
         self.is_mirrored = self.konect is not None and self.konect[1] == "sym"
         if self.is_mirrored:
             self.notes.append("each edge stands for both directions")
@@ -97,22 +95,45 @@ class TextEdges(FileSource):
         words = re.split(r"[\s,;]+", above.strip().lstrip("#%/ \t"))
         return (words, 0) if len(words) == len(fields[0]) and roles_of(words) else (None, 0)
 
-    def _counts(self) -> tuple[int, int] | None:
-        """The numbers of nodes and edges, if the first line has them: so many lines follow, and name only such nodes.
+    def _counts(self, body: list[tuple[int, str]], fields: list[list[str]], below: Table) -> bool:
+        """Whether the first line counts nodes and edges: so many lines follow, and name only such nodes (then noted).
 
-        As an edge it would join two nodes that no line below names, with others between that no line names at all.
-        Other files are read no further than to the end of the first block.
+        As an edge it would join nodes of which one is named by no line below, and so are others between the two. Where
+        it has as many numbers as an edge, and may be one, it is refused. Other files are read no further than to the
+        end of the first block.
         """
-        count, nodes, edges = -1, 0, 0
-        for rows in self.table.rows():
+        (line, text), widths = body[0], {len(row) for row in fields[1:]}
+        given = re.split(r"[\s,;|]+", text.strip(" \t\r,;|"))
+        is_possible = 2 <= len(given) <= 3 and all(re.fullmatch(r"\d{1,18}", field) for field in given)
+        if not is_possible or len(widths) != 1 or (width := min(widths)) < 2:
+            return False
+        nodes, *others = map(int, given)
+        is_apart = len(fields[0]) != width
+        if len(given) == 3 and not is_apart:  # rows, columns and entries of a matrix
+            others = others[1:] if others[0] == nodes else []
+        if not nodes or not others:
+            return False
+        count, low, high = 0, nodes, 0
+        columns = (SOURCE, "i8"), (TARGET, "i8"), *((f"column {k}", "U1") for k in range(3, width + 1))
+        for rows in replace(below, columns=columns).rows():
             ends = np.stack([rows.values[SOURCE], rows.values[TARGET]])
-            if count < 0:
-                (nodes, edges), ends, count = ends[:, 0].tolist(), ends[:, 1:], 0
-            count += ends.shape[1]
-            ids = ends - self.first_id
-            if not 0 < nodes < edges - 1 or count > edges or (ids.size and not 0 <= ids.min() <= ids.max() < nodes):
-                return None
-        return (nodes, edges) if count == edges else None
+            count, low, high = count + ends.shape[1], min(low, int(ends.min())), max(high, int(ends.max()))
+            if count > max(others) or low < 0 or high > nodes:
+                return False
+        first = self.first_id if self.reading.first_id is not None else int(high == nodes)
+        if count not in others or not first <= low <= high < nodes + first:
+            return False
+        if not (is_apart or len(given) == 3 or nodes + first < count - 1):
+            follows, is_metis = fields[1][0] == fields[0][1], first == 1 and nodes == count
+            if follows or is_metis:
+                return False
+            raise DataError(
+                f"Expected edges in {self.path}, line {line} (got {text.strip()!r}, which is an edge, or counts the "
+                f"nodes and edges below): take the line out, or, if it is an edge, give --columns source,target"
+            )
+        self.num_nodes, self.num_edges, self.first_id = nodes, count, first
+        self.notes.append(f"line {line} counts nodes and edges")
+        return True
 
     def _roles(self, names: list[str] | None, samples: list[list[str]], is_attributed: bool) -> list[str | None]:
         width = len(samples[0])
