@@ -232,7 +232,12 @@ class _OnEdges(MessagePassing):
                     f"{_name(self)} expected hyperedges (got edges between nodes): name them data.hyperedge_index "
                     f"before DistributedData, or make the data a HyperGraphData"
                 )
-            if "num_edges" in arguments.names and given.get("num_edges") is None:  # by PyG those that have nodes
+            if "num_edges" in arguments.names:  # by PyG those that have nodes, or more
+                if (given.get("num_edges") or graph.targets.size) < graph.targets.size:
+                    raise DataError(
+                        f"{_name(self)} expected num_edges={graph.targets.size}, the hyperedges of the graph, or more "
+                        f"(got {given['num_edges']}): leave it out"
+                    )
                 given["num_edges"] = graph.targets.size
         if issubclass(self.stock, LabelPropagation) and graph.loop_rule == "replace":
             given["edge_weight"] = given[first].weight  # which it takes as they are, of a SparseTensor

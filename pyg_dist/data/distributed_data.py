@@ -324,11 +324,12 @@ class DistributedData(OfThisRun, OnDevice, Data):
 
     @property
     def num_edges(self) -> int:
-        """Edges of the whole graph; hyperedges, where these are in ``edge_index``."""
+        """Edges of the whole graph, as PyG counts: of hyperedges alone the incidences, or those in ``edge_index``."""
         hyperedges: tuple[str, DistributedGraph] | None = self._store.hyperedges
         if hyperedges is not None and hyperedges[0] == "edge_index":
             return hyperedges[1].targets.size
-        return self.graph.edge_sharding.size
+        graph = self.graph if hyperedges is None or {"edge_index", "adj_t"} & {*self.keys()} else hyperedges[1]
+        return graph.edge_sharding.size
 
     @property
     def num_graphs(self) -> int:

@@ -135,7 +135,7 @@ def results(data: Any, is_ours: bool, what: str) -> Results:
     module: Any
     if kind in ATTENTION:
         module = HypergraphConv(F, G, **ATTENTION[kind])
-        args: Any = (x, incidence, weight if weighted else None, attr, M)
+        args: Any = (x, incidence, weight if weighted else None, attr, M if weighted else M + 2)
     else:
         module, args = MODULES[what](), (x, incidence)
         args = (*args, attr) if what == "BothWays" else (*args, norm)
@@ -184,7 +184,7 @@ def what_data_has(kind: str) -> None:
         assert_same_bits(ours[name].full_tensor(), data[name])
     assert set(ours.keys()) == set(data.keys())
     assert ours.num_nodes == N
-    assert ours.num_edges == {"alone": 0, "with edges": 60, "HyperGraphData": M}[kind]
+    assert ours.num_edges == {"alone": K, "with edges": 60, "HyperGraphData": M}[kind]
     handle, attr = ours[f"{prefix}index"], ours[f"{prefix}attr"]
     assert tuple(handle.shape) == (2, K)
     ours.hyperedge_extra, ours.per_node_of_hyperedge = data[f"{prefix}attr"] * 2, data.norm + 1
@@ -293,6 +293,7 @@ def refusals() -> dict[str, str]:
         "grid": lambda: pyg_dist.DistributedData(data, layout="grid"),
         "plain on grid": lambda: conv(grid.x, data.hyperedge_index),
         "edges": lambda: conv(distributed(plain).x, distributed(plain).edge_index),
+        "too few": lambda: conv(ours.x, ours.hyperedge_index, num_edges=M - 1),
         "subgraph": lambda: ours.subgraph(torch.arange(4)),
         "short": lambda: distributed(short),
         "outside": lambda: distributed(outside),
@@ -311,6 +312,7 @@ def test_refusals(workers: Pools) -> None:
         "grid": "Expected layout='halo' with hyperedges (got 'grid'",
         "plain on grid": "Expected layout='halo' with hyperedges (got 'grid'",
         "edges": "HypergraphConv expected hyperedges (got edges between nodes): name them data.hyperedge_index",
+        "too few": f"HypergraphConv expected num_edges={M}, the hyperedges of the graph, or more (got {M - 1})",
         "subgraph": "Expected one set of edges (got another one in 'hyperedge_index'): delete it",
         "short": f"Expected hyperedges as 'num_hyperedges' has them, at least {M - 1} (got 3 of 'num_hyperedges')",
         "outside": f"Expected 'hyperedge_index[0]' to hold node ids below num_nodes={N} (got {N})",

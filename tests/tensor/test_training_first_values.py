@@ -163,7 +163,7 @@ def generator_of_rank() -> torch.Generator:
 
 
 def test_entries_that_differ_become_those_of_rank_0_without_gradients(workers: Pools) -> None:
-    """torch refused the entry on the ranks where it was written."""
+    """Else torch refuses the entry on the ranks where it was written."""
     first, second = workers(2).run(differing_entries_without_gradients)
     assert first == second
 
