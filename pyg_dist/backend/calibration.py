@@ -246,10 +246,7 @@ def _fit(terms: Samples, seconds: Values, power: float = 1.0) -> Values:
     scaled = terms / scale[:, None]
     size = scaled.max(0)
     shares = 1e-4 * np.eye(terms.shape[1])
-    rows, wanted = (
-        np.concatenate([scaled / size, shares]),
-        np.concatenate([seconds / scale, np.zeros(len(shares))]),
-    )
+    rows, wanted = (np.concatenate([scaled / size, shares]), np.concatenate([seconds / scale, np.zeros(len(shares))]))
     return scipy.optimize.nnls(rows, wanted)[0] / size  # type: ignore[no-any-return]
 
 

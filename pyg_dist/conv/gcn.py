@@ -67,7 +67,6 @@ class DistributedGCNConv(GCNConv):
         self._cached_norm = None
 
     def forward(self, x: object, edge_index: object, edge_weight: Tensor | None = None) -> Tensor:
-        """See the class."""
         is_sum = type(self.aggr_module) is SumAggregation
         small = stock_result(self, GCNConv, (x, edge_index, edge_weight), {}, lambda: True) if is_sum else None
         if small is not None:

@@ -100,7 +100,6 @@ class DistributedHeteroConv(HeteroConv):
     is_distributed = True
 
     def forward(self, *args_dict: object, **kwargs_dict: object) -> dict[str, Tensor]:
-        """See the class."""
         if self.aggr not in ("sum", "mean"):
             return cast("dict[str, Tensor]", super().forward(*args_dict, **kwargs_dict))
         results: dict[str, list[object]] = defaultdict(list)  # by type of the targets

@@ -53,7 +53,6 @@ class DistributedSAGEConv(SAGEConv):
     gives_terms = False  # set by a HeteroConv that adds the results of several relations up itself
 
     def forward(self, x: object, edge_index: object, size: object = None) -> Tensor:
-        """See the class."""
         out = stock_result(self, SAGEConv, (x, edge_index), {}, lambda: True) if size is None else None
         if out is not None:
             return out

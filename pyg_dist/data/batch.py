@@ -141,9 +141,7 @@ def plain_batch(data: Data, subset: Subset) -> Data:
         batch[name] = value
     batch.num_nodes = subset.node_id.numel()
     batch.n_id, batch.e_id = subset.node_id, edge_id
-    for name, value in {**subset.attributes, **subset.node_attributes}.items():
-        batch[name] = value
-    return batch
+    return batch.update({**subset.attributes, **subset.node_attributes})
 
 
 def plain_rows(value: object, ids: Tensor, dim: int = 0) -> object:

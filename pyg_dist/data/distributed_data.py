@@ -189,8 +189,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
             _plans[id(local.plan)] = local.plan
         if local.graph_key is not None:
             self[local.graph_key] = local.handle
-        for name, value in local.attributes.items():
-            self[name] = value
+        self.update(local.attributes)
 
     def _adopt_rows(self, graph: DistributedGraph, plan: object, attributes: dict[str, object]) -> None:
         """Fill this object with attributes that lie as the graph does. Sums of these are not remembered."""

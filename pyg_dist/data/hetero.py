@@ -98,15 +98,12 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
         for name, value in local.others.items():
             self[name] = value
         for kind, attributes in local.nodes.items():
-            store = self.get_node_store(kind)
-            for name, value in attributes.items():
-                store[name] = value
+            self.get_node_store(kind).update(attributes)
         for relation, edges in local.edges.items():
             store = self.get_edge_store(*relation)
             assert edges.graph_key is not None
             store[edges.graph_key] = edges.handle
-            for name, value in edges.attributes.items():
-                store[name] = value
+            store.update(edges.attributes)
 
     def get_node_store(self, key: str) -> TypedNodes:
         """The attributes of a type of nodes."""
@@ -228,8 +225,7 @@ def plain_batch(data: HeteroData, sample: TypedSubset) -> HeteroData:
                 value = plain_rows(value, nodes.node_id, data.__cat_dim__(name, value, store))
             its[name] = value
         its.num_nodes, its.n_id = nodes.size, nodes.node_id
-        for name, value in {**nodes.attributes, **nodes.node_attributes}.items():
-            its[name] = value
+        its.update({**nodes.attributes, **nodes.node_attributes})
     for relation, store in data.edge_items():
         kept, its = sample.edges[relation], batch[relation]
         order = kept.key.argsort()
@@ -242,6 +238,5 @@ def plain_batch(data: HeteroData, sample: TypedSubset) -> HeteroData:
                 its[name] = value
         its.e_id = kept.edge_id[order]
     for relation, attributes in sample.edge_attributes.items():
-        for name, value in attributes.items():
-            batch[relation][name] = value
+        batch[relation].update(attributes)
     return batch

@@ -134,27 +134,20 @@ class DistributedStorage(RowStorage, GlobalStorage):
             if handle is not None:  # fewer edges, or reversed ones: data.num_edges follows
                 self._parent().__dict__["graph"] = handle.graph
             return handle
-        nodes, edges = graph.node_sharding.size, graph.edge_sharding.size
-        if isinstance(value, RowTensor):
-            if not (graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding)):
-                kind = _assigned_to(key, value, nodes, edges)
-                if kind is None:  # of a selection, or with rows that a script has appended
-                    return value
-                value = _moved(key, value, graph.edge_sharding if kind == "edge" else graph.node_sharding)
+        if not isinstance(value, RowTensor):
+            of_adj_t = read_adj_t(value)
+            if of_adj_t is not None:
+                return self._further_edges(graph, *of_adj_t)
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                return value
+        elif graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding):
             return graph.place_attribute(key, value)
-        of_adj_t = read_adj_t(value)
-        if of_adj_t is not None:
-            return self._further_edges(graph, *of_adj_t)
-        if not isinstance(value, Tensor) or value.dim() == 0:
+        kind = _assigned_to(key, value, graph.node_sharding.size, graph.edge_sharding.size)
+        if kind is None:  # also rows of a selection, or rows that a script has appended
             return value
-        kind = _assigned_to(key, value, nodes, edges)
-        if kind == "edge":
-            return EdgeTensor.from_local(graph.edge_sharding.slice(value), graph.edge_sharding)
-        if kind == "node":
-            return graph.place_attribute(
-                key, NodeTensor.from_local(graph.node_sharding.slice(value), graph.node_sharding)
-            )
-        return value
+        return graph.place_attribute(
+            key, _with_rows(key, value, graph.edge_sharding if kind == "edge" else graph.node_sharding)
+        )
 
     @property
     def hyperedges(self) -> tuple[str, DistributedGraph] | None:
@@ -273,8 +266,10 @@ class TypedEdges(RowStorage, EdgeStorage):
         return _placed(key, value, self.handle.graph.edge_sharding, "edge")
 
 
-def _moved(key: str, value: RowTensor, rows: RowSharding) -> RowTensor:
-    """An attribute with as many rows, in another order, as ``x[torch.randperm(N)]`` has them (collective)."""
+def _with_rows(key: str, value: Tensor, rows: RowSharding) -> RowTensor:
+    """An attribute with these rows: plain, or in another order, as ``x[torch.randperm(N)]`` (collective then)."""
+    if not isinstance(value, RowTensor):
+        return RowTensor.from_local(rows.slice(value), rows)
     if value.is_leaf and value.requires_grad:
         raise LayoutMismatchError(
             f"Expected '{key}' in the order of this graph where it learns (got rows in another order): write "
@@ -296,13 +291,14 @@ def _assigned_to(key: str, value: Tensor, num_nodes: int, num_edges: int) -> Lit
 
 def _placed(key: str, value: object, rows: RowSharding, kind: Literal["node", "edge"]) -> object:
     """A type's or a relation's attribute: row tensors have its rows, and tensors with a row for each get them."""
-    sizes = (rows.size, None) if kind == "node" else (None, rows.size)
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
     if isinstance(value, RowTensor):
         is_its = value._sharding is rows if kind == "node" else rows.is_equivalent(value._sharding)
-        return value if is_its or belongs_to(key, value, *sizes) is None else _moved(key, value, rows)
-    if isinstance(value, Tensor) and value.dim() > 0 and belongs_to(key, value, *sizes) == kind:
-        return RowTensor.from_local(rows.slice(value), rows)
-    return value
+        if is_its:
+            return value
+    sizes = (rows.size, None) if kind == "node" else (None, rows.size)
+    return _with_rows(key, value, rows) if belongs_to(key, value, *sizes) == kind else value
 
 
 def refused(name: str) -> Callable[..., NoReturn]:

@@ -13,12 +13,7 @@ from pyg_dist.backend import host
 from pyg_dist.backend.comm.ids import IdLists
 from pyg_dist.backend.session.settings import STOCK_ELEMENTS
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.graph.edge_sets import (
-    ListedEdges,
-    SampledEdges,
-    in_layout_of,
-    sampled_nodes,
-)
+from pyg_dist.graph.edge_sets import ListedEdges, SampledEdges, in_layout_of, sampled_nodes
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import NodeSharding, the_one
 from pyg_dist.graph.sample import CrossingEdges, KeptEdges, Subset

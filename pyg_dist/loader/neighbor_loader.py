@@ -51,11 +51,7 @@ class _Neighbors(BatchLoader):
     sampler: NeighborSampling
 
     def __init__(
-        self,
-        data: Data | HeteroData,
-        num_neighbors: object,
-        read: Callable[[], Inputs],
-        options: dict[str, Any],
+        self, data: Data | HeteroData, num_neighbors: object, read: Callable[[], Inputs], options: dict[str, Any]
     ) -> None:
         options = {
             "replace": False, "subgraph_type": "directional", "disjoint": False, "weight_attr": None, "transform": None,
@@ -134,7 +130,7 @@ class NeighborLoader(_Neighbors):
 
     Args:
         data: a ``DistributedData``, in memory or of a store; in one process a ``Data`` or ``HeteroData``, too.
-        num_neighbors: in-edges of a node by hop; -1: all. Of types one list for each relation, or a list by relation.
+        num_neighbors: in-edges of a node by hop; -1: all. With types one list for each relation, or a list by relation.
         input_nodes: distinct ids or a mask of the seeds; ``None``: all nodes. Of types ``("paper", ids or mask)``.
         more: PyG's further arguments, in its order.
         options: see below.

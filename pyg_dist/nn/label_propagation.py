@@ -85,7 +85,6 @@ class MaskedLabelPropagation(nn.Module):
         nn.init.normal_(self.weight, std=self.channels**-0.5)
 
     def forward(self, x: Tensor, y: Tensor, train_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """See the class."""
         x = x.to_rows() if isinstance(x, RowTensor) else x  # on the grid: labels are whole rows
         rows = _rows_of(x, y, train_mask)
         if x.dim() != 2 or x.shape[1] != self.channels or not y.shape == train_mask.shape == x.shape[:1]:

@@ -186,7 +186,6 @@ class DistributedGraphNorm(GraphNorm):
     """
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """See the class."""
         if batch is not None or not isinstance(x, RowTensor):
             return super().forward(x, batch, batch_size)  # type: ignore[no-any-return]
         out = x - x.mean(0, keepdim=True) * self.mean_scale
@@ -215,7 +214,6 @@ class DistributedInstanceNorm(InstanceNorm):
     """
 
     def forward(self, x: Tensor, batch: Tensor | None = None, batch_size: int | None = None) -> Tensor:
-        """See the class."""
         if batch is not None or not isinstance(x, RowTensor):
             return super().forward(x, batch, batch_size)  # type: ignore[no-any-return]
         # Of one graph it is batch norm, which counts its batches on the way and uses them where it tracks them.

@@ -159,14 +159,7 @@ class _PartWriter:
     """The edges and the halo of one part, from records in order."""
 
     def __init__(
-        self,
-        folder: StoreFolder,
-        edges: Spool,
-        nodes: NodeParts,
-        part: int,
-        counts: Array,
-        choose: Choose,
-        memory: int,
+        self, folder: StoreFolder, edges: Spool, nodes: NodeParts, part: int, counts: Array, choose: Choose, memory: int
     ) -> None:
         self.folder, self.nodes, self.part, self.counts, self.choose = folder, nodes, part, counts, choose
         crossing = int(counts.sum() - counts[part])

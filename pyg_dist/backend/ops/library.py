@@ -80,10 +80,7 @@ def _check_gpu() -> None:
     """Find out whether this rank's GPU and the driver can run the kernels."""
     global _why_no_cuda
     _why_no_cuda = unfit(
-        devices()["cuda"],
-        torch.cuda.get_device_name(),
-        torch.cuda.get_device_capability(),
-        driver_version(),
+        devices()["cuda"], torch.cuda.get_device_name(), torch.cuda.get_device_capability(), driver_version()
     )
 
 

@@ -132,7 +132,9 @@ def num_restarts(environ: Mapping[str, str]) -> int:
 
 def _choose(environ: Mapping[str, str]) -> tuple[_Claim | None, int | None]:
     """Return the launcher whose ranks these are, and the local rank by one around it that has the same ranks."""
-    script, mpi, slurm = _script_claim(environ), _mpi_claim(environ), _slurm_claim(environ)
+    launcher: Launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "env"
+    script = _claim(launcher, environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    mpi, slurm = _mpi_claim(environ), _slurm_claim(environ)
     outer = mpi or slurm
     if mpi and slurm:
         _check_nested(mpi, slurm, num_agents=_integer(environ, "SLURM_STEP_NUM_NODES"))
@@ -146,11 +148,6 @@ def _choose(environ: Mapping[str, str]) -> tuple[_Claim | None, int | None]:
         return script, None
     has_meeting_point = environ.get("MASTER_ADDR") and _integer(environ, "MASTER_PORT")
     return script if has_meeting_point else outer, outer.local_rank
-
-
-def _script_claim(environ: Mapping[str, str]) -> _Claim | None:
-    launcher: Launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "env"
-    return _claim(launcher, environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def _mpi_claim(environ: Mapping[str, str]) -> _Claim | None:

@@ -176,10 +176,6 @@ def imbalance_of(counts: Tensor) -> float:
     return float(counts.max()) * counts.numel() / total if total else 1.0
 
 
-def _round_robin(degree: Tensor, num_blocks: int, rng: torch.Generator) -> tuple[ListedOrder, ...]:
-    return tuple(ListedOrder.round_robin_by_degree(degree, num_blocks, rng) for _ in range(2))
-
-
 EdgeChunks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 """All edges in pieces, (sources, targets); each call begins anew."""
 
@@ -226,7 +222,7 @@ def choose_orders(
         "original": lambda: (ListedOrder.of(loops),),
         "single": lambda: (ListedOrder.random(num_nodes, rng),),
         "double": lambda: (ListedOrder.random(num_nodes, rng), ListedOrder.random(num_nodes, rng)),
-        "dealt": lambda: _round_robin(degrees(), num_blocks, rng),
+        "dealt": lambda: tuple(ListedOrder.round_robin_by_degree(d, num_blocks, rng) for d in [degrees()] * 2),
     }
     best: tuple[float, str, tuple[ListedOrder, ...]] | None = None
     for method, make in makers.items():

@@ -138,11 +138,7 @@ def pre_quantize_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks
 
 
 def halo_price(
-    model: Model,
-    loads: Sequence[HaloLoad],
-    machine: Machine,
-    num_ranks: int,
-    bits: tuple[int, int] = (32, 32),
+    model: Model, loads: Sequence[HaloLoad], machine: Machine, num_ranks: int, bits: tuple[int, int] = (32, 32)
 ) -> Price:
     """A training step, forward and backward, on the machine that it takes longest (see above).
 

@@ -150,10 +150,8 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
         with local_tensors():
             if index.dim() == 1 and index.dtype == torch.bool:
                 return _selected(x, by_row_mask(x._sharding, index))
-    if isinstance(index, PickedRows):
-        return index.fetch(x)
-    if isinstance(index, RowIndex) and isinstance(x, NodeTensor):
-        return index.fetch(x)
+    if isinstance(index, PickedRows) or (isinstance(index, RowIndex) and isinstance(x, NodeTensor)):
+        return index.fetch(x)  # type: ignore[arg-type]
     if isinstance(index, tuple) and index and isinstance(index[0], RowIndex) and not _lists(index[1:]):
         within = (_ALL, *index[1:])
         return x[index[0]][within]
@@ -180,7 +178,7 @@ def getitem(function: Function, x: Tensor, index: object) -> object:
         return copied_slice(out) if isinstance(first, slice) and first is not _ALL else out
 
 
-def _selected(x: RowTensor, chosen: Selection) -> RowTensor:
+def _selected(x: Tensor, chosen: Selection) -> RowTensor:
     """Some rows of x; to be called under :data:`local_tensors`."""
     local_index = on_device(chosen.local_index, x.device)
     return as_row_tensor_(indexed_rows.select(x, local_index), chosen.rows)
@@ -253,9 +251,8 @@ def _elements(x: RowTensor, mask: Tensor) -> object:
     """The elements where a mask of several dimensions holds, row by row: ``out[~labels.isnan()]`` (collective)."""
     with local_tensors():
         mask = _mask_of(x, mask)
-        rows, local_index = by_row_mask(x._sharding, mask)
-        elements, local_index = x.as_subclass(Tensor).flatten(0, mask.dim() - 1), on_device(local_index, x.device)
-        return as_row_tensor_(indexed_rows.select(elements, local_index), rows)
+        elements = x.as_subclass(Tensor).flatten(0, mask.dim() - 1)
+        return _selected(elements, by_row_mask(x._sharding, mask))
 
 
 def _assign_elements(x: RowTensor, mask: Tensor, value: object) -> None:

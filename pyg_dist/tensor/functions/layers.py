@@ -426,7 +426,6 @@ class DistributedSyncBatchNorm(nn.SyncBatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """See the class."""
         if not isinstance(input, RowTensor):
             return super().forward(input)
         self._check_input_dim(input)
