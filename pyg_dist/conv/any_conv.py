@@ -65,9 +65,9 @@ def own_form(ours: O) -> O:
 
 
 def run_on_edges(conv: MessagePassing, *args: object) -> Tensor:
-    """The forward of a conv that has a form of its own as any other conv's: the stock code on the global view.
+    """The forward of a conv with a form of its own, run as any other conv's: the stock code on the global view.
 
-    For what its own form does not know: features with a batch dimension, hooks on steps.
+    For what the own form does not know: features with a batch dimension, hooks on steps.
     """
     own = conv.__class__
     refuse_overridden(own)
@@ -212,7 +212,7 @@ class _OnEdges(MessagePassing):
             if world_size() > 1 or isinstance(features_of(given), RowTensor):
                 raise UnsupportedError(f"{_name(self)} expected edges of a DistributedData (got none): {_HOW}")
             return self.stock.forward(self, *args, **kwargs)
-        if isinstance(given.get(first), Edges):  # of a conv that calls this one
+        if isinstance(given.get(first), Edges):  # another conv calls this one
             given = made(given)
         if isinstance(given.get(first), dict):
             return self._over_relations(arguments, given, first)
@@ -232,7 +232,7 @@ class _OnEdges(MessagePassing):
                     f"{_name(self)} expected hyperedges (got edges between nodes): name them data.hyperedge_index "
                     f"before DistributedData, or make the data a HyperGraphData"
                 )
-            if "num_edges" in arguments.names:  # by PyG those that have nodes, or more
+            if "num_edges" in arguments.names:  # PyG counts those that have nodes; or more
                 if (given.get("num_edges") or graph.targets.size) < graph.targets.size:
                     raise DataError(
                         f"{_name(self)} expected num_edges={graph.targets.size}, the hyperedges of the graph, or more "
@@ -240,7 +240,7 @@ class _OnEdges(MessagePassing):
                     )
                 given["num_edges"] = graph.targets.size
         if issubclass(self.stock, LabelPropagation) and graph.loop_rule == "replace":
-            given["edge_weight"] = given[first].weight  # which it takes as they are, of a SparseTensor
+            given["edge_weight"] = given[first].weight  # it takes those of a SparseTensor as they are
         self._require_cached(graph)
         if given.get("size") is not None and self.stock.forward.__module__.startswith("torch_geometric."):
             require_all_nodes(_name(self), graph, given["size"])
@@ -251,8 +251,8 @@ class _OnEdges(MessagePassing):
             return self._run_distributed(arguments, given, first)
 
     def _run_distributed(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:
-        """:meth:`_run` on distributed edges; what it has cached is complete."""
-        put = vars(self).get("propagate")  # by PyG, for explainers: code that it wrote for a class, or its generic code
+        """:meth:`_run` on distributed edges, after which what it has cached is complete."""
+        put = vars(self).get("propagate")  # by PyG, for explainers: what it wrote for a class, or its generic code
         code = getattr(put, "__func__", None)
         is_pygs = code is MessagePassing.propagate or str(getattr(code, "__module__", "")).endswith("_propagate")
         if is_pygs:
@@ -293,7 +293,7 @@ class _OnEdges(MessagePassing):
                     return out
             return arguments.call(self.code.forward, self, given)
         except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
-            if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which is named
+            if isinstance(error.__cause__, PygDistError):  # raised by a conv that this one calls, and names it
                 raise
             reason, _, advice = error.message.partition(": ")
             plain = "use a stock conv on the plain Data"
@@ -302,7 +302,7 @@ class _OnEdges(MessagePassing):
             elif isinstance(error, MixedRowsError) and any(
                 str(frame.f_globals.get("__name__")).startswith("torch_geometric.utils.")
                 for frame, _ in walk_tb(error.__traceback__)
-            ):  # raised in a function of PyG's that is not replaced by ours
+            ):  # raised in a function of PyG's that none of ours replaces
                 advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
             raise UnsupportedError(
                 f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
@@ -327,7 +327,7 @@ class _OnEdges(MessagePassing):
         return edges
 
     def _require_cached(self, graph: EdgeView) -> None:
-        """What ``cached=True`` has kept must be this graph's; what it has kept of plain edges is forgotten."""
+        """Check that what ``cached=True`` has kept is this graph's; forget what it has kept of plain edges."""
         for name, value in self._kept(Tensor).items():
             first = value[0] if isinstance(value, tuple) else value
             if not isinstance(first, (Edges, NodeTensor)):
@@ -338,7 +338,7 @@ class _OnEdges(MessagePassing):
                 raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
 
     def _kept(self, *kinds: type[Tensor]) -> dict[str, Any]:
-        """What ``cached=True`` has kept, by PyG's names: edges and norm, or rows; of distributed graphs by default."""
+        """What ``cached=True`` has kept, by PyG's names: edges and norm, or rows; by default of distributed graphs."""
         named = {name: value for name, value in vars(self).items() if name.startswith("_cached_")}
         return {
             name: value
@@ -373,7 +373,7 @@ class _OnEdges(MessagePassing):
     def _by_source(self, step: str, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
         """A step of ``flow="target_to_source"``: the usual one, over the reversed edges (collective).
 
-        The code that PyG writes for a class takes ``x_j`` of the first of a pair in either flow, its generic code not.
+        In code that PyG writes for a class, ``x_j`` is of the first of a pair in either flow; in its generic code not.
         """
         is_generic = getattr(self.stock, step) is getattr(MessagePassing, step)
         has_pairs = any(isinstance(value, (tuple, list)) for value in given.values())
@@ -423,7 +423,7 @@ class _OnEdges(MessagePassing):
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 
     def message(self, *args: object, **kwargs: object) -> Any:
-        """The conv's own; no conv may be called within, since blocks of messages call it any number of times."""
+        """The conv's own. It may call no conv, since it runs once for each block of messages."""
         with no_layer_within(self):
             return super().message(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The arguments of a conv's forward: by name, which of them are edges, and each as it meets distributed edges."""
+"""The arguments of a conv's forward: names, which of them are edges, and their values beside distributed edges."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def arguments_of(stock: type[MessagePassing]) -> Arguments:
 def edges_within(
     given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex], Edges]
 ) -> Iterator[dict[str, Any] | None]:
-    """Context in which graphs and containers that a conv is given have edges instead of handles.
+    """Context in which a conv's arguments, and graphs and containers among them, have edges instead of handles.
 
-    Gives the arguments, ``None`` where they have no edges. A graph itself has edges until the context ends, so what the
+    Gives the arguments; ``None`` if there are no edges in them. A graph is changed until the context ends, so what the
     conv assigns to it stays; tuples, lists and dictionaries are copied. Edge tensors get the rows of the edges
-    (collective where these are others).
+    (collective where they have others).
     """
     found, swapped = list[Edges](), list[tuple[dict[str, Any], str, Any, Any]]()
 
@@ -130,14 +130,14 @@ def edges_within(
 
 
 def features_of(given: dict[str, Any]) -> Any:
-    """The argument that says over which nodes plain edges are: the first one with rows of nodes, or else the first."""
+    """The argument whose nodes plain edges join: the first one with rows of nodes, or else the first."""
     firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
     rows = ((value, first.of if type(first) is MovedRows else first) for value, first in firsts)
     return next((value for value, x in rows if isinstance(x, NodeTensor)), next(iter(given.values()), None))
 
 
 def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: End | None = None) -> Any:
-    """An argument of the stock conv as it meets edges: plain tensors with a row per node or edge are sliced.
+    """An argument of the stock conv beside distributed edges: plain tensors with a row per node or edge are sliced.
 
     A pair has rows of the sources and of the targets; ``end`` is the place of one of them.
     """

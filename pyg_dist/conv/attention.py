@@ -54,7 +54,7 @@ def _weighs_sources(conv: MessagePassing) -> bool:
 
 
 def _attention(conv: type, step: Step, when: Callable[[MessagePassing], bool] = _takes_op) -> Callable[[Fused], Fused]:
-    """Register a fused step of convs that run, which takes arguments by name."""
+    """Register a fused step of a conv; it takes the step's arguments by name."""
 
     def register(fused: Fused) -> Fused:
         @fast_path(conv, step=step, sums=(SumAggregation,), when=when)
@@ -80,7 +80,7 @@ def _additive(
     attr = edge_attr if conv.lin_edge is not None else None
     if not _are_rows(edges, (source,), () if target is None else (target,)) or source.dim() != 2:
         return None
-    # An adapter in its place may have none, and a parametrization may take a step whenever it is read (spectral norm).
+    # An adapter in its place may have no weight; a parametrization may take a step whenever it is read (spectral norm).
     weight = getattr(lin_source, "_parameters", {}).get("weight")
     if weight is None or not _meet(source, weight, conv.att_src) or not _fits(conv, edges, attr, source):
         return None
@@ -139,10 +139,10 @@ def _additive(
 
 
 def _projects_heads(lin: Linear, x: Tensor) -> bool:
-    """Whether the heads' vectors are projected by ``lin``, to meet the rows of x beside it, and not its output.
+    """Whether logits are products of x with the heads' vectors projected by ``lin``, not products with its output.
 
-    In place of five times that output, forward and backward read or write x up to four times more; a derivative by the
-    output would have to be added to the one of the sums.
+    Forward and backward then read or write x up to four times more, in place of five times that output. A derivative by
+    the output would have to be added to the one of the sums.
     """
     if type(x) is not NodeTensor or not can_project_last(lin, x, x.dtype) or lin.bias is not None:
         return False
@@ -158,7 +158,7 @@ def _returns_weights(conv: MessagePassing) -> bool:
 def _attend(
     conv: MessagePassing, edges: Edges, inputs: AttentionInputs, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor, EdgeTensor | None]:
-    """The sums, and the attention weights before dropout, if requested (collective). Autocast narrows nothing of it."""
+    """The sums, and the attention weights before dropout, if requested (collective). Autocast is off within."""
     asked = _returns_weights(conv)
     with torch.autocast(inputs.value.device.type, enabled=False):
         sums, of_edges, alpha = edges.graph.attend(edges, inputs, spec, conv, has_weights=asked)
@@ -166,7 +166,7 @@ def _attend(
 
 
 def _dropped(alpha: EdgeTensor, spec: AttentionSpec) -> EdgeTensor:
-    """The weights as they have weighed the sums."""
+    """The weights after dropout, as the sums used them."""
     if spec.p == 0:
         return alpha
     local, rows = alpha.to_local(), alpha._sharding
@@ -181,9 +181,9 @@ def _diagonal(att: Tensor) -> Tensor:
 
 @_attention(GATv2Conv, "edge_updater")
 def _dynamic(conv: MessagePassing, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> object:
-    """GATv2: the ends' rows meet under a leaky ReLU, so features of edges are projected again at each edge.
+    """GATv2: a leaky ReLU of both ends' rows and the edge's features, which are projected again at each edge.
 
-    Returns the attention weights, or what stands for them; the weighted sums are made in the same pass.
+    Returns the attention weights, or a stand-in; the weighted sums are made in the same pass.
     """
     if not (_fits(conv, edges, edge_attr, x[0]) and _are_rows(edges, x[:1], x[1:]) and _meet(x[0], conv.att)):
         return None
@@ -247,7 +247,7 @@ def _cosine(conv: MessagePassing, edges: Edges, x: Any, x_norm: Any) -> NodeTens
 
 @_attention(GeneralConv, "propagate", _weighs_sources)
 def _of_sources(conv: MessagePassing, edges: Edges, x: Any, edge_attr: Tensor | None = None) -> NodeTensor | None:
-    """GeneralConv: logits are of the sources' messages alone."""
+    """GeneralConv: logits depend on the sources' messages alone."""
     source, lin = x[0], conv.lin_msg
     if edge_attr is not None or not _are_rows(edges, (source,)) or source.dim() != 2:
         return None

@@ -25,7 +25,7 @@ from pyg_dist.tensor.functions.moved_rows import MovedRows
 
 Step = Literal["forward", "propagate", "edge_updater"]
 Given = dict[str, Any]
-"""The arguments of a step by name: what a conv's author has made them."""
+"""The arguments of a step by name, of whatever types the conv's author chose."""
 
 Run = Callable[[MessagePassing, Any, Given], object]
 """Called with the conv, its edges and the step's other arguments by name."""
@@ -36,7 +36,7 @@ NORMS: dict[type, Norm] = {SumAggregation: Norm.SUM, MeanAggregation: Norm.MEAN}
 """The aggregations that are products with a matrix."""
 
 STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-"""What PyG lets hooks see, but for ``edge_updater``."""
+"""The steps that PyG's hooks see, but for ``edge_updater``."""
 
 STEP_HOOKS = tuple(f"_{step}_forward{kind}_hooks" for step in STEPS for kind in ("_pre", ""))
 
@@ -89,7 +89,7 @@ def fast_path(*convs: type, step: Step = "forward", **rules: Any) -> Callable[[R
 
 @cache
 def _paths(stock: type[MessagePassing], step: Step) -> tuple[FastPath, ...]:
-    """Those of a class: its own before any conv's."""
+    """The fast paths of a class: its own first, then those of any conv."""
     return tuple(
         path
         for path in sorted(_TABLE[step], key=lambda path: path.conv is MessagePassing)

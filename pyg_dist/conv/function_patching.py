@@ -65,8 +65,8 @@ def _method(member: object, substitutes: Functions, own_class: CellType | None) 
 def patched(function: FunctionType, substitutes: Functions, own_class: CellType | None = None) -> FunctionType:
     """A copy, of another class, that has ``substitutes`` in place of what it calls.
 
-    They are looked for behind its globals, the attributes of PyG's modules and the names of its enclosing function, and
-    in the functions that it calls, each of which has one copy if it leads to one of them.
+    They replace globals, attributes of PyG's modules and names of the enclosing function, also in functions that it
+    calls, each of which has one copy if it leads to a substitute.
     """
     own = [function]
     while isinstance(decorated := getattr(own[-1], "__wrapped__", None), FunctionType):  # by torch.no_grad(), say
@@ -102,9 +102,9 @@ def patched(function: FunctionType, substitutes: Functions, own_class: CellType 
 
 
 def _calls_below(function: FunctionType, substitutes: Functions) -> dict[FunctionType, set[FunctionType]]:
-    """What a function may call, of substitutes and of what is looked into, and what each of these may call.
+    """The substitutes, and functions to look into, that a function may call; and what each of these may call.
 
-    What assigns global names is none of it: a copy would assign its own.
+    Functions that assign global names are left out: a copy would assign its own.
     """
     calls, waiting = dict[FunctionType, set[FunctionType]](), [function]
     while waiting:
@@ -181,7 +181,7 @@ def _copy(function: FunctionType, own_class: CellType | None, has_others: bool) 
     twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(twin, function, updated=())
-    # It stands for the function, and does not call it. What a helper counts in its attributes is the script's to read.
+    # It stands for the function, and does not call it. What a helper counts in its attributes, the script may read.
     attributes = vars(function)
     twin.__dict__ = {**attributes} if "__wrapped__" in attributes else attributes
     vars(twin).pop("__wrapped__", None)
@@ -189,7 +189,7 @@ def _copy(function: FunctionType, own_class: CellType | None, has_others: bool) 
 
 
 def _own_cell(cell: CellType) -> CellType:
-    """Another cell, where there is a function or module in it; variables that change stay common."""
+    """A copy of a cell with a function or a module in it; cells of other variables, which may change, are shared."""
     value = _contents(cell)
     return CellType(value) if isinstance(value, (FunctionType, ModuleType)) else cell
 

@@ -37,7 +37,7 @@ from pyg_dist.tensor.registry import Function, mapped
 from pyg_dist.tensor.row_index import PickedNodes
 
 SUBSTITUTES: dict[Function, Function] = {}
-"""Ours for PyG's."""
+"""Our functions by PyG's."""
 
 
 def _stands_for(stock: Function, *others: type) -> Callable[[Function], Function]:
@@ -135,7 +135,7 @@ def contains_self_loops(edge_index: Edges) -> bool:
 def add_self_loops(
     edge_index: Edges, edge_attr: Tensor | None = None, fill_value: object = None, num_nodes: object = None
 ) -> tuple[Edges, Tensor | None]:
-    """A loop for each node, behind the edges; its value is given, or reduced from those of the node's in-edges."""
+    """Append a loop for each node; its value is given, or reduced from those of the node's in-edges."""
     _require_no_values("add_self_loops", edge_index)
     require_all_nodes("add_self_loops", edge_index.graph, num_nodes)
     edges = edge_index.with_loops
@@ -153,7 +153,7 @@ def _knows_all_nodes(edges: Edges, num_nodes: object) -> bool:
 
 
 def _loops_at(edges: Edges, weight: Tensor | None, edge_index: Edges, num_nodes: object) -> tuple[Edges, Tensor | None]:
-    """Without ``num_nodes`` PyG takes the last node of ``edge_index`` for the last of all: no loops behind it."""
+    """``edges`` with the loops that PyG makes: without ``num_nodes`` it knows no node behind ``edge_index``'s last."""
     if _knows_all_nodes(edge_index, num_nodes):
         return edges, weight
     kept = edges.tensor(edges.end(1).to_local() < edge_index.end_of_ids)
@@ -161,7 +161,7 @@ def _loops_at(edges: Edges, weight: Tensor | None, edge_index: Edges, num_nodes:
 
 
 def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
-    """The values of a loop for each node: reduced from those of its in-edges, a number, one for all, ones for None."""
+    """The value of each node's loop: ``fill_value``, one (None), or reduced from those of its in-edges (a string)."""
     if isinstance(fill_value, str):
         return edges.reduce(values, 1, fill_value)
     shape = (edges.graph.targets.num_local, *values.shape[1:])
@@ -183,7 +183,7 @@ def add_remaining_self_loops(
 def _one_loop_each(
     edge_index: Edges, edge_attr: Tensor | None, fill_value: object, num_nodes: object, rule: LoopRule
 ) -> tuple[Edges, Tensor | None]:
-    """One loop for each node, behind the other edges; what it has of those that were there is up to ``rule``."""
+    """One loop for each node, behind the other edges; ``rule``: what becomes of the values of loops that were there."""
     require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
     others, places = edge_index.without_loops
     edges = others.with_loops
@@ -205,8 +205,8 @@ def gcn_norm(
     flow: str = "source_to_target",
     dtype: torch.dtype | None = None,
 ) -> tuple[Edges, Tensor]:
-    """``d_j^-1/2 w_ji d_i^-1/2``; of all edges of a graph made when they are looked at (collective then)."""
-    if edge_index.weight is not None:  # PyG does not look at others beside it
+    """``d_j^-1/2 w_ji d_i^-1/2``; those of all edges of a graph are made when first looked at (collective then)."""
+    if edge_index.weight is not None:  # PyG ignores others then
         edge_weight = edge_index.weight
     require_floats("gcn_norm", edge_weight)
     graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
@@ -217,7 +217,7 @@ def gcn_norm(
     is_vector = edge_weight is None or (
         isinstance(edge_weight, EdgeTensor) and edge_weight._sharding is edge_index.rows and edge_weight.dim() == 1
     )
-    by_source = flow == "target_to_source" and graph.loop_rule == "remaining"  # PyG does not look at it for an adj_t
+    by_source = flow == "target_to_source" and graph.loop_rule == "remaining"  # PyG ignores the flow of an adj_t
     if edge_index.rows is not graph.edge_sharding or not is_vector or not is_all or by_source:
         return _gcn_norm(edge_index, edge_weight, improved, add_self_loops, dtype, by_source, num_nodes)
     norm = norm_of(graph, add_self_loops, improved, edge_weight is not None)
@@ -332,7 +332,7 @@ def one_hot(index: RowTensor, num_classes: int | None = None, dtype: torch.dtype
 
 
 def _of_all_edges(stock: Function) -> Function:
-    """PyG's own function of all edges and rows, which are gathered: what it gives is plain (collective)."""
+    """PyG's own function, given all edges and rows, which are gathered; the result is plain (collective)."""
 
     def ours(*args: object, **kwargs: object) -> Any:
         return stock(*mapped(args, _full), **mapped(kwargs, _full))

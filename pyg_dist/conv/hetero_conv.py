@@ -34,7 +34,7 @@ from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors
 
 @dataclass(frozen=True)
 class LinearTerms:
-    """What a relation adds to its targets, not computed yet: ``lin_l(A source) + lin_r(root)`` of a SAGE conv."""
+    """What a relation adds to its targets, not yet computed: ``lin_l(A source) + lin_r(root)`` of a SAGE conv."""
 
     conv: SAGEConv
     graph: DistributedGraph
@@ -48,7 +48,7 @@ class LinearTerms:
 
     @property
     def projects_first(self) -> bool:
-        """Whether the linear map goes first: where both orders aggregate as many columns, it does if that keeps less.
+        """Whether the linear map goes first. Where both orders aggregate equally many columns, what is kept decides.
 
         A map that comes last keeps ``A source`` for its derivative, one that comes first only the source's rows.
         """
@@ -58,7 +58,7 @@ class LinearTerms:
 
 @dataclass(frozen=True)
 class Biased:
-    """What relations add to their targets, the bias not added yet."""
+    """What relations add to their targets, without the bias."""
 
     rows: NodeTensor
     bias: Tensor | None = None  # as it has entered

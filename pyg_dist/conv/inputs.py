@@ -36,13 +36,13 @@ def edge_handle(
     calls_message: bool,
     hyperedges: RowSharding | int | None = None,
 ) -> DistributedEdgeIndex | None:
-    """The edges that ``conv`` runs over; ``None`` where all that it got is plain, in one process: as the stock conv.
+    """The edges that ``conv`` runs over; ``None`` where all is plain, in one process: it then is the stock conv.
 
     A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
 
-    ``x``: features, or a pair of them: rows of the sources and of the targets. Where the stock conv does not call
-    (``calls_message``) ``message``, ``aggregate`` and ``update``, these must not be overridden. ``hyperedges``: where
-    plain edges end, or how many there are of these.
+    ``x``: features, or a pair of them: rows of the sources and of the targets. ``calls_message``: whether the stock
+    conv's ``message``, ``aggregate`` and ``update`` are called; if not, they must not be overridden. ``hyperedges``:
+    those where plain edges end, or how many there are.
     """
     name = type(conv).__name__
     features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
@@ -95,7 +95,7 @@ def require_all_nodes(name: str, graph: DistributedGraph | EdgeView, size: Any) 
 
 
 def require_all_at(name: str, graph: DistributedGraph | EdgeView, end: End, number: int | None) -> None:
-    """Refuse another ``number`` than that of all nodes at an end of the edges; it may be left out."""
+    """Refuse a ``number`` that is not that of all nodes at an end of the edges; it may be left out."""
     if number is not None and number != nodes_at(graph, end).size:
         raise _other_size(name, graph, number)
 
@@ -227,7 +227,7 @@ def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: obj
 
 
 def _rows_like(conv: MessagePassing, x: Any, graph: DistributedGraph | EdgeView) -> NodeSharding:
-    """The nodes of either end that ``x`` has rows of; those of the sources where it has neither."""
+    """The nodes, of either end, whose rows ``x`` has; those of the sources where it has neither's."""
     x = x.of if type(x) is MovedRows else x
     size = None if isinstance(x, RowTensor) else x.shape[place_of_nodes(conv, x) if x.dim() > 2 else 0]
     is_of_sources = graph.owns(x, 0) if isinstance(x, RowTensor) else size == graph.sources.size
@@ -288,7 +288,7 @@ def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowShardin
 
 
 def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
-    """As :func:`edge_values`, and ``None`` for what has no row for each edge (collective for values of a list)."""
+    """As :func:`edge_values`, or ``None`` for what has no row for each edge (collective for values of a list)."""
     if isinstance(value, EdgeTensor) and value._sharding is rows:
         return value
     if value.shape[:1] != (rows.size,):
@@ -299,7 +299,7 @@ def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
 
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:
-    """``value`` with all values of edges in it where ``after`` has the same edges (collective where they differ)."""
+    """``value`` with its edge values redistributed as the same edges of ``after`` (collective where they differ)."""
     return value if before is after else mapped(value, partial(_moved_value, before.rows, after.rows))
 
 
@@ -311,7 +311,7 @@ def _moved_value(before: RowSharding, after: RowSharding, value: Any) -> Any:
 
 def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:
     local = rows.from_sharding(value.to_local(), value._sharding)
-    # What stays where it is would be a view, which keeps `value` alive: the key that it is to go with.
+    # Rows that stay would be a view, which keeps `value` alive: the key with which they are to go.
     return None if local is None else EdgeTensor.from_local(local.clone(), rows)
 
 
@@ -331,7 +331,7 @@ _MOST_DERIVED = 4
 
 
 def _derived(weight: W, rows: RowSharding, derive: Callable[[W], D]) -> D:
-    """``derive(weight)``, no view; for a constant the same as last time: operators go by the object's identity."""
+    """``derive(weight)``, no view; for a constant the same object as last time, since operators are cached by it."""
     version = version_of(weight)
     if weight.requires_grad or version is None:
         return derive(weight)

@@ -1,7 +1,7 @@
 """Types as one: ``to_hetero_with_bases``, all types of nodes in one set, and ``HGTConv``, relations in one graph.
 
-PyG's model puts the rows of all types one after another, adds to each relation's edges the numbers of the nodes before
-their types', and splits the results. Here the joined rows are those that a rank has of each type, so none is sent.
+PyG's model joins the rows of all types, one after another, shifts each relation's edges by the number of nodes before
+their types, and splits the results. Here each rank joins the rows that it has of each type, so none is sent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def joined_edges(
 
 
 def join_types(model: fx.GraphModule) -> None:
-    """Let a model of ``to_hetero_with_bases`` join types of distributed graphs, too; another one stays as it is."""
+    """Let a model of ``to_hetero_with_bases`` join types of distributed graphs, too; other models stay as they are."""
     steps = {step.target: step for step in reversed(model.graph.nodes)}
     known = {"nodes": steps.get(pyg.group_node_placeholder), "offsets": steps.get(pyg.get_node_offset_dict)}
     for step in model.graph.nodes:
@@ -117,7 +117,7 @@ def _rows_of(edges: DistributedEdgeIndex | RowSharding) -> RowSharding:
 def _relations(
     values: Sequence[Any], relations: Iterable[EdgeType], nodes: object, offsets: Mapping[NodeType, int]
 ) -> DistributedEdgeIndex | RowSharding | None:
-    """The edges of all relations, or their rows as long as their graph is not known; ``None`` of plain ones.
+    """The edges of all relations, or only their rows while their graph is unknown; ``None`` for plain ones.
 
     ``values`` are their handles, or tensors with a row for each of their edges. The graph is made once (collective).
     """
@@ -226,7 +226,7 @@ def typed_attention(conv: HGTConv, edges: dict[EdgeType, Edges], given: Given) -
 
 
 class _DependsOn(LocalFunction[Tensor]):
-    """A tensor as it is; others get a gradient of zeros from it.
+    """The identity of a tensor, which also gives other tensors a gradient of zeros.
 
     PyG has the rows of all types in one tensor, so each parameter gets a gradient, and an optimizer may change it
     (weight decay), whichever types' outputs make up the loss.

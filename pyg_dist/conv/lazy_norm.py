@@ -26,7 +26,7 @@ Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, Tensor]"]
 
 
 class _Kept:
-    """Edges and weights, as long as no conv writes to them: PyG makes them for each call."""
+    """Edges and weights that are kept until a conv writes to them; PyG makes them in each call."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
@@ -34,7 +34,7 @@ class _Kept:
 
     @lasting
     def get(self, edges: Edges, weight: EdgeTensor | None) -> tuple[Edges, Tensor]:
-        """Those of edges and constant weights, which are always the same (collective where they are made)."""
+        """Edges and constant weights, the same objects in each call (collective where they are made)."""
         known = self._known
         if known is None or known[2] is None or version_of(known[1]) != known[2]:
             found, values = self._make(edges, weight)
@@ -73,7 +73,7 @@ class LazyNorm:
         return self._all.graph
 
     def operator(self, dtype: torch.dtype) -> Operator | None:
-        """The matrix whose values they are; ``None`` where a batch has none, whose edges then are looked at.
+        """The matrix with these values; ``None`` for a batch that has none, whose edges are then made.
 
         One for all hops of a forward pass: weights that learn have their degrees summed once. Collective.
         """
@@ -90,7 +90,7 @@ class LazyNorm:
             return None
 
     def freeze(self) -> None:
-        """From now on the weights are those of now, as ``cached=True`` has it."""
+        """Keep the present weights from now on, as ``cached=True`` has it."""
         if self._weight is not None and not self._weight.requires_grad:
             self._weight = snapshot(self._weight)
 
@@ -103,7 +103,7 @@ def norm_of(graph: DistributedGraph | EdgeView, add_self_loops: bool, improved: 
 
 
 class NormedEdges(Edges):
-    """The edges that come with the norm.
+    """The edges of the norm, loops included.
 
     Attributes:
         lazy: what makes them.

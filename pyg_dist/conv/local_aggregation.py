@@ -63,9 +63,9 @@ def aggregate_neighbours(
 def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges) -> NodeTensor:
     """Apply a PyG aggregation to the messages of each node's in-edges, in PyG's order. Not collective.
 
-    Exact: all in-edges of a node are executed on its rank. Parameters of the aggregation enter, since it runs on
-    local rows. Dropout inside of it draws other masks on each rank. A part that looks at several nodes, as batch norm
-    does, is refused.
+    Exact: all in-edges of a node are on its rank. The aggregation runs on local rows, so its parameters are entered.
+    Dropout inside of it draws other masks on each rank. Parts that look at several nodes, as batch norm does, are
+    refused.
 
     Shapes: messages ``[E, ...]``, an edge tensor of ``edges``; output ``[N, ...]``.
     """
@@ -85,8 +85,8 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
                 f"{type(part).__name__} inside of the aggregation {type(aggregation).__name__} looks at the nodes of "
                 f"all ranks: normalise before or after the conv, or each row by itself (torch.nn.LayerNorm)"
             )
-    # One more target, with ones for messages, keeps alive what PyG's aggregations lean on: a first target that has
-    # messages, two at least (quantiles); and, where sequences are padded (LSTM reads the last place), one length.
+    # One more target, whose messages are ones, gives PyG's aggregations what they rely on: a first target with at least
+    # two messages (quantiles); and one length on all ranks where sequences are padded (LSTM reads the last place).
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
     padding = local.new_ones(num_padding, *local.shape[1:])
     order = edges.by_target

@@ -1,11 +1,10 @@
 """Convs with their own messages, by blocks of targets: PyG's steps on some edges at a time, recomputed in the backward.
 
 The arguments of ``message`` and ``aggregate`` are sorted by whether they have rows of sources, targets or edges; then
-both functions run on a block's piece of them, forward without gradients and in the backward with them
-(:mod:`pyg_dist.halo.message_blocks`). First they run on a few synthetic edges, to find how many bytes an edge
-takes, which inputs the output depends on, and whether blocks are possible: not if they need more than an edge and a
-target at a time (batch norm, ``alpha.max()``), if they use a tensor that learns and is no input of theirs, or if they
-store state.
+both functions run on a block's pieces of them, forward without gradients and in the backward with them
+(:mod:`pyg_dist.halo.message_blocks`). First they run on a few synthetic edges, to find how many bytes an edge takes,
+which inputs the output depends on, and whether blocks are possible. They are not if a function needs more than an edge
+and a target at a time (batch norm, ``alpha.max()``), uses a tensor that learns and is no input, or stores state.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from pyg_dist.tensor.row_tensor import local_tensors
 _TRIAL_EDGES, _TRIAL_TARGETS = 64, 2
 
 _MOST_BYTES = 1 << 16
-"""No message takes more, before one has been tried: few edges need no trial."""
+"""An upper bound of a message's bytes before a trial: few edges need none."""
 
 _ROOM = 2
 """Bytes at work over bytes that autograd keeps: each kept tensor may have a gradient."""
@@ -97,10 +96,10 @@ def _sizes(size: Any) -> list[int | None]:
 
 @dataclass(frozen=True)
 class _Input:
-    """A tensor of which each block has its piece."""
+    """A tensor of which each block takes its piece."""
 
-    place: Place  # whose rows it has
-    value: Tensor  # it, as the conv has given it
+    place: Place  # sources, targets or edges: whose rows it has
+    value: Tensor  # as the conv has given it
     name: str | None = None  # by which a step takes it as it is; ``None``: rows of nodes, which are brought to edges
     stands: Tensor | None = None  # what the steps are given for rows of nodes
     dim: int = 0  # the dimension that rows are in where the steps see them; ``value`` has them first
@@ -109,7 +108,7 @@ class _Input:
 class _Trial(NamedTuple):
     """What a run on synthetic edges has found."""
 
-    num_bytes: int  # that autograd keeps in total; of two runs together, memory that the message of an edge takes
+    num_bytes: int  # that autograd keeps in all; from two runs follows what the message of an edge takes
     used: set[int]  # inputs and parameters that the outputs depend on, by number, inputs first
 
 
@@ -129,7 +128,7 @@ class _Call:
 
     @staticmethod
     def of(conv: MessagePassing, edges: Edges, size: object, given: dict[str, object]) -> _Call | None:
-        """``None`` where a step takes something that no block has its piece of."""
+        """``None`` where a step takes something that cannot be cut into blocks."""
         names = _names(conv, "message", "aggregate")
         values: dict[str, object] = {}
         inputs: list[_Input] = []
@@ -166,7 +165,7 @@ class _Call:
             return None
         parameters = [p for p in conv.parameters() if p.requires_grad]
         kind = edges.graph.device.type
-        # Without the cache of autocast: that would give a block the narrow parameters of another one.
+        # Without autocast's cache, which would give a block the narrow parameters of another one.
         autocast = partial(
             torch.autocast, kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind),
             cache_enabled=False,
@@ -236,7 +235,7 @@ class _Call:
 
     @contextmanager
     def _as_it_was(self, of_parameters: Sequence[Tensor], is_trial: bool) -> Iterator[None]:
-        """Within it the conv has the state of the call, and these parameters; what it changes of it is forgotten."""
+        """Context in which the conv has the state of the call, and these parameters; what it changes is forgotten."""
         now = {part: _state_of(part) for part in self.state}
         stands = {id(p): piece for p, piece in zip(self.parameters, of_parameters, strict=True)}
         before = {}
@@ -255,7 +254,7 @@ class _Call:
                 _replace(part, state)
 
     def try_out(self) -> _Trial | None:
-        """The steps on a few edges that are made up, the same on all ranks; ``None`` where they do not run by blocks.
+        """The steps on a few synthetic edges, the same on all ranks; ``None`` where they do not run by blocks.
 
         Not collective.
         """
@@ -263,7 +262,7 @@ class _Call:
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 few, more = (self._try_out(k * _TRIAL_EDGES) for k in (1, 2))
-        except Exception:  # whatever a step may raise that gets something else than it was made for
+        except Exception:  # whatever a step raises when given something that it was not made for
             return None
         finally:
             set_generator_states(drawn)

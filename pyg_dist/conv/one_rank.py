@@ -1,8 +1,8 @@
 """Small graphs on one rank: PyG's own code on its plain tensors, with nothing of ours between its steps.
 
-There the time is what Python decides in each call, not what kernels compute; our kernels move rows to edges and back
-where there are many. The result is the stock conv's, bit for bit. Whether a call goes this way depends on its
-arguments and on the conv as it is, never on earlier calls: a checkpoint that runs it again takes the same way.
+There Python's decisions in each call take the time, not the kernels. Where there are many edges, our kernels move rows
+to edges and back. The result is the stock conv's, bit for bit. Whether a call goes this way depends on its arguments
+and on the conv as it is, never on earlier calls: a checkpoint that runs it again goes the same way.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _OTHERS_DRAW = frozenset({"SuperGATConv"})
 """Convs of PyG that draw more than dropout."""
 
 _SELECT_ROWS = frozenset({"MFConv"})
-"""Convs of PyG whose time is the selection of rows by degree: kernels that take their sums save little."""
+"""Convs of PyG that spend their time on selecting rows by degree: kernels for their sums save little."""
 
 
 class _OtherCallError(Exception):
     """An argument that goes the usual way."""
 
 
-# Not all: torch ends what a checkpoint computes again by an exception of its own.
+# Not every exception: torch ends a checkpoint's recomputation by one of its own.
 _ERRORS = (_OtherCallError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
 _MANY = 8
-"""A conv whose steps our kernels take runs PyG's on so many times fewer elements than others."""
+"""The limit of elements is this many times lower for convs whose steps our kernels take."""
 
 
 def stock_result(
@@ -116,7 +116,7 @@ def _local_end(rows: object, nodes: RowSharding) -> Tensor | None:
 
 
 def _runs_plainly(conv: MessagePassing, stock: object) -> bool:
-    """Whether the stock code does to plain rows what ours does to distributed ones, unseen by anyone."""
+    """Whether the stock code does to plain rows what ours does to distributed ones, and nothing observes it."""
     state = conv.__dict__
     return (
         _is_pygs(stock)
@@ -146,7 +146,7 @@ def _is_unobserved(module: nn.Module | None) -> bool:
 
 
 def _is_pygs_or_data(value: object) -> bool:
-    """Whether an attribute runs no function of a script's, nor one of torch's, which may draw (``act=F.dropout``)."""
+    """Whether an attribute is data or PyG's: other functions may draw numbers (``act=F.dropout``)."""
     return not callable(value) or str(value.__module__).startswith("torch_geometric.nn.")
 
 
@@ -156,7 +156,7 @@ def _drops(rate: object) -> bool:
 
 @cache
 def _known(cls: type) -> tuple[bool, bool]:
-    """Whether a module's code is torch's or PyG's, which is known to draw these alone; whether it is one of them."""
+    """Whether a module's code is torch's or PyG's; and whether it is one that draws numbers."""
     stock = getattr(cls, "stock", cls)
     is_known = stock.__module__.startswith(("torch.nn.", "torch_geometric.nn.", "pyg_dist."))
     return is_known, issubclass(cls, (_DropoutNd, nn.RReLU))
@@ -172,7 +172,7 @@ _MEANS: dict[type, bool] = {SumAggregation: False, MeanAggregation: True}
 
 @cache
 def _with_our_sums(stock: Any) -> object:
-    """``stock`` with our kernels for rows that are sent to edges and back: they add in the same order, sooner."""
+    """``stock`` with our kernels for rows sent to edges and back: they add in the same order, but faster."""
 
     def rows_at_edges(conv: MessagePassing, x: Tensor, index: Tensor) -> Tensor:
         return select(x, index) if x.dim() + conv.node_dim in (0, x.dim()) else x.index_select(conv.node_dim, index)

@@ -53,7 +53,7 @@ class _Polynomial:
 
 @dataclass(eq=False, frozen=True)
 class _Hops:
-    """Stands for the hops of one operator, as a key of what is kept with x; ``factors`` as in :class:`_Polynomial`."""
+    """The key under which x keeps the hops of one operator; ``factors`` as in :class:`_Polynomial`."""
 
     degree: int
     factors: tuple[float, ...] | None
@@ -73,8 +73,8 @@ _HOPS: weakref.WeakKeyDictionary[object, dict[Any, _Hops]] = weakref.WeakKeyDict
 def polynomial_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """The forward of a conv that is a polynomial; ``None`` where PyG's has to run (collective).
 
-    That is where a graph's features, and so its hops, are no whole rows; where linear maps are changed or seen, and
-    under autocast; ``cached=True`` fixes PyG's order.
+    PyG's runs where features, and so hops, are no whole rows; where linear maps are changed or hooked; under autocast;
+    and with ``cached=True``, which fixes PyG's order.
     """
     x, weight = given["x"], given.get("edge_weight")
     if type(x) is not NodeTensor or x._sharding is not edges.graph.feature_sharding(x.shape[-1]):  # type: ignore[attr-defined]
@@ -151,7 +151,7 @@ class _Run:
         return out if bias is None else add_into_(out, bias)
 
     def projected(self, x: NodeTensor) -> Tensor:
-        """The linear maps first: from the highest power down, each sum has one more of them."""
+        """The linear maps first: from the highest power down, one more of them joins each sum."""
         x._is_reused = True  # if it comes again, its hops are worth remembering
         bias, factors = self.polynomial.bias, self.polynomial.factors
         out: Any = _linear(x, self.polynomial.lins)
@@ -166,7 +166,7 @@ class _Run:
         return out if bias is None else add_into_(out, bias)
 
     def _hops(self, x: NodeTensor, layer: MessagePassing | None) -> Tensor:
-        """The local rows of the powers from 1 on times x, side by side, or of the weighed sum of all powers."""
+        """The local rows of ``A^k x`` from k = 1 on, side by side; or of the weighted sum of all powers."""
         factors, hop = self.polynomial.factors, x
         hops: list[Tensor] = []
         total: Any = None if factors is None or factors[0] == 0 else factors[0] * x
@@ -181,7 +181,7 @@ class _Run:
 
 
 def _linear(x: NodeTensor, lins: Sequence[Linear], bias: Tensor | None = None, dim: int = 0) -> NodeTensor:
-    """The linear maps of x beside one another; with ``dim=1``, the sum of those of x's blocks of columns.
+    """The linear maps of x, side by side; with ``dim=1``, the sum of each map of its own block of x's columns.
 
     Beside one another they may have columns of zeros behind them.
     """

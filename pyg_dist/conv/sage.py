@@ -109,7 +109,7 @@ class DistributedSAGEConv(SAGEConv):
             out = self.lin_l(graph.aggregate(source, operator, self))
             return out if root is None else out + self.lin_r(root)
         if not project_first(self.lin_l, graph, source, operator):
-            # The root's way to where the product lies, and its linear map, may hide behind the neighbours' messages.
+            # The redistribution of the root, and its linear map, may overlap with the neighbours' messages.
             pairs: list[Any] = [(graph.start(source, operator, self), self.lin_l.weight)]
             if root is not None:
                 pairs.append((graph.align(root, source), self.lin_r.weight))

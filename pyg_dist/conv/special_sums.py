@@ -57,7 +57,7 @@ def gated_sum(conv: MessagePassing, edges: Edges, given: Given) -> NodeTensor | 
     HypergraphConv, step="propagate", code=("message", "update", "aggregate"), sums=(SumAggregation,), needs_edges=True
 )
 def incidence_sum(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
-    """``HypergraphConv``'s sums without attention: what a message has of its target is a factor of the sum."""
+    """``HypergraphConv``'s sums without attention: the target's factor multiplies the sum, not each message."""
     x, norm = given["x"], given["norm"]
     if given["alpha"] is not None or norm.dtype != x.dtype:
         return None
@@ -165,8 +165,8 @@ def initial_residual_forward(conv: MessagePassing, edges: Edges, given: Given) -
 
         ((1 - a) h + a x_0) ((1 - b) I + b W)  =  (h + a / (1 - a) x_0) M,    M = (1 - a) ((1 - b) I + b W)
 
-    So h, the sum over neighbours, is scaled by no pass over all rows, forward or backward. With a second weight, for
-    x_0, there is one M for each. ``None`` under autocast.
+    So no pass over all rows scales h, the sum over neighbours, forward or backward. With a second weight, for x_0,
+    there is one M for each. ``None`` under autocast.
     """
     x, x_0, weight = given["x"], given["x_0"], given.get("edge_weight")
     if torch.is_autocast_enabled(x.device.type):
@@ -223,9 +223,9 @@ _FACTORS: MutableMapping[Tensor, tuple[int | None, float | None]] = WeakIdKeyDic
 
 
 def _factor_of_root(conv: GINConv) -> float | None:
-    """``1 + eps``; ``None`` where eps is not what the conv was made with: each value has an operator, which is kept.
+    """``1 + eps``; ``None`` where eps was changed since the conv was made: an operator is kept for each value.
 
-    Read again only where eps was changed, since a device is waited for.
+    Read again only where eps was written to, since reading waits for the device.
     """
     version = version_of(conv.eps)
     known = _FACTORS.get(conv.eps)

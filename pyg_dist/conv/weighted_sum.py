@@ -50,7 +50,7 @@ def commutes(lin: torch.nn.Module) -> bool:
 
 
 def can_project_last(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the map may come after a normalised sum in ``dtype``: where the stock order has that of x throughout."""
+    """Whether the map may come after a normalised sum in ``dtype``: if the stock order has x's dtype throughout."""
     return commutes(lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
 
 
@@ -104,7 +104,7 @@ def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
 
 
 class SumForm(NamedTuple):
-    """What messages are."""
+    """The form of a class's messages."""
 
     rows: str  # the argument of ``propagate`` that has the sources' rows
     weight: str | None = None  # the one that has the weights of edges; ``None``: there are none
@@ -123,14 +123,14 @@ class _Weights:
 
     def view(self, *shape: object) -> _Column:
         if shape not in ((-1, 1), ((-1, 1),), ([-1, 1],)):
-            raise NotImplementedError  # another form than the one that is looked for
+            raise NotImplementedError  # not the form looked for
         return _Column(True)
 
     reshape = view
 
     def unsqueeze(self, dim: int) -> _Column:
         if dim not in (-1, 1):
-            raise NotImplementedError  # another form than the one that is looked for
+            raise NotImplementedError  # not the form looked for
         return _Column(False)
 
 
@@ -167,10 +167,10 @@ def sum_form(stock: type[MessagePassing]) -> SumForm | None:
 
 
 def _message(stock: type[MessagePassing], given: dict[str, object]) -> object:
-    """The message of stand-ins; ``None`` where it does anything with them, or with the conv, that these cannot."""
+    """The message made of stand-ins; ``None`` where it does anything that these cannot."""
     try:
         return stock.message(None, **given)
-    except Exception:  # whatever a function may raise that is called with something else than it was made for
+    except Exception:  # whatever a function raises when called with something that it was not made for
         return None
 
 

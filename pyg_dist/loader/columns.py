@@ -1,4 +1,4 @@
-"""The nodes that a rank may meet in batches, by numbers of its own that its edges and tables have: *columns*."""
+"""*Columns*: a rank's own numbers, in its edges and tables, for the nodes that it may meet in batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pyg_dist.backend.comm.ids import IdList, IdLists
 class Columns:
     """First the rank's own nodes by ascending id, then the other sources of its edges by rank and ascending id.
 
-    So ascending columns are the rank's own nodes, then those of each rank together, in the order that ids have. Ids
-    count through all types of nodes. In a disjoint batch a node is one for each of several trees, and stands by its
-    *code* ``column * trees + tree``, which has that order, too; among the ranks by ``id * trees + tree``.
+    So ascending columns are the rank's own nodes, then those of each other rank, by ascending ids. Ids count through
+    all types of nodes. In a disjoint batch each tree has nodes of its own: a node of a tree is named by its *code*
+    ``column * trees + tree``, which has the same order; between ranks by ``id * trees + tree``.
     """
 
     size: int  # s
@@ -28,7 +28,7 @@ class Columns:
     node_id: Tensor | None = None  # int64 ``[s]``; ``None``: one rank has all, and they are the columns' numbers
     row: Tensor | None = None  # of this rank's nodes, among those of a type, int64 ``[n]``; ``None``: they are columns
     elsewhere: Tensor | None = None  # the columns of other ranks' nodes on their ranks, int64 ``[s - n]``
-    _tables: list[Tensor] = field(default_factory=list)  # that are free
+    _tables: list[Tensor] = field(default_factory=list)  # free ones of :meth:`take_table`
 
     @staticmethod
     def of(
@@ -86,7 +86,7 @@ class Columns:
         return column if self.row is None else self.row.index_select(0, column)
 
     def common(self, code: Tensor, trees: int) -> Tensor:
-        """Codes among the ranks, given those on this one."""
+        """Codes that all ranks share, given this rank's."""
         if self.node_id is None:
             return code
         if trees == 1:
@@ -95,7 +95,7 @@ class Columns:
         return self.node_id.index_select(0, column) * trees + tree
 
     def abroad(self, code: Tensor, trees: int) -> Tensor:
-        """Codes of other ranks' nodes on their ranks, given those on this one."""
+        """Codes that other ranks have for their own nodes, given this rank's."""
         assert self.elsewhere is not None
         if trees == 1:
             return self.elsewhere.index_select(0, code - self.num_own)
@@ -108,7 +108,7 @@ class Columns:
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
     def take_table(self) -> Tensor:
-        """A number -1 for each column, int32. Who leaves them as they were gives them back, for the next batch."""
+        """A table with -1 for each column, int32. Who has restored it gives it back, for the next batch."""
         return self._tables.pop() if self._tables else host.full((self.size,), -1, dtype=torch.int32)
 
     def give_table(self, table: Tensor) -> None:

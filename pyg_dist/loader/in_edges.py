@@ -16,7 +16,7 @@ from pyg_dist.tensor import EdgeTensor
 
 @dataclass(frozen=True, eq=False)
 class InEdges:
-    """The in-edges of a rank's nodes, or those of a relation, those of one node in the graph's order."""
+    """The in-edges of a rank's nodes, or those of a relation; a node's are in the graph's order."""
 
     rowptr: Tensor  # int64 ``[n + 1]``
     col: Tensor  # the :class:`~pyg_dist.loader.columns.Columns` of their sources, int32 ``[e]``
@@ -80,10 +80,10 @@ class InEdges:
     def _draw_weighted(
         self, weight: Tensor, row: Tensor, tree: Tensor | None, count: int, seed: int, replace: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """By weights, one after another: those whose keyed exponential times of rate ``weight`` are the first.
+        """Draw by weights, one after another: the edges with the smallest keyed exponential times of rate ``weight``.
 
         Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006. O(degree) time for a row; with
-        replacement, for each draw. Of weight zero none is drawn.
+        replacement, for each draw. Edges of weight zero are never drawn.
         """
         starts, column, entry = ops.sample_rows(self.rowptr, self.col, None, row, row, -1, seed)
         of_row = torch.repeat_interleave(host.arange(row.numel()), starts.diff())

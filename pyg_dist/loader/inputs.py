@@ -66,7 +66,7 @@ def nodes_of(data: Data | HeteroData) -> dict[str, Nodes]:
 
 
 def stores_of(data: Data | HeteroData) -> dict[EdgeType, Any]:
-    """What has the edges of each relation: without types the graph itself."""
+    """The store with the edges of each relation; without types the graph itself."""
     return dict(data.edge_items()) if isinstance(data, HeteroData) else {ONE_TYPE: data}
 
 
@@ -106,9 +106,9 @@ def node_seeds(data: Data | HeteroData, input_nodes: Any) -> Inputs:
 def link_seeds(
     data: Data | HeteroData, edges: object, label: object, neg_sampling: object, ratio: float | None
 ) -> Inputs:
-    """The ends of edges (collective for those of the graph). Of types a relation is given alone or with them.
+    """The ends of edges (collective for those of the graph). With types a relation is given, alone or with edges.
 
-    Given with them, it may be one that the graph has no edges of, but for those whose ends are asked for.
+    Given with edges, it may be a relation of which the graph has no edges: these are then only labelled.
     """
     relation, chosen = _relation_of(data, edges) if isinstance(data, HeteroData) else (ONE_TYPE, edges)
     found = nodes_of(data)
@@ -224,7 +224,7 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
 
 
 def check(loader: str, data: Data | HeteroData, options: dict[str, object]) -> None:
-    """Check the graph, and what only one with types may not have, or has to."""
+    """Check the graph, and options that a graph with types may not have, or has to have."""
     is_typed, stores = isinstance(data, HeteroData), stores_of(data)
     has_ends = all("edge_index" in store for store in stores.values()) if is_typed else "adj_t" not in data
     if not is_distributed(data) and not has_ends:

@@ -16,7 +16,7 @@ from pyg_dist.errors import OptionError
 
 
 class Start(NamedTuple):
-    """The begin of a step's batch, which every rank knows."""
+    """What a step's batch begins with; every rank knows it."""
 
     # ids of nodes by data group, int64; those of a group are distinct, unless the batch is disjoint
     seeds: list[Tensor]
@@ -26,7 +26,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Which of ``size`` inputs each step has, and each data group of it: as even a part as can be."""
+    """Which of ``size`` inputs each step has; data groups share them as evenly as can be."""
 
     size: int  # inputs of an epoch
     batch_size: int  # of a step and a data group
@@ -54,12 +54,12 @@ class Steps:
         return ops.keyed_permutation(place, self.size, ops.mixed_seed(self.seed, epoch, self.size, 4))
 
     def by_group(self, inputs: Tensor) -> list[Tensor]:
-        """Consecutive parts of something that each input of a step has."""
+        """The data groups' consecutive parts of what has an entry for each input of a step."""
         return list(inputs.tensor_split(self.num_groups))
 
     @property
     def options(self) -> dict[str, object]:
-        """What they follow from."""
+        """What determines them, by name."""
         return {
             "seed": self.seed, "batch_size": self.batch_size, "shuffle": self.shuffle, "drop_last": self.drop_last,
             "num_groups": self.num_groups,
@@ -68,16 +68,16 @@ class Steps:
 
 @dataclass(frozen=True, eq=False)
 class Listed(Steps):
-    """One step, with some inputs."""
+    """One step, with inputs that are listed."""
 
     input_id: Tensor = field(default_factory=lambda: host.arange(0))
 
     @staticmethod
     def of(steps: Steps, index: object) -> Listed:
-        """Of inputs of other steps, each once.
+        """The step of some inputs of ``steps``, each once.
 
         Raises:
-            OptionError: They are none of these.
+            OptionError: They are no inputs of ``steps``.
         """
         input_id = host.as_tensor(index).long()
         if input_id.dim() != 1 or not 0 < torch.unique(input_id).numel() == input_id.numel():
@@ -101,7 +101,7 @@ class Seeds(ABC):
     @property
     @abstractmethod
     def options(self) -> dict[str, object]:
-        """What they follow from."""
+        """What determines them, by name."""
 
     @property
     @abstractmethod

@@ -128,7 +128,7 @@ class UniformVertexLoader(BatchLoader):
         return f"{type(self).__name__}({s.batch_size} of {s.num_nodes} nodes, {s.num_steps} steps)"
 
     def _warn(self) -> None:
-        """Say what the script's loss, or its sums, will not be (collective where the data has a mask)."""
+        """Warn of means over no node, and of biased sums (collective where the data has a mask)."""
         s, messages = self.sampler, []
         mask = self.data.get("train_mask")
         if s.input_nodes is None and isinstance(mask, NodeTensor) and mask.dtype == torch.bool and mask.dim() == 1:

@@ -1,7 +1,7 @@
-"""What calls the package: for errors that name the layer, the transform or the constructor of torch that a script runs,
-and for questions after the type of edges.
+"""The code that calls the package: errors name the layer, the transform or the constructor that a script runs, and a
+handle of edges answers a script that asks for its type.
 
-Nothing is recorded for it: the stack is searched when an error is made.
+Nothing is recorded: the stack is searched when an error is made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def is_constructor_call(frame: FrameType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _called(code: CodeType, place: int) -> str:
-    """The name of what the instruction at ``place`` calls with one argument; ``""``: it calls nothing by a name."""
+    """The name that the instruction at ``place`` calls with one argument; ``""`` where it calls none."""
     before = list(dis.get_instructions(code))
     before = before[: next(k for k, i in enumerate(before) if i.offset == place) + 1]
     call = before.pop()
@@ -51,7 +51,7 @@ def _called(code: CodeType, place: int) -> str:
         return ""
     if before[-1].opname == "PRECALL":
         before.pop()
-    depth = 0  # of what has been put on the stack, read backwards: until that is the argument
+    depth = 0  # of the stack, read backwards: 1 where the argument has been put there
     while before and depth < 1:
         instruction = before.pop()
         depth += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
@@ -78,7 +78,7 @@ def name_of(layer: nn.Module) -> str:
 
 
 def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
-    """Those that run, the innermost first; from ``frame`` on, if it is given."""
+    """The running frames, innermost first, from ``frame`` on if it is given."""
     frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         yield frame
@@ -114,7 +114,7 @@ _OURS = {
         "UniformVertexLoader(data, batch_size), whose sums are unbiased, too",
     ),
 }
-"""What comes nearest to a loader of PyG's."""
+"""Our loader that comes nearest to each of PyG's."""
 
 
 COMPILED = (
@@ -133,7 +133,7 @@ def who_needs_it() -> str:
 
 
 def of_whole_graphs() -> str:
-    """:func:`who_needs_it` of transforms and loaders alone: they hand edges to code that looks at one rank's."""
+    """As :func:`who_needs_it`, for transforms and loaders alone, whose code would read one rank's edges."""
     loader = ""
     for frame in _frames():
         name = frame.f_code.co_name
@@ -195,12 +195,12 @@ INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "s
 
 
 def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
-    """What ``__class__`` of a handle of edges is: ``stands_for`` where the line of ``frame`` asks for it, else itself.
+    """The ``__class__`` of a handle of edges: ``stands_for`` where the line of ``frame`` asks for it, else its own.
 
-    ``isinstance(edge_index, Tensor)`` would be False for the handle, and a script's branch skipped. Python calls no
-    code of an object whose type is tested, except that ``isinstance`` reads ``__class__`` where the type does not
-    match. torch's C++ tests in the same way, and would read memory where there is none: so only a line of the script's
-    own that asks, and does nothing else with these edges, gets ``Tensor``; one that does raises.
+    A handle is no tensor: ``isinstance(edge_index, Tensor)`` would be False, and a script would skip its branch. But
+    ``isinstance`` reads ``__class__`` where the type does not match. torch's C++ code does so, too, and would then read
+    memory that is not there. So only a line of the script's own that asks, and does nothing else with these edges, gets
+    ``Tensor``. A line that asks and uses them raises.
     """
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
@@ -242,10 +242,10 @@ _NOTHING_ASKED = "", frozenset[str](), True
 
 @cache
 def _asked(file: str, line: int) -> tuple[str, frozenset[str], bool]:
-    """Of edges whose types this line of a script's own code asks for: their names, the types, and if that is all of it.
+    """The edges whose types a line of a script asks for: their names, the types, and whether it does nothing else.
 
-    What is called after edges is taken for edges. Reading an attribute or calling a method is no use of them, nor is
-    asking whether they are ``None``.
+    Names with ``edge`` or ``adj`` in them are taken for edges. Reading an attribute, calling a method, and comparing
+    with ``None`` are no use of them.
     """
     if file.startswith(INSTALLED):
         return _NOTHING_ASKED

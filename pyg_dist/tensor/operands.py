@@ -45,9 +45,9 @@ def like_rows(function: Function, *operands: object) -> tuple[tuple[Any, ...], R
 
 
 def moved_to(rows: RowSharding, operand: object, what: str) -> Any:
-    """``operand`` where ``rows`` are, by position; errors begin with ``what``. Under :data:`local_tensors`.
+    """``operand`` with these ``rows``, matched by position; itself where it has none. Under :data:`local_tensors`.
 
-    Itself where it has no rows, or is there.
+    Errors begin with ``what``.
     """
     if not isinstance(operand, RowTensor) or rows.is_equivalent(operand._sharding):
         return operand
@@ -63,8 +63,8 @@ def moved_to(rows: RowSharding, operand: object, what: str) -> Any:
 def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
     """The rows where ``mask`` holds; kept with the mask while it does not change (collective at its first use).
 
-    A mask with columns selects elements, of rows that have as many. A mask over other rows counts by position where a
-    list is among the two, such as pairs by a mask over their edges.
+    A mask with columns selects elements of rows with as many columns. A mask over other rows is matched by position
+    where one of the two was selected by a list, as pairs are by a mask over their edges.
     """
     with local_tensors():
         version, known = version_of(mask), mask._selection
@@ -85,7 +85,7 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
 def local_values(values: Tensor, rows: RowSharding) -> Tensor:
     """This rank's part of a value per edge: an edge tensor, or a plain ``[E, ...]`` tensor.
 
-    Collective where an edge tensor has other rows: a list among the two pairs by position.
+    Collective where an edge tensor has other rows: if one of the two was selected by a list, positions match.
     """
     if isinstance(values, RowTensor):
         local = rows.from_sharding(values.to_local(), values._sharding)
@@ -100,6 +100,6 @@ def local_values(values: Tensor, rows: RowSharding) -> Tensor:
 
 
 def described(values: Tensor) -> str:
-    """What was given in the place of values for rows of one graph, which it has none for; for errors."""
+    """What was given in the place of values for the rows of a graph; for errors."""
     of = " of another graph or selection" if isinstance(values, RowTensor) else ""
     return f"{type(values).__name__} of shape {list(values.shape)}{of}"

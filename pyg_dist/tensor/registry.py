@@ -67,7 +67,7 @@ class Table(dict[Function, Handler]):
 
 
 TABLE = Table()
-"""Of row tensors."""
+"""The functions of row tensors."""
 implements = TABLE.implements
 
 _OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
@@ -90,7 +90,7 @@ def bind(function: Function, parameters: str, args: Args, kwargs: Kwargs) -> Kwa
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """``value`` with what is in it changed: within tuples, lists and dictionaries, copies of those in which any is."""
+    """``change`` of ``value``, or of what is in tuples, lists and dictionaries: copies, where any of it changes."""
     if not isinstance(value, (dict, tuple, list)):
         return change(value)
     items = value.values() if isinstance(value, dict) else value
@@ -137,7 +137,7 @@ def _steps_of(function: Any) -> FunctionType:
 
 
 def by_steps(function: Function, *args: object, **kwargs: object) -> object:
-    """A function that torch writes in Python: it runs, and its steps come to the table."""
+    """Run a function that torch writes in Python: what it calls is found in the table."""
     return _steps_of(function)(*args, **kwargs)
 
 

@@ -35,7 +35,7 @@ P = TypeVar("P", bound="PickedRows")
 
 
 class PickedRows(RowTensor):
-    """Ids of the graph's rows (``source``) that a subgraph took: ``place`` are the local ones, int64, on the host.
+    """Ids of the rows of a graph (``source``) that a subgraph has; ``place``: which local rows, int64, on the host.
 
     ``replicas`` are the ranks that hold the same rows of the graph, and pick others; ``None``: there are none.
     """
@@ -59,7 +59,7 @@ class PickedRows(RowTensor):
     def fetch(self, x: RowTensor) -> RowTensor:
         """The rows of ``x``, a tensor of the graph, ``[N, ...] -> [B, ...]``; differentiable, no communication.
 
-        Other N rows, as batches' outputs that are put together, move to the ranks of the graph's before (collective).
+        N rows in another order, as outputs of batches put together, first go where the graph's are (collective).
         """
         x = x.redistribute(self.source)
         with local_tensors():
@@ -67,7 +67,7 @@ class PickedRows(RowTensor):
             return self.noted(RowTensor.from_local(local, self._sharding), x)
 
     def noted(self, values: RowTensor, x: RowTensor) -> RowTensor:
-        """The rows of ``x``, which know that they are while they do not change (:func:`origin_of`)."""
+        """``values``, noted as rows of ``x`` until they change (:func:`origin_of`)."""
         if x.is_leaf or x._is_attribute:  # what is computed goes when its last user does
             values._origin = version_of(values), x, self
         return values

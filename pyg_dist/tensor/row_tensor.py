@@ -51,7 +51,7 @@ R = TypeVar("R", bound="RowTensor")
 
 
 _FIRST = ("condition", "input", "x1", "elements")
-"""What torch calls the first operand, where it is not positional; of ``where`` the condition is the first one."""
+"""torch's names for a first operand; that of ``where`` is the condition."""
 
 
 class DerivedOperand(Tensor):

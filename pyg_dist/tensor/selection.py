@@ -35,7 +35,7 @@ def rows_by_places(rows: RowSharding, places: Tensor, device: torch.device) -> S
 
 
 def _picked(rows: RowSharding, places: Tensor) -> RowSharding:
-    """Some of these rows; themselves, where it is known that a mask picks all."""
+    """The rows at ``places``; ``rows`` itself, where a mask is known to pick all."""
     found = MaskedRows(rows, places)
     return rows if found.counts_selections and found.size == rows.size else found
 
@@ -149,7 +149,7 @@ class MaskedRows(_PartRows):
 
     @property
     def undivided(self) -> tuple[RowSharding, int]:
-        """Where the mask picks as many elements of each row: these rows; ``x[~diagonal].view(N, -1)`` is in order."""
+        """The rows, where the mask picks equally many elements of each: ``x[~diagonal].view(N, -1)`` works then."""
         rows, num_picked = self._of_each
         return (rows, num_picked) if num_picked else (self, 1)
 

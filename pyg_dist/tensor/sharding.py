@@ -74,8 +74,10 @@ living = Living()
 class KnownSelections:
     """What was selected from some rows before, for :mod:`pyg_dist.tensor.selection`.
 
-    By list the latest selections, as scripts use the same few splits in every epoch; ``compared``: its version and its
-    selection, once the ranks' lists were compared. ``elements``: rows of elements, by their number in a row.
+    Attributes:
+        by_list: the latest lists and their selections: scripts use the same few splits in every epoch.
+        compared: by list, its version and selection, once the ranks have compared it.
+        elements: rows of elements, by their number in a row.
     """
 
     by_list: deque[Any] = field(default_factory=lambda: deque(maxlen=8))
@@ -107,10 +109,10 @@ class RowSharding(OfThisRun):
     """Whether a mask picked these."""
 
     pieces: Sequence[RowSharding] = ()
-    """Of rows that were joined: what they were joined from."""
+    """What joined rows were joined from."""
 
     order_in_pieces: Tensor | None = None
-    """Of each local row, its place among those of the pieces, one after another; ``None``: it is its own."""
+    """Where each local row stands among those of all pieces, one piece after another; ``None``: in this order."""
 
     @property
     def derives_from_index(self) -> bool:
@@ -170,7 +172,7 @@ class RowSharding(OfThisRun):
         return self.copy_to_ranks(tensor)
 
     def gather_columns(self, values: Tensor) -> Tensor:
-        """Values of all columns, of those of the local ones: ``[k, F_local] -> [k, F]``."""
+        """Values of all columns, given those of the local ones: ``[k, F_local] -> [k, F]``."""
         return values
 
     @property
@@ -252,10 +254,11 @@ class RowSharding(OfThisRun):
         return before.to_sharding(local, self) if paired is None else paired
 
     def align_by_position(self, local: Tensor, other: RowSharding) -> Tensor | None:
-        """Rows of ``other`` beside these, by position (collective); ``None`` where that is likely a mistake.
+        """``local``, of the rows ``other``, on the ranks of these rows by position; differentiable (collective).
 
-        One of them has to be a list, as the two ends of edges are, ``z[source] * z[target]``, or nodes stand beside
-        edges that a mask selects, such as the self loops (``ClusterGCNConv``). Differentiable.
+        ``None`` where that is likely a mistake. It is none where one of the two was selected by a list, as both ends of
+        edges are, ``z[source] * z[target]``; nor where nodes meet edges that a mask selects, such as self loops
+        (``ClusterGCNConv``).
         """
         if not self._pairs_with(other):
             return None
@@ -282,7 +285,7 @@ class RowSharding(OfThisRun):
         return RowSharding(self.group, self.kind, size, host.arange(first, last))
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
-        """:meth:`from_sharding` from the other side, for distributions of more than rows."""
+        """What :meth:`from_sharding` of ``after`` asks distributions of more than rows, which know how."""
         return None
 
     def is_equivalent(self, other: RowSharding) -> bool:

@@ -39,7 +39,7 @@ from pyg_dist.tensor.selection import ConcatenatedRows
 def along(
     *names: str, parameters: str = "dim", default: int | None = None, broadcasts: bool = False
 ) -> Callable[[Handler], Handler]:
-    """Register functions along a dimension: within rows they are torch's own, over rows what is decorated.
+    """Register functions along a dimension: within rows torch's own runs, over rows the decorated one.
 
     ``parameters`` are those behind the tensor, ``default`` is the dimension where none is named; ``None``: all of them,
     or the first. ``broadcasts``: see :func:`~.pointwise.as_operand`. The decorator returns the handler.
@@ -99,12 +99,12 @@ def _mixes(function: Function, *args: object, **kwargs: object) -> object:
 
 
 def _of_all(function: Function, *args: object, **kwargs: object) -> object:
-    """Of all rows, and plain (collective); not for a transform of PyG's, which takes it for this rank's rows."""
+    """Gather all rows: the result is plain (collective). Refused to a transform of PyG, which expects rows."""
     return _mixes(function) if of_whole_graphs() else on_full_tensor(function, *args, **kwargs)
 
 
 def _cut(function: Function, x: RowTensor, *args: object, **kwargs: object) -> object:
-    """Pieces of the rows, which are picked (collective)."""
+    """Pieces of the rows, each picked by a list (collective)."""
     pieces = function(host.arange(x.shape[0]).view(-1, *[1] * (x.dim() - 1)), *args, **kwargs)
     return as_seen(pieces, lambda places: copied_slice(x[places.flatten()]))
 
@@ -128,7 +128,7 @@ along("diff", parameters="n dim", default=-1)(_mixes)
 
 @along("gather", parameters="dim index")
 def gather(function: Function, x: Tensor, *args: object, **kwargs: object) -> object:
-    """Of all rows, and plain; of a plain table, rows: each rank picks what its own rows of the index name."""
+    """Of rows, all are gathered (collective). Of a plain table, each rank looks up its own rows of the index."""
     if isinstance(x, RowTensor):
         return _of_all(function, x, *args, **kwargs)
     bound = bind(function, "dim index", args, kwargs)
@@ -140,7 +140,7 @@ def gather(function: Function, x: Tensor, *args: object, **kwargs: object) -> ob
 
 @along("roll", parameters="shifts dims")
 def roll(function: Function, x: Tensor, shifts: Any, dims: Any = ()) -> object:
-    """Rows in another order, which are picked (collective), and columns."""
+    """Roll rows, which are picked in another order (collective), and columns."""
     if not dims and dims != 0 and x.dim() > 1:
         return _mixes(function)
     places = dims_of(dims or 0, x.dim())
@@ -154,7 +154,7 @@ def roll(function: Function, x: Tensor, shifts: Any, dims: Any = ()) -> object:
 def repeat_interleave(
     function: Function, x: Tensor, repeats: Any = None, dim: int | None = None, **size: int
 ) -> object:
-    """Each row as often as a number, or a plain tensor's, says: they are picked (collective)."""
+    """Each row as often as a number says, or a plain tensor's number for it: rows are picked (collective)."""
     if repeats is None or (dim is None and x.dim() > 1) or isinstance(repeats, RowTensor):
         return _mixes(function)
     repeated = repeats.cpu() if isinstance(repeats, Tensor) else repeats
@@ -163,7 +163,7 @@ def repeat_interleave(
 
 @along("cosine_similarity", parameters="x2 dim", default=1, broadcasts=True)
 def _cosines(function: Function, x: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> object:
-    """Of each column, or of two numbers for each row (collective)."""
+    """Of each column, or of two one-dimensional tensors of rows (collective)."""
     if x.dim() != x2.dim() or x.shape[0] != x2.shape[0]:
         return _mixes(function)
     return (F.normalize(x, dim=0, eps=eps) * F.normalize(x2, dim=0, eps=eps)).sum(0)
@@ -171,7 +171,7 @@ def _cosines(function: Function, x: Tensor, x2: Tensor, dim: int = 1, eps: float
 
 @implements("cosine_similarity")
 def cosine_similarity(function: Function, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> object:
-    """Of each row, of a query and each row, or of each column; ``dim`` counts in the shape of both together."""
+    """Of each row, of a query and each row, or of each column; ``dim`` is one of the operand with more."""
     x1, x2 = (x2, x1) if x1.dim() < x2.dim() else (x1, x2)
     return _cosines(function, x1, x2, dim, eps)
 
@@ -200,7 +200,7 @@ def quantile(
 
 @implements("flip")
 def flip(function: Function, x: Tensor, *dims: object, **named: object) -> Tensor:
-    """Reverse the order of columns, and of rows, which are picked (collective)."""
+    """Reverse columns, and rows, which are picked in that order (collective)."""
     given = flat_sizes(dims, named)
     reversed_ = dims_of(given, x.dim()) if given else ()
     if 0 in reversed_:
@@ -210,7 +210,7 @@ def flip(function: Function, x: Tensor, *dims: object, **named: object) -> Tenso
 
 @implements("cat", "concat", "concatenate", "hstack", "vstack", "row_stack", "column_stack", "stack")
 def join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenate columns, stack along a new dimension, which rows follow where it is the first one, or append rows."""
+    """Concatenate columns, append rows, or stack: if the new dimension is the first one, rows are in the second."""
     tensors = tuple(tensors)
     if function is torch.column_stack:
         tensors = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in tensors)

@@ -1,8 +1,8 @@
 """Attention layers of torch over rows: over all nodes, where nodes are the sequence, or a sequence for each row.
 
-Over all nodes each rank has the queries of its rows, and the keys and values of all are gathered: 2 N F numbers a rank,
-up to N = 50,000 or so. torch's kernel makes the products with them, which on most devices keeps no matrix of scores.
-With dropout the weights of a rank's queries are kept, n N numbers for each head: they are drawn by query and key.
+Over all nodes each rank has the queries of its rows and gathers all keys and values, 2 N F numbers: for N up to 50,000
+or so. torch's kernel multiplies them; on most devices it keeps no matrix of scores. With dropout, whose numbers are
+drawn by query and key, the weights of a rank's queries are kept: n N numbers for each head.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def attention_layer(function: Function, query: Tensor, *args: object, **kwargs: 
     if _place(query) != 0:
         _require_rows(function, None)
     _require_plain(bound.get("attn_mask"))
-    # Projected one by one, and not as views of one tensor, whose rows do not lie as torch's.
+    # Projected one by one: views of one tensor would lie otherwise in memory than torch's.
     bound.update({name: bound[name].view_as(bound[name]) for name in ("key", "value")})
     whole = ("key_padding_mask", *(("key", "value") if bound.get("add_zero_attn") else ()))  # to which a row is added
     bound.update({name: bound[name].full_tensor() for name in whole if _place(bound.get(name)) is not None})

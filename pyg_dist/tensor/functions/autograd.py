@@ -36,7 +36,7 @@ def as_stored(value: object, rows: RowSharding) -> Any:
 
 @implements("data.__get__")
 def data(function: Function, x: RowTensor) -> RowTensor:
-    """The rows without history. Changes of them count for :func:`version_of`, and not for autograd, as in torch."""
+    """The rows without history. :func:`version_of` counts changes of them, autograd does not, as in torch."""
     with local_tensors(), torch.inference_mode(False):
         if x.is_inference():
             return as_row_tensor_(function(x), x._sharding)
@@ -50,7 +50,7 @@ def data(function: Function, x: RowTensor) -> RowTensor:
 
 @implements("detach")
 def detach(function: Function, x: RowTensor) -> RowTensor:
-    """The rows without history; of a copy torch no longer knows what it is a view of."""
+    """The rows without history; what they are a copy of is noted, since torch forgets whose view they are."""
     with local_tensors():
         out = as_row_tensor_(function(x), x._sharding)
     out._copy_of = copy_of(x)
@@ -110,7 +110,7 @@ _MODULE_HOOKS = "BackwardHookFunctionBackward"
 
 @implements("grad_fn.__get__")  # after shapes, whose handler it extends
 def grad_fn(function: Function, x: RowTensor) -> object:
-    """The node; the one through which torch calls a module's backward hooks shows them row tensors."""
+    """The node of the autograd graph; the one of a module's backward hooks gives these row tensors."""
     node: Any = metadata(function, x)
     if node is None or node.name() != _MODULE_HOOKS:
         return node
@@ -168,7 +168,7 @@ def _sequence(value: Any) -> list[Any]:
 
 
 def _edge(x: object) -> object:
-    """Where the gradient of x arrives; torch takes it in place of a tensor, and dispatches on it no more."""
+    """The edge of the graph where x's gradient arrives: torch takes it for x, and calls no ``__torch_function__``."""
     if not isinstance(x, RowTensor):
         return x
     with local_tensors():

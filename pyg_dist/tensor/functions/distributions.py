@@ -1,8 +1,8 @@
 """Random rows of more distributions, keyed as in :mod:`.random`.
 
-By inverting the distribution function, or by rejection: then each entry takes as many rounds of numbers as it needs,
-which are its own, so that it does not depend on the others. Equal at every world size up to the last bit of torch's
-logarithms and powers.
+By inverting the distribution function, or by rejection. Each entry then draws numbers of its own in as many rounds as
+it needs, so it does not depend on other entries. Equal at every world size up to the last bit of torch's logarithms and
+powers.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def _many(x: RowTensor, rate: Tensor) -> Tensor:
 def _by_rejection(
     x: RowTensor, like: Tensor, round_: Callable[[Callable[..., Tensor]], tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """What ``round_`` gives in the first round in which it accepts, by entry; NaN where ``like`` is.
+    """For each entry the value of the first round that is accepted; NaN where ``like`` is NaN.
 
-    ``round_`` makes values, and whether they are accepted, of numbers: uniform ones, or of another keyed op.
+    ``round_`` makes values of keyed numbers, uniform ones or another op's, and says which of them are accepted.
     """
     seed = draw_seed()
     key, columns = on_device(x._sharding.rng_key, x.device), math.prod(x.shape[1:])

@@ -1,8 +1,8 @@
 """Functions that need every row: they gather (collective), and the result is plain and equal on every rank.
 
-So do constructors, which copy a tensor without asking its class; what could only give one rank's rows is refused, with
-the remedy; functions that are not in the table raise a general message (:mod:`pyg_dist.tensor.row_tensor`).
-``repr`` is here as well; it shows the local rows and does not gather.
+Constructors gather, too, since they copy a tensor without asking its class. What could only give one rank's rows is
+refused with the remedy. Functions that are not in the table raise a general error (:mod:`pyg_dist.tensor.row_tensor`).
+``repr`` is here as well: it shows the local rows and gathers nothing.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def representation(function: Function, x: RowTensor, *_: object, **__: object) -
 Constructor = Callable[..., object]
 
 # ``torch.tensor(x)``, ``torch.as_tensor(x, dtype=...)`` and ``torch.asarray(x, dtype=...)`` read the memory of ``x``
-# without ``__torch_function__``, so they would give one rank's rows. While distributed rows are, functions of the same
-# names wrap them. No operator is replaced: a kernel in Python would give its results a Python object, and then no other
-# library could make tensors of its own class of them. Types, such as ``torch.LongTensor``, refuse (`calling_code`).
+# without ``__torch_function__``, so they would give one rank's rows. While there are distributed rows, functions of the
+# same names wrap them. No operator is replaced: a kernel in Python would give its results a Python object, and no other
+# library could then make tensors of its own class of them. Types such as ``torch.LongTensor`` refuse (`calling_code`).
 
 
 def _of_all_rows(stock: Constructor) -> Constructor:
@@ -85,7 +85,7 @@ _WRAPPERS = {name: _of_all_rows(stock) for name, stock in torch_stock.items()}
 
 
 def stand_for_constructor(name: str, wrapper: Constructor) -> None:
-    """While distributed rows are, ``wrapper`` is ``torch.<name>``."""
+    """While there are distributed rows, ``wrapper`` is ``torch.<name>``."""
     torch_stock[name], _WRAPPERS[name] = getattr(torch, name), wrapper
 
 

@@ -90,19 +90,19 @@ def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:
 
 
 def _chosen_columns(mask: RowTensor) -> Tensor:
-    """The columns that a mask of rows chooses of a matrix of all pairs (collective)."""
+    """The columns that a mask of nodes chooses in a matrix of all pairs (collective)."""
     whole = mask.full_tensor()
     return whole.nonzero().view(-1) if whole.dim() == 1 else whole
 
 
 def _note_columns(x: RowTensor, index: Sequence[object]) -> None:
-    """Note lists of columns, equal on every rank; torch does not look for one out of range where there are no rows."""
+    """Note lists of columns, equal on every rank. Check their range, which torch does not where there are no rows."""
     dim: int | None = 1
     for item in index:
         if isinstance(item, Tensor):
             x._sharding.note(item)
         if item is Ellipsis or dim is None:
-            dim = None  # counted from the end: for those torch looks
+            dim = None  # counted from the end: torch checks these
             continue
         size = x.shape[dim] if dim < x.dim() else 0
         if isinstance(item, (list, np.ndarray)) or (isinstance(item, Tensor) and item.is_cpu):
@@ -141,7 +141,7 @@ def _num_dims_used(index: object) -> int:
 
 @implements("__getitem__")
 def getitem(function: Function, x: Tensor, index: object) -> object:
-    """Select rows, then index within them; look up a row for each edge; or of a plain table, one for each index."""
+    """Select rows, then index within them; or look up one for each edge, or rows of a plain table."""
     if not isinstance(x, RowTensor):
         return _look_up(x, index)
     if isinstance(x, RowIndex) and isinstance(index, RowTensor) and index.dtype == torch.bool:
@@ -227,7 +227,7 @@ def _pairs(x: RowTensor, index: tuple[Any, ...], dim: int) -> Tensor:
 
 
 def _columns(given: object, num_rows: int) -> Tensor:
-    """A column for each of some rows; not of an empty list, which is float32 in torch, but no mask and no fractions."""
+    """A column for each of some rows: integers, no mask. An empty list may be float32, as torch makes it."""
     if isinstance(given, RowTensor) and given.dtype == torch.bool:  # of nodes
         given = _chosen_columns(given)
     columns = host.as_tensor(given)
@@ -352,7 +352,7 @@ TAKES_OUT.add(index_select)
 
 @implements("index_copy", "index_copy_", "index_fill", "index_fill_")
 def index_assign(function: Function, x: Tensor, dim: int, index: Tensor, *value: Any, **named: Any) -> object:
-    """Overwrite rows (dimension 0) or columns, by a list; a plain tensor by all rows, and stays plain (collective)."""
+    """Overwrite rows (dimension 0) or columns by a list; a plain tensor takes all rows and stays plain (collective)."""
     if not isinstance(x, RowTensor):
         return on_full_tensor(function, x, dim, index, *value, **named)
     if isinstance(index, RowTensor):

@@ -25,7 +25,7 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors,
 
 
 def with_parameters(num_operands: int = 1, run: Function | None = None) -> Callable[..., Tensor]:
-    """The handler of functions of rows and parameters: ``num_operands`` have rows, all other tensors are row-free.
+    """The handler of functions of rows and parameters: the first ``num_operands`` tensors have rows, no other has.
 
     ``run`` is called in place of the function, which messages name.
     """
@@ -65,7 +65,7 @@ def searchsorted(
 
 @implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")
 def of_pairs_of_rows(function: Function, *args: Any, **kwargs: object) -> Tensor:
-    """Of an input's row and a state's, or another input's; what has one dimension is a single vector for torch."""
+    """Of an input's row and a state's or another input's; torch takes one dimension for a single vector."""
     if args and args[0].dim() < 2:
         raise MixedRowsError(
             f"{public_name(function)} expected rows [N, F] (got {list(args[0].shape)}): use .view(-1, 1)"
@@ -108,7 +108,7 @@ def local_linear(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Te
 def product(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x W^T + b`` of this rank's piece of x and parameters that have entered; under :data:`local_tensors`.
 
-    Constant rows of which most elements are zero take part with the others alone.
+    Of constant rows that are mostly zeros, the other elements alone are multiplied.
     """
     matrix = sparse_rows(x, weight)
     if matrix is None:
@@ -118,7 +118,7 @@ def product(x: RowTensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def sparse_rows(x: RowTensor, weight: Tensor) -> Matrix | None:
-    """This rank's piece of constant rows, most of whose elements are zero, for a product with ``W``; else ``None``."""
+    """This rank's constant rows as a sparse matrix for a product with ``W``; ``None`` unless most elements are zero."""
     form = x._sparse_form
     if form is None:
         return None
@@ -231,7 +231,7 @@ def cdist(function: Function, x1: Tensor, x2: Tensor, *args: object, **kwargs: o
     if x1.dim() == 2 and isinstance(x1, RowTensor) and isinstance(x2, RowTensor):
         x2 = x2.full_tensor()
     if x1.dim() == 2 and function is torch.cdist and len(args) < 2 and "compute_mode" not in kwargs:
-        uses = "use" if max(x1.shape[0], x2.shape[0]) > 25 else "donot_use"  # as torch does: by all rows, not a rank's
+        uses = "use" if max(x1.shape[0], x2.shape[0]) > 25 else "donot_use"  # as torch, by the number of all rows
         kwargs["compute_mode"] = f"{uses}_mm_for_euclid_dist"
     return with_parameters(num_operands=2 if x1.dim() > 2 else 1)(function, x1, x2, *args, **kwargs)
 
@@ -344,7 +344,7 @@ def _conv2d_of_moved(function: Function, x: object, weight: Tensor, *args: objec
 
 @MOVED.implements("conv1d")
 def _conv1d_of_moved(function: Function, x: object, weight: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """``[B, C, N]``: a kernel of size one along the nodes, as that of an image which is one pixel wide."""
+    """``[B, C, N]``: a kernel of size one along the nodes, as of an image one pixel wide."""
     if type(x) is not MovedRows or (x.dim(), x.place) != (3, 2) or weight.shape[2] != 1:
         raise refuse_moved(function, moved_in((x, weight))[0])
     options: dict[str, Any] = bind(function, "bias stride padding dilation groups", args, kwargs)

@@ -94,7 +94,7 @@ def _by_torch(function: Function, args: Args, kwargs: Kwargs, of_classes: bool) 
     "multi_margin_loss", "multilabel_margin_loss", namespaces=(F,),
 )  # fmt: skip
 def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Tensor:
-    """Losses that are a value per element or row, and then its sum or mean (for two of them by weight)."""
+    """Losses that are a value per element or row, then summed or averaged (two of them by weight)."""
     by_torch = _by_torch(function, args, kwargs, of_classes=False)
     if by_torch is not None:
         return by_torch
@@ -127,7 +127,7 @@ def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Ten
 
 
 def _widen(operands: dict[str, Any]) -> torch.dtype | None:
-    """Give scores and targets of two dtypes the wider one; return the targets', the loss's, if they differ."""
+    """Give scores and targets the wider of their dtypes; if they differ, return the targets', which the loss has."""
     scores: Tensor = operands["input"]
     target: Tensor = operands["target"]
     if scores.dtype == target.dtype or not target.dtype.is_floating_point:

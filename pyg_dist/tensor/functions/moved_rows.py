@@ -1,8 +1,8 @@
 """``MovedRows``: a row tensor whose rows are in another dimension than the first: a batch ``[B, N, F]``, ``x.T`` ...
 
-What it does is done on the tensor with rows first, and no row leaves its rank. Reducing the other dimensions, picking
-from them, or moving the rows back gives a row tensor again. What does the same wherever rows are has
-one handler for both: :mod:`~.along` a dimension, :mod:`~.shapes`; :mod:`~.products` have a general form for these.
+Functions run on the tensor with rows first, and no row leaves its rank. Reducing the other dimensions, picking from
+them, or moving the rows back gives a row tensor again. Functions :mod:`~.along` a dimension and of :mod:`~.shapes` have
+one handler for rows in any dimension; :mod:`~.products` have a general form for these.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def refuse_moved(function: Function, x: MovedRows) -> MixedRowsError:
 
 
 def moved_in(values: object) -> list[MovedRows]:
-    """Those among the arguments of a call, and in lists of them."""
+    """The moved rows among the arguments of a call, and in lists of these."""
     if isinstance(values, (tuple, list)):
         return [x for value in values for x in moved_in(value)]
     return [values] if type(values) is MovedRows else []
@@ -141,7 +141,7 @@ def rows_first(operand: object, like: MovedRows, function: Function) -> Any:
 
 
 def as_seen(out: Any, seen: Callable[[Tensor], object]) -> object:
-    """``seen`` of a result's rows, or of each of several, such as values and indices."""
+    """``seen`` of a result's rows, or of each result of several, such as values and indices."""
     if isinstance(out, Tensor):
         return seen(out)
     turned = [seen(item) for item in out]
@@ -173,7 +173,7 @@ def _element_by_element(function: Function, first: MovedRows, args: Args, kwargs
 
 @MOVED.implements("where")
 def _where(function: Function, *args: object, **kwargs: object) -> object:
-    """Of three operands: one alone asks for places."""
+    """Of three operands; ``where(condition)`` alone lists places."""
     if len(args) + len(kwargs) == 1:
         raise refuse_moved(function, moved_in((args, *kwargs.values()))[0])
     return on_moved(function, *args, **kwargs)
@@ -210,7 +210,7 @@ def _loss_of_classes(function: Function, x: object, target: Tensor, *args: objec
 
 @MOVED.implements("__getitem__")
 def _index(function: Function, x: MovedRows, index: Any) -> object:
-    """Positions, slices and a list in the other dimensions; whatever selects rows in theirs (collective at first)."""
+    """Positions, slices and a list in the other dimensions, and any selection of rows (collective at first)."""
     is_mask = type(index) is Tensor and index.dtype == torch.bool and index.dim() == 2
     if is_mask and x.place == 1 and index.shape == (1, x.shape[1]):  # of a batch of one, as of PyG's to_dense_batch
         rows = x.of[:, 0]

@@ -27,7 +27,7 @@ from pyg_dist.tensor.sharding import RowSharding
 
 
 def as_operand(function: Function, operand: object, rows: RowSharding, num_dims: int, broadcasts: bool = True) -> Any:
-    """An operand as it meets local rows: sliced if it has rows, entered if it has none; sequences item by item.
+    """An operand beside local rows: sliced if it has rows, else entered (`copy_to_ranks`); sequences item by item.
 
     Operands align at the right with row tensors of ``num_dims`` dimensions. ``broadcasts``: whether the function takes
     a tensor without rows for one with rows.
@@ -80,7 +80,7 @@ _OF_LARGE: dict[Function, Function] = {
     for name in names
     for namespace in (torch, Tensor)
 }
-"""Functions whose large outputs lie in memory that is used again."""
+"""Functions whose large outputs lie in reused memory."""
 
 _EQUALITY: dict[Function, Function] = {Tensor.__eq__: torch.eq, Tensor.__ne__: torch.ne}
 """Operators for which torch asks the class of the first operand alone."""
@@ -143,7 +143,7 @@ def pointwise_(function: Function, *args: object, **kwargs: object) -> object:
 
 @implements("to", "type_as")
 def cast(function: Function, x: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """Dtype and device; another tensor's, if one is given: what its rows are does not matter."""
+    """Dtype and device; of another tensor, if one is given, whatever its rows."""
     with local_tensors():
         out: Tensor = function(x, *args, **kwargs)
     return as_row_tensor_(out, x._sharding) if isinstance(x, RowTensor) else out

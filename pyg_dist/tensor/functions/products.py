@@ -36,11 +36,11 @@ def matrix_of_edges(matrix: Any, rows: Any) -> Any:
 
 @implements(*_MATMUL)
 def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
-    """``rows @ plain matrix``, a product of two matrices per row, ``(x @ y.T) @ z``, which gathers z's (collective), or
-    ``plain @ rows``: of a square matrix rows, as of neighbours; of others, and of a number for each, ``v @ x``, sums
-    over rows (collective).
+    """Products row by row, or sums over rows (collective); others, which would mix rows, are refused.
 
-    Whatever else would mix rows.
+    ``rows @ plain matrix`` and a product of two matrices per row give rows; so does ``(x @ y.T) @ z``, which gathers z.
+    ``plain @ rows`` gives rows, as of neighbours, where the plain matrix is square, else a sum over rows, as does
+    ``v @ x`` with a number for each row.
     """
     x, other = (*args, *kwargs.values())
     if function is Tensor.__rmatmul__:
@@ -128,7 +128,7 @@ def diagonal(function: Function, x: RowTensor, *options: object, **named: object
 
 @implements("fill_diagonal_")
 def fill_diagonal(function: Function, x: RowTensor, fill_value: float, wrap: bool = False) -> Tensor:
-    """The element of each row at its own number; with ``wrap`` a long matrix begins anew behind each empty row."""
+    """Fill the element of each row at the row's own number; ``wrap``: a tall matrix begins anew, as torch has it."""
     if x.dim() != 2:
         raise refuse(function, f"of shape {list(x.shape)} would mix rows")
     rows, width = x._sharding, x.shape[1]
@@ -147,7 +147,7 @@ def _terms(equation: str, operands: tuple[object, ...]) -> tuple[list[str], str 
 
 @implements("einsum", namespaces=(torch,))
 def einsum(function: Function, equation: str, *given: object) -> object:
-    """Row-wise where the result has the rows' letter first, a sum over rows where it does not have it (collective).
+    """Row by row where the result has the rows' letter first; a sum over rows where it lacks it (collective).
 
     Rows of a second letter are gathered. Plain operands may have the rows' letter, too.
     """

@@ -35,11 +35,11 @@ def draw_seed() -> int:
 
 @contextmanager
 def own_randomness(rank: int | None, device: torch.device) -> Iterator[None]:
-    """Context for code that draws any number of values for this rank's rows: the generators of all ranks stay equal.
+    """Context for code that draws values for this rank's rows: the generators of all ranks stay equal.
 
-    Afterwards the CPU's is one draw ahead if the code has drawn (on every rank or on none), else unchanged; so is that
-    of ``device``, which begins anew with that draw. Without a rank, for some of its rows, drawing raises: other values
-    would be drawn than for all.
+    If the code has drawn (on every rank or on none), the CPU's generator is one draw ahead afterwards, and that of
+    ``device`` begins anew with that draw; else both are unchanged. Without a rank, which stands for some of its rows,
+    drawing raises: the values would be others than for all rows.
     """
     generator = torch.default_generator
     before = generator.get_state()
@@ -218,7 +218,7 @@ def gumbel_softmax(function: Function, *args: object, **kwargs: object) -> objec
 def multinomial(
     function: Function, x: RowTensor, num_samples: int, replacement: bool = False, *, generator: object = None
 ) -> Tensor:
-    """Columns of each row, drawn with its weights: by inverting the cumulative sums, or by exponential races."""
+    """Columns drawn for each row by its weights: by inverting cumulative sums, or by exponential races."""
     refuse_generator(function, generator)
     if x.dim() != 2:
         raise refuse(function, "of one dimension would draw rows")
@@ -296,7 +296,7 @@ def rrelu(
     function: Function, x: RowTensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False,
     inplace: bool = False, generator: object = None,
 ) -> Tensor:  # fmt: skip
-    """ReLU with slopes of negative values that are drawn in training, and their mean in evaluation."""
+    """ReLU whose slopes of negative values are drawn in training; in evaluation they are the mean."""
     refuse_generator(function, generator)
     with local_tensors():
         slope: float | Tensor = (lower + upper) / 2

@@ -1,7 +1,7 @@
 """Reductions: along columns on the local rows; over rows to a plain tensor, equal on every rank and differentiable.
 
-Legend: *dims* are the reduced dimensions. Each function here reduces the local rows with torch, and then the ranks
-(collective): sums, then extremes and their positions, then norms and moments.
+*dims* are the reduced dimensions. Each function here reduces the local rows with torch, then over ranks (collective).
+Sums come first, then extremes and their positions, then norms and moments.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _vector_norm(
         return extreme(x.abs(), dims, keepdim, rows, "max" if ord > 0 else "min")
     if ord == 0:  # a count
         return rows.reduce_from_ranks((x != 0).sum(dims, keepdim).to(x.dtype))
-    if ord < 0 and x.shape[0] == 0:  # torch has no neutral element for it; the sum keeps the graph alike on all ranks
+    if ord < 0 and x.shape[0] == 0:  # torch has no neutral element for it; by the sum all ranks have a graph
         local = x.abs().sum(dims, keepdim) + math.inf
     else:
         local = torch.linalg.vector_norm(x, ord, dims, keepdim)

@@ -1,8 +1,8 @@
 """Reductions of rows by an index (``scatter``, ``index_add``, ``index_reduce``): by each rank's rows, then over ranks.
 
-A plain tensor that is written into stays plain and equal on every rank: sums, means and extremes send as much as it
-has; what overwrites, and products, gather all rows. Into rows go reductions only; sums by an end of edges stay
-distributed.
+A plain tensor that is written into stays plain and equal on every rank. Sums, means and extremes send as many elements
+as it has; products, and what overwrites, gather all rows. A row tensor takes reductions only. Sums by an end of edges
+stay distributed.
 """
 
 from __future__ import annotations

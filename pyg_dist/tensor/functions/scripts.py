@@ -1,12 +1,12 @@
 """A script's own ``torch.autograd.Function`` on row tensors: its forward and its backward see the global tensors.
 
-The engine passes this rank's rows, and a backward may look over rows: ``g / g.norm()``, ``g.sum(0)`` for a parameter.
-So where a row tensor is among the arguments of ``apply``, a function of ours runs in place of the script's, and calls
-its methods: gradients and saved tensors are row tensors there. What it returns for a row tensor is brought to where
-this one's rows are; what it returns for a plain tensor is the gradient over all rows, as the script means it, and is
-not summed again.
+The engine passes this rank's rows, but a backward may reduce over rows: ``g / g.norm()``, ``g.sum(0)`` for a parameter.
+So where a row tensor is among the arguments of ``apply``, a function of ours runs in place of the script's and calls
+its methods: gradients and saved tensors are row tensors there. What the backward returns for a row tensor is
+redistributed as this one's rows. What it returns for a plain tensor is the gradient over all rows, and is not summed
+again.
 
-``apply`` is met in a base class that ``Function.apply`` calls, and only while distributed rows are.
+``apply`` is replaced in a base class whose ``apply`` ``Function.apply`` calls, while there are distributed rows.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class _OnRows(LocalFunction):
 def _gradient(value: object, rows: Rows, shape: Any) -> object:
     """The gradient that a script returned, as the engine takes it for an input with these rows and this global shape.
 
-    Like torch's it is summed over dimensions or columns that the input has not (collective where it has rows).
+    As by torch, it is summed over dimensions or columns that the input lacks (collective where it has rows).
     """
     if not isinstance(value, Tensor) or (value.grad_fn is not None and value.grad_fn.name().endswith("::Error")):
-        return value  # torch's own, of this rank's rows, by which a function says that it is differentiated once only
+        return value  # torch's, of a function that is differentiated once only: it has this rank's rows
     if not isinstance(value, RowTensor) and rows is None:
         return value
     if value.shape != shape:

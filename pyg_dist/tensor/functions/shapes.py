@@ -85,8 +85,8 @@ def _refuse(function: Function, x: Tensor, what: str) -> MixedRowsError:
 def view(function: Function, x: RowTensor, *sizes: Any, **named: object) -> Tensor:
     """Reshape each row, or split each into several, or put those together that were one.
 
-    Dimensions of size one may also come before the rows. Of a list's rows several may become one (collective): they are
-    moved by position.
+    Dimensions of size one may also come before the rows. Rows of a list are moved by position, where several become
+    one (collective).
     """
     sizes = flat_sizes(sizes, named)
     if sizes and isinstance(sizes[0], torch.dtype):
@@ -129,7 +129,7 @@ def _reshaped(function: Function, x: RowTensor, sizes: tuple[int, ...]) -> tuple
 
 
 def _as_batch(x: RowTensor, sizes: tuple[Any, ...]) -> Tensor | None:
-    """``[B, N, F]`` of the ``[B N, F]`` that :func:`_view_moved` has made of it; ``None``: it is something else."""
+    """``[B, N, F]`` again, if :func:`_view_moved` has made ``[B N, F]`` of it; else ``None``."""
     parts: tuple[RowSharding, ...] = x._sharding.parts  # type: ignore[attr-defined]
     rows, whole = parts[0], _sizes(x, sizes)
     place = next((k for k in range(1, len(whole)) if (prod(whole[:k]), whole[k]) == (len(parts), rows.size)), None)
@@ -149,7 +149,7 @@ def _sizes(x: Tensor, sizes: Sequence[int]) -> tuple[int, ...]:
 
 @MOVED.implements("view", "reshape")
 def _view_moved(function: Function, x: MovedRows, *sizes: object, **named: object) -> Tensor:
-    """Dimensions before the rows', and those behind it, are reshaped apart; ``[B, N, F]`` may become ``[B N, F]``."""
+    """Reshape dimensions before the rows, and those behind; ``[B, N, F]`` may become ``[B N, F]``."""
     sizes = _sizes(x, flat_sizes(sizes, named))
     before, behind = prod(x.shape[: x.place]), prod(x.shape[x.place + 1 :])
     for place, size in enumerate(sizes):
@@ -181,7 +181,7 @@ def as_other(function: Function, x: Tensor, other: Tensor) -> object:
 
 @implements_anywhere("expand", "broadcast_to", "repeat")
 def expand(function: Function, x: Tensor, *sizes: object, **named: object) -> Tensor:
-    """Expand or repeat other dimensions than that of the rows; of rows that have been moved, new ones come before.
+    """Expand or repeat other dimensions than the rows'; new ones may come before rows that are not first.
 
     A single row, such as ``x[index]``, may become many, which are plain (collective).
     """
@@ -246,7 +246,7 @@ def permuted(x: Tensor, order: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _order(function: Function, num_dims: int, args: tuple[object, ...], kwargs: tuple[tuple[str, object], ...]) -> Any:
-    """The order in which a function puts so many dimensions: it is told them apart by their sizes."""
+    """The order in which a function puts dimensions, found by a trial tensor whose sizes all differ."""
     with local_tensors():
         seen = function(torch.empty(*range(1, num_dims + 1), device="meta"), *args, **dict(kwargs))
     return [size - 1 for size in seen.shape]
