@@ -97,9 +97,11 @@ def cut(
     """
     found: dict[str, object] = {}
     for name, value in attributes.items():
+        if isinstance(value, DistributedEdgeIndex) and (graph is None or value.graph is not graph.parent):
+            raise LayoutMismatchError(f"Expected one set of edges (got another one in '{name}'): delete it")
+    for name, value in attributes.items():
         if isinstance(value, DistributedEdgeIndex):
-            if graph is None or value.graph is not graph.parent:
-                raise LayoutMismatchError(f"Expected one set of edges (got another one in '{name}'): delete it")
+            assert graph is not None
             weight = value.weight
             if weight is not None and weight.requires_grad is learns and edges is not None:
                 weight = edges.fetch(weight)

@@ -14,7 +14,7 @@ from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph, Norm
 from pyg_dist.tensor.functions.reductions import accumulation_dtype
-from pyg_dist.tensor.registry import dims_of, functions
+from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, functions
 from pyg_dist.tensor.row_tensor import DerivedOperand, EdgeTensor, NodeTensor, RowTensor
 
 _PRODUCTS = {*functions("matmul", "mm", "mv"), torch.sparse.mm}
@@ -36,7 +36,6 @@ class DistributedAdjacency(DistributedEdgeIndex):
     """
 
     is_sparse = True
-    _remedy = ""
 
     def __init__(self, graph: DistributedGraph, weight: RowTensor | None = None) -> None:
         super().__init__(graph, weight)
@@ -199,7 +198,7 @@ class DistributedAdjacency(DistributedEdgeIndex):
         return (lambda: self.to(getattr(torch, name))) if name in ("float", "double") else super().__getattr__(name)
 
     @classmethod
-    def __torch_function__(cls, func: object, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> object:
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         named = dict(kwargs or {})
         first = args[0] if args else named.pop("input", None)
         others = (*args[1:], *named.values())

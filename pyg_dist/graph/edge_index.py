@@ -14,14 +14,14 @@ from torch import Tensor
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.graph.edge_sets import graph_over
-from pyg_dist.graph.edges import Edges, flips_ends, swaps_ends
+from pyg_dist.graph.edges import Edges, all_edges, flips_ends, of_all_edges, swaps_ends
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
 from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked
+from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked, of_whole_graphs
 from pyg_dist.tensor.functions.indexing import select_rows
-from pyg_dist.tensor.registry import dims_of
-from pyg_dist.tensor.row_tensor import EdgeTensor, RowTensor
+from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of
+from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding, require_same
 
 _NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
@@ -31,10 +31,12 @@ class DistributedEdgeIndex(EdgeHandle):
     """A graph whose edges lie on several ranks; Distributed convs take it where they take ``edge_index``.
 
     It is not a tensor, on purpose: code that looks at edges itself (structural transforms, stock convs) would see one
-    rank's edges, and gets an error instead. What a script does most is answered: ``row, col = edge_index`` are
+    rank's edges, and gets an error instead. ``row, col = edge_index`` are
     :class:`~pyg_dist.tensor.EdgeTensor` of global ids, ``x[row]`` is a row for each edge,
-    ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes. What stands for
-    ``data.adj_t`` is a :class:`~pyg_dist.graph.adjacency.DistributedAdjacency`.
+    ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes. What else a tensor does,
+    ``edge_index.unique()``, ``mapping[edge_index]``, ``edge_index + n``, gathers all edges on every rank, in each call
+    (collective), and returns plain tensors. What stands for ``data.adj_t`` is a
+    :class:`~pyg_dist.graph.adjacency.DistributedAdjacency`.
 
     Attributes:
         graph: the runtime form of the graph (this rank's part).
@@ -52,7 +54,6 @@ class DistributedEdgeIndex(EdgeHandle):
     is_distributed = True
     is_sparse = False
     _stands_for: type = Tensor
-    _remedy = ", or to edge_index.full_tensor(), all edges, which convs take as well"
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[DistributedEdgeIndex]:  # what isinstance reads where the type says no
@@ -207,24 +208,25 @@ class DistributedEdgeIndex(EdgeHandle):
         assert turned is not None
         return turned
 
-    def flip(self, *given: object, dims: object = None) -> DistributedEdgeIndex:
+    def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex | Tensor:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
-        if not flips_ends(*given, dims=dims):
-            self._refuse("This edge_index.flip")
-        return self.reversed
+        return self.reversed if flips_ends(*given, dims=dims) else self.full_tensor().flip(*given or (dims,))
 
-    def unbind(self, dim: int = 0) -> tuple[EdgeTensor, EdgeTensor]:
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """Sources and targets, global ids."""
         if dim not in (0, -2):
-            self._refuse(f"edge_index.unbind({dim})")
+            return self.full_tensor().unbind(dim)
         edges = self.edges(by_operator=True)
         return edges.end(0), edges.end(1)
 
-    def __iter__(self) -> Iterator[EdgeTensor]:
+    def __iter__(self) -> Iterator[Tensor]:
         return iter(self.unbind())
 
     def __getitem__(self, index: object) -> object:
-        """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective)."""
+        """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective).
+
+        Anything else is of all edges, a plain tensor.
+        """
         first, *rest = index if isinstance(index, tuple) else (index,)
         if not rest[1:] and type(first) is int and -2 <= first < 2:
             end = self.unbind()[first]
@@ -233,7 +235,7 @@ class DistributedEdgeIndex(EdgeHandle):
             return self.reversed
         has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
         if not (len(rest) == 1 and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
-            self._refuse("Indexing edge_index like this")
+            return self.full_tensor()[all_edges(index)]
         return DistributedEdgeIndex(self.graph.select(select_rows(self.graph.edge_sharding, rest[0])))
 
     def t(self) -> DistributedEdgeIndex | Tensor:
@@ -250,19 +252,14 @@ class DistributedEdgeIndex(EdgeHandle):
         first, second = dims_of((dim0, dim1), 2)
         return self if first == second else self.t()
 
-    @classmethod
-    def _refuse(cls, what: str) -> NoReturn:
+    @staticmethod
+    def _refuse(what: str) -> NoReturn:
         raise MixedRowsError(
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
-            f"{cls._remedy}"
         )
 
-    def _refuse_operator(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse("A product, arithmetic or comparison with edge_index")
-
-    __lt__ = __le__ = __gt__ = __ge__ = __add__ = __radd__ = __sub__ = __rsub__ = _refuse_operator
-    __mod__ = __floordiv__ = __invert__ = __and__ = __or__ = _refuse_operator
-    __mul__ = __rmul__ = __matmul__ = __truediv__ = __neg__ = _refuse_operator
+    def __matmul__(self, x: Any) -> Any:
+        self._refuse("A product with edge_index")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -270,26 +267,53 @@ class DistributedEdgeIndex(EdgeHandle):
     def __array__(self, dtype: Any = None, copy: object = None) -> np.typing.NDArray[Any]:
         return np.asarray(self.full_tensor().cpu(), dtype)
 
-    def __dlpack_device__(self) -> NoReturn:
-        self._refuse("Converting edge_index to a tensor")  # torch.tensor and torch.sparse_coo_tensor ask for it
+    def numpy(self) -> np.typing.NDArray[Any]:
+        """All edges (collective)."""
+        return np.asarray(self)
+
+    def __dlpack_device__(self) -> NoReturn:  # torch.tensor, torch.sparse_coo_tensor and EdgeIndex ask for it
+        raise MixedRowsError(
+            "edge_index is no tensor, and each rank holds only its own edges: edge_index.full_tensor() is"
+        )
 
     __dlpack__ = __dlpack_device__
 
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in ("tolist", "numpy", "max", "min", "sum"):  # of all edges (collective)
-            device = torch.device("cpu") if name == "numpy" else self.device
-            return lambda *args, **kwargs: getattr(self.full_tensor().to(device), name)(*args, **kwargs)
-        self._refuse(f"edge_index.{name}")
+    def __getattr__(self, name: str) -> Any:
+        """What a plain tensor of all edges has; it is gathered when it is asked for (collective)."""
+        if name.startswith("__") or not (self.is_sparse or hasattr(Tensor, name)):
+            raise AttributeError(f"edge_index has no attribute {name!r}")
+        if self.is_sparse:
+            self._refuse(f"adj_t.{name}")
+        if message := of_whole_graphs():  # a loader of PyG's asks what edges are, and would read its part of them
+            raise MixedRowsError(message)
+        if name.startswith(("new_", "is_", "requires_grad")):
+            return getattr(torch.empty(0, dtype=self.dtype, device=self.device), name)
+        if name.endswith("_"):
+            raise MixedRowsError(f"edge_index.{name} would change a distributed edge_index, which is fixed: copy it")
+        if callable(getattr(Tensor, name)):
+            return lambda *args, **kwargs: getattr(self.full_tensor(), name)(*args, **kwargs)
+        return getattr(self.full_tensor(), name)
 
     @classmethod
-    def __torch_function__(cls, func: object, types: object, args: tuple[Any, ...] = (), kwargs: Any = None) -> object:
-        name, kwargs = getattr(func, "__name__", str(func)), dict(kwargs or {})
-        first = args[0] if args else kwargs.pop("input", kwargs.pop("tensors", None))
-        if func in (torch.flip, torch.unbind) and isinstance(first, DistributedEdgeIndex):
-            return getattr(first, name)(*args[1:], **kwargs)
-        if func in (torch.cat, torch.concat) and (*args[1:], *kwargs.values()) in ((1,), (-1,)):
-            # Further edges, such as self loops: a plain tensor, which convs lay out.
-            return torch.cat([e.full_tensor() if isinstance(e, DistributedEdgeIndex) else e for e in first], dim=1)
-        cls._refuse(f"torch's {name} on an edge_index")
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
+        first = args[0] if args else (kwargs or {}).get("input")
+        if isinstance(first, DistributedEdgeIndex):
+            if first.is_sparse:
+                first._refuse(f"torch's {getattr(func, '__name__', func)} of adj_t")
+            if func in (torch.flip, torch.unbind):
+                named = {name: value for name, value in (kwargs or {}).items() if name != "input"}
+                return getattr(first, func.__name__)(*args[1:], **named)
+        return of_all_edges(func, args, kwargs)
+
+
+def _operator(name: str) -> Any:
+    def of_all(handle: DistributedEdgeIndex, *others: Any) -> Any:
+        if handle.is_sparse:
+            return NotImplemented if name in ("__eq__", "__ne__") else handle._refuse("Arithmetic with adj_t")
+        return getattr(handle.full_tensor(), name)(*map(all_edges, others))
+
+    return of_all
+
+
+for _name in "eq ne lt le gt ge add radd sub rsub mul rmul truediv mod floordiv neg invert and or xor".split():
+    setattr(DistributedEdgeIndex, f"__{_name}__", _operator(f"__{_name}__"))

@@ -21,6 +21,7 @@ from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.layer_call import neighbour_rows
 from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
+from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.operands import by_row_mask, local_values
 from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, public_name
 from pyg_dist.tensor.row_index import RowIndex
@@ -310,20 +311,30 @@ class Edges(Tensor):
                 has_both = first is ... or (isinstance(first, slice) and first == slice(None))
                 if has_both and len(rest) == 1 and isinstance(rest[0], RowTensor):
                     return edges.selected(rest[0])
-        name = public_name(func).rpartition(".")[2]
-        writes = name[-1] == "_" != name[-2] or (name[:3] == "__i" and hasattr(Tensor, f"__{name[3:]}"))
-        is_out = isinstance((kwargs or {}).get("out"), Edges)
-        if is_out or (isinstance(edges, Edges) and (writes or name == "__setitem__")):
-            raise MixedRowsError(f"{public_name(func)} would change a distributed edge_index, which is fixed: copy it")
         # Whatever else a conv does needs all edges: plain ones, along which `propagate` passes messages as well.
-        return func(*map(_all_edges, args), **{key: _all_edges(value) for key, value in (kwargs or {}).items()})
+        return of_all_edges(func, args, kwargs)
 
 
-def _all_edges(given: Any) -> Any:
+def of_all_edges(func: Function, args: Args, kwargs: Kwargs | None) -> object:
+    """``func`` of plain tensors of all edges in place of distributed ones (collective).
+
+    Raises:
+        MixedRowsError: It would change them.
+    """
+    name = public_name(func).rpartition(".")[2]
+    writes = name[-1] == "_" != name[-2] or (name[:3] == "__i" and hasattr(Tensor, f"__{name[3:]}"))
+    written = args[:1] if writes or name == "__setitem__" else ((kwargs or {}).get("out"),)
+    if written and isinstance(written[0], (EdgeHandle, Edges)):
+        raise MixedRowsError(f"{public_name(func)} would change a distributed edge_index, which is fixed: copy it")
+    return func(*map(all_edges, args), **{key: all_edges(value) for key, value in (kwargs or {}).items()})
+
+
+def all_edges(given: Any) -> Any:
     """An argument with the plain tensor of all edges in place of distributed ones (collective)."""
     if type(given) in (list, tuple):
-        return type(given)(map(_all_edges, given))
-    return given.full_tensor() if isinstance(given, Edges) else given
+        return type(given)(map(all_edges, given))
+    edges: Any = given
+    return edges.full_tensor() if isinstance(given, (EdgeHandle, Edges)) else given
 
 
 def flips_ends(*given: object, dims: object = None) -> bool:

@@ -185,7 +185,6 @@ def _is_of_pyg(frame: FrameType, package: str = "") -> bool:
 T = TypeVar("T")
 
 _UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm", "trim_adj")  # these end in an error that says nothing
-_TAKE_NUMBER = "add_self_loops", "add_remaining_self_loops", "to_scipy_sparse_matrix"  # these work if told how many
 _ADJ_T = (
     "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "
     "part): write adj_t @ x, its sum"
@@ -207,9 +206,7 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
     if module == "torch.jit._trace":
         raise UnsupportedError(COMPILED)
     if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
-        # The largest number is a maximum of all ranks; what goes on with it may need all edges on each of them.
-        takes_number = asker.f_back is not None and asker.f_back.f_code.co_name in _TAKE_NUMBER
-        refusal = of_whole_graphs() or ("" if takes_number else function_that_needs_all_edges(asker))
+        refusal = of_whole_graphs()
         if refusal:
             raise UnsupportedError(refusal)
         return stands_for

@@ -84,7 +84,7 @@ def compare(layouts: list[dict[str, Any]], weighted: bool) -> None:
         with pytest.raises(UnsupportedError, match=r"multiply rows by one after the other, adj_t @ \(adj_t @ x\)"):
             data.adj_t @ data.adj_t
         graph = pyg_dist.DistributedData(random_graph(NUM_NODES, 310, seed=1), **layout)
-        with pytest.raises(MixedRowsError, match=r"A product, .* with edge_index needs all edges"):
+        with pytest.raises(MixedRowsError, match="A product with edge_index needs all edges"):
             graph.edge_index @ graph.x
 
 

@@ -60,7 +60,7 @@ def results(use: Any, edge_index: Any, x: Any, make: Any) -> dict[str, Tensor]:
 
 def compare(layouts: list[dict[str, Any]]) -> None:
     import pyg_dist
-    from pyg_dist.errors import DataError
+    from pyg_dist.errors import DataError, MixedRowsError
 
     stock = random_graph(N, 310, seed=1)
     for layout in layouts:
@@ -77,6 +77,10 @@ def compare(layouts: list[dict[str, Any]]) -> None:
                     assert_same(results(USES[way], data.edge_index, data.x, make), expected, f"plain {name} {layout}")
         matrix = torch.sparse_coo_tensor(stock.edge_index, stock.edge_weight, SIZE).to_sparse_csr()
         conv = GCNConv(stock.num_features, 4).double()
+        products = [{"out": torch.sparse.mm(matrix, x.detach(), "sum")} for x in (data.x, stock.x)]
+        assert_same(*products, f"by name {layout}")
+        with pytest.raises(MixedRowsError, match=r"expected the sum \(got 'amax'\): use a conv with this aggr"):
+            torch.sparse.mm(matrix, data.x.detach(), "amax")
         want = {"out": conv(stock.x, matrix).detach()}
         assert_same({"out": pyg_dist.distribute(conv)(data.x, matrix).detach()}, want, f"conv {layout}")
         with pytest.raises(DataError, match=rf"all nodes by all nodes, \[{N}, {N}\] \(got \[{N}, 50\]\)"):

@@ -42,7 +42,11 @@ def matmul(function: Function, *args: Tensor, **kwargs: Tensor) -> object:
     ``plain @ rows`` gives rows, as of neighbours, where the plain matrix is square, else a sum over rows, as does
     ``v @ x`` with a number for each row.
     """
-    x, other = (*args, *kwargs.values())
+    x, other, *reduce = (*args, *kwargs.values())
+    if reduce not in ([], ["sum"]):
+        raise MixedRowsError(
+            f"torch.sparse.mm with rows expected the sum (got {reduce[0]!r}): use a conv with this aggr"
+        )
     if function is Tensor.__rmatmul__:
         function, x, other = torch.matmul, other, x
     if x.dim() == other.dim() > 2:
