@@ -174,8 +174,8 @@ class DistributedData(OfThisRun, OnDevice, Data):
             release_free_memory()
             local = LocalGraph.of(graph_input, graph.to(graph_input.device), plan)
             self._fill(local if hyperedges is None else with_hyperedges(local, hyperedges, options))
-            kept = self._store._mapping
-            kept.update({name: kept.pop(name) for name in data.keys() if name in kept})  # noqa: SIM118 - in its order
+            kept = self._store._mapping  # in the input's order, which keys() of Data, a set's, have lost
+            kept.update({name: kept.pop(name) for name in data.to_dict() if name in kept})
         logger.debug(
             "rank %d: %s of %s nodes, %s of %s edges", session.rank(), f"{graph.node_sharding.num_local:,}",
             f"{self.num_nodes:,}", f"{graph.edge_sharding.num_local:,}", f"{self.num_edges:,}",
