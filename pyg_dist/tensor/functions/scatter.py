@@ -1,11 +1,12 @@
 """Reductions of rows by an index (``scatter``, ``index_add``, ``index_reduce``): by each rank's rows, then over ranks.
 
 A plain tensor that is written into stays plain and equal on every rank. Sums, means and extremes send as many elements
-as it has; products, and what overwrites, gather all rows. A row tensor takes reductions only. Sums by an end of edges
-stay distributed.
+as it has; products, and what overwrites, gather all rows. Sums by an end of edges stay distributed.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,9 +45,11 @@ def scatter(function: Function, x: Tensor, *args: object, **kwargs: object) -> o
         return _in_columns(function, x, *args, **kwargs)
     is_exact = reduce != "mean" or x.is_floating_point()
     if reduce not in _REDUCED_BY_RANKS or not isinstance(src, Tensor) or not is_exact:
-        if isinstance(x, RowTensor):
-            raise refuse(function, "along dimension 0 would mix rows, but for sums, means and extremes")
-        return on_full_tensor(function, x, *args, **kwargs)
+        if not isinstance(x, RowTensor):
+            return on_full_tensor(function, x, *args, **kwargs)
+        written: Any = on_full_tensor(getattr(Tensor, name), x, *args, **kwargs)
+        out: Tensor = RowTensor.from_local(x._sharding.slice(written), x._sharding)
+        return x.copy_(out) if function.__name__.endswith("_") else out
     if src.dtype != x.dtype or (source == "source" and src.shape[1:] != x.shape[1:]):
         raise DataError(
             f"{public_name(function)} expected a {source} of rows {list(x.shape[1:])} in {x.dtype}, as it writes into "
@@ -55,7 +58,7 @@ def scatter(function: Function, x: Tensor, *args: object, **kwargs: object) -> o
     is_sum = reduce in ("sum", "add") and bound.get("include_self", True)
     if not isinstance(x, RowTensor):
         src = src if bound.get("alpha", 1) == 1 else src * bound["alpha"]
-        out: Tensor = _into_plain(function, x, index, src, reduce, bound.get("include_self", True))
+        out = _into_plain(function, x, index, src, reduce, bound.get("include_self", True))
     elif is_sum and isinstance(index, RowIndex) and isinstance(x, NodeTensor) and isinstance(src, EdgeTensor):
         out = torch.add(x, index.add_up(src), alpha=bound.get("alpha", 1))
     else:

@@ -107,8 +107,6 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.repeat_interleave(t.label, 0), MixedRowsError, f"repeat_interleave {ROWS}"),
     (lambda t: t.x.repeat_interleave(2), MixedRowsError, f"repeat_interleave {ROWS}"),
     (lambda t: t.full[:2].gather(1, t.order), LayoutMismatchError, "7 rows (got shape [2, 3])"),
-    (lambda t: t.x.sin().scatter_(0, t.order, t.y), MixedRowsError, "scatter_ along dimension 0 would mix rows, but"),
-    (lambda t: t.x.scatter_reduce(0, t.order, t.y, "prod"), MixedRowsError, "scatter_reduce along dimension 0 would"),
     (lambda t: t.x.gather(1, torch.zeros(1, 1, dtype=torch.int64)), LayoutMismatchError, "7 rows (got shape [1, 1])"),
     (lambda t: torch.cat([t.x, t.row], 1), LayoutMismatchError, "cat expected a plain operand with 7 rows"),
     (lambda t: torch.cat([t.x, t.v], 1), MixedRowsError, "cat would align the rows"),
