@@ -94,11 +94,10 @@ def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
     if type(out) is not NodeTensor:  # tiles take operands in their own way
         return torch.add(out, addend, alpha=alpha)
     rows = out._sharding
-    if isinstance(addend, RowTensor):
-        if addend._sharding is not rows:
-            return torch.add(out, addend, alpha=alpha)
-    else:
+    if not isinstance(addend, RowTensor):
         addend = rows.copy_to_ranks(addend)
+    elif addend._sharding is not rows:
+        return torch.add(out, addend, alpha=alpha)
     with local_tensors():
         return as_row_tensor_(large_tensors.add_into_(out, addend, alpha), rows)
 

@@ -36,6 +36,7 @@ class DistributedAdjacency(DistributedEdgeIndex):
     """
 
     is_sparse = True
+    layout = torch.sparse_coo  # by which `to_edge_index(adj_t)` reads it
 
     def __init__(self, graph: DistributedGraph, weight: RowTensor | None = None) -> None:
         super().__init__(graph, weight)
@@ -50,11 +51,6 @@ class DistributedAdjacency(DistributedEdgeIndex):
     def dtype(self) -> torch.dtype:
         """That of the values."""
         return torch.get_default_dtype() if self.weight is None else self.weight.dtype
-
-    @property
-    def layout(self) -> torch.layout:
-        """That by which ``to_edge_index(adj_t)`` reads it."""
-        return torch.sparse_coo
 
     def to(self, device: object = None, *args: object, **kwargs: object) -> DistributedAdjacency:
         """Itself, or one whose values are cast; see :meth:`DistributedEdgeIndex.to`."""

@@ -53,6 +53,7 @@ class DistributedEdgeIndex(EdgeHandle):
 
     is_distributed = True
     is_sparse = False
+    ndim = 2
     _stands_for: type = Tensor
 
     @property  # type: ignore[misc]
@@ -126,11 +127,6 @@ class DistributedEdgeIndex(EdgeHandle):
 
     def cpu(self) -> DistributedEdgeIndex:
         return self.to("cpu")
-
-    @property
-    def ndim(self) -> int:
-        """Two, as for the tensor."""
-        return 2
 
     def new_ones(self, *size: Any, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Tensor:
         """Like ``Tensor.new_ones``: a plain tensor."""

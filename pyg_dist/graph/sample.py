@@ -177,6 +177,12 @@ class Subset:
     repeats: bool = False
 
     @property
+    def pairs(self) -> PairProbability:
+        """``scale``, where it is known to be given."""
+        assert self.scale is not None
+        return self.scale
+
+    @property
     def size(self) -> int:
         """Nodes of the batch."""
         if self.num_nodes is not None:

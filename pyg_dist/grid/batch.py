@@ -20,7 +20,7 @@ from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import refuse_learning_weights, refuse_other_weights
 from pyg_dist.graph.protocol import Norm
-from pyg_dist.graph.sample import PairProbability, Subset
+from pyg_dist.graph.sample import Subset
 from pyg_dist.grid.adjacency import AdjacencyTile, Entries
 from pyg_dist.grid.operator import GridOperator, TiledOperator
 from pyg_dist.grid.plan.mesh_shape import WHOLE_ROWS, TileLayout, Tiling
@@ -186,7 +186,7 @@ class ProductsAtSample(GridProducts):
         if norm.kind == "gcn":
             raise refuse_learning_weights() if learns(weight) else refuse_other_weights()
         source, target = self._sampled_grid.parent_id(self.edge_index)
-        factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
+        factor = copied_to(self._sample.pairs.factor(source, target, dtype), self.device)
         scaled = EdgeTensor.from_local(weight.to_local().to(dtype) * factor, self.edge_sharding)
         whole = self.parent.operator(norm, None, dtype)
         made = self._tiles((norm, learns(weight), dtype), scaled, dtype, partial(self._own_weights, whole))
@@ -234,7 +234,7 @@ class ProductsAtSample(GridProducts):
         pattern, entry = whole.matrix.pattern.restricted(row, column)
         row_id, column_id = (ids[at] for ids, at in zip(tile.ids, (row, column), strict=True))
         source, target = column_id[pattern.on_host.col.long()], row_id[pattern.on_host.row()]
-        factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
+        factor = copied_to(self._sample.pairs.factor(source, target, dtype), self.device)
         stored = whole.matrix.storage
         places = on_device(whole.matrix.pattern.places(entry), self.device)
         values = factor if stored is None else stored[places] * factor
@@ -252,8 +252,3 @@ class ProductsAtSample(GridProducts):
             row, _ = self._tile_places(self.parent.adjacency(layout))
             values = values / degree[on_device(row, self.device)][on_device(tile.row, self.device)]
         return GridOperator(Matrix(tile.csr, values))
-
-    @property
-    def _pairs(self) -> PairProbability:
-        assert self._sample.scale is not None
-        return self._sample.scale

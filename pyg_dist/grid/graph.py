@@ -38,6 +38,9 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 class GridGraph(GridProducts):
     """A graph whose adjacency matrix lies in tiles on a mesh; its arguments are those of its products."""
 
+    one_rank_columns = 0.0  # rows are tiles, whatever the number of ranks
+    needs_whole_subsets = True  # tiles are of other nodes than the rank's rows
+
     @staticmethod
     def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
         """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective)."""
@@ -45,11 +48,6 @@ class GridGraph(GridProducts):
         low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
         edge_rows = rows(axis, "edge", num_edges, host.arange(low, high))
         return GridGraph(grid, edge_index[:, low:high].clone(), edge_rows, loop_rule)
-
-    @property
-    def one_rank_columns(self) -> float:
-        """Zero: rows are tiles, whatever the number of ranks."""
-        return 0.0
 
     @property
     def one_rank_edges(self) -> Tensor:
@@ -156,11 +154,6 @@ class GridGraph(GridProducts):
     def data_group(self) -> tuple[int, int]:
         mesh = self.grid.mesh
         return mesh.coordinates["data"], mesh.shape.data
-
-    @property
-    def needs_whole_subsets(self) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.DistributedGraph`: tiles are of other nodes than the rank's rows."""
-        return True
 
     @property
     def ranks_per_machine(self) -> None:

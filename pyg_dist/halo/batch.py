@@ -18,7 +18,7 @@ from pyg_dist.backend.on_device import copied_to, on_device
 from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import refuse_learning_weights, refuse_other_weights
 from pyg_dist.graph.protocol import Norm
-from pyg_dist.graph.sample import PairProbability, Subset
+from pyg_dist.graph.sample import Subset
 from pyg_dist.halo.operator import LearningOperator, LinearOperator
 from pyg_dist.halo.plan.restriction import Restriction
 from pyg_dist.halo.products import HaloProducts
@@ -94,7 +94,7 @@ class ProductsAtSample(HaloProducts):
         self, whole: LinearOperator, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
     ) -> LinearOperator:
         """The graph's operator at the sample (collective where an earlier batch had no such one)."""
-        p = self._pairs.uniform_p
+        p = self._sample.pairs.uniform_p
         if p is not None and weight is None and not norm.add_self_loops and not self.parent.loops_exist:
             return self._divided_by(p, whole, dtype)
         values = whole.halo.incoming.storage
@@ -145,7 +145,7 @@ class ProductsAtSample(HaloProducts):
         one = torch.ones(1, dtype=dtype, device=self.device)
         storage = torch.cat([self._factors(dtype) if values is None else values * self._factors(dtype), one])
         source, target = self.restriction.remote_ends
-        factor = copied_to(self._pairs.factor(source, target, dtype), self.device)
+        factor = copied_to(self._sample.pairs.factor(source, target, dtype), self.device)
         sent = torch.cat([factor if remote_weights is None else remote_weights * factor, one])
         halo = self._sum_transfer.weighted(sent, storage)
         local = Matrix(self.local, storage) if local is None else local
@@ -157,7 +157,7 @@ class ProductsAtSample(HaloProducts):
         pattern, entry = whole.pattern.restricted(row, row)
         ids = self.parent.node_sharding.global_id[row]
         ends = pattern.on_host.col.long(), pattern.on_host.row()
-        factor = copied_to(self._pairs.factor(*ends, dtype, ids), self.device)
+        factor = copied_to(self._sample.pairs.factor(*ends, dtype, ids), self.device)
         return Matrix(pattern, factor if whole.value is None else whole.value[on_device(entry, self.device)] * factor)
 
     def _learning(self, norm: Norm, weight: Tensor) -> LearningOperator:
@@ -173,17 +173,12 @@ class ProductsAtSample(HaloProducts):
             factor = factor / self.parent.in_degree(weight.dtype)[row].clamp_(min=1)[self.ends()[1]]
         return self._learning(Norm.SUM, weight * factor)
 
-    @property
-    def _pairs(self) -> PairProbability:
-        assert self._sample.scale is not None
-        return self._sample.scale
-
     @lasting
     def _factors(self, dtype: torch.dtype) -> Tensor:
         """One over the probability of each edge's source, by edge storage, ``[e]``."""
         source, target = self._ends_on_host()
         ids = self._sample.node_id[self._neighbour_id_on_host - self.node_sharding.first]
-        return copied_to(self._pairs.factor(source, target, dtype, ids), self.device)
+        return copied_to(self._sample.pairs.factor(source, target, dtype, ids), self.device)
 
 
 def _make_values(operator: Any) -> None:

@@ -34,6 +34,8 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 class HaloGraph(HaloProducts):
     """The graph of a :class:`~pyg_dist.halo.plan.share.HaloShare`; its arguments are those of the view."""
 
+    needs_whole_subsets = False
+
     @property
     def edge_view(self) -> HaloGraph:
         return self
@@ -111,10 +113,6 @@ class HaloGraph(HaloProducts):
         return self.targets.groups.index, self.targets.groups.count
 
     @property
-    def needs_whole_subsets(self) -> bool:
-        return False
-
-    @property
     def ranks_per_machine(self) -> int | None:
         return self.share.ranks_per_machine
 
@@ -128,6 +126,8 @@ class HaloBatch(ProductsAtSample, HaloGraph):
 
     Not collective, given the links of the graph; :meth:`operator` may be.
     """
+
+    one_rank_columns = 0.0  # sums are scaled, which the code of PyG does not know
 
     def __init__(
         self, parent: HaloGraph, cut: Restriction, targets: SampledNodes, sources: SampledNodes, sample: Subset
@@ -149,11 +149,6 @@ class HaloBatch(ProductsAtSample, HaloGraph):
         cut = restricted(parent.share, links.links, sample, links.of_machine, parent.device)
         nodes = SampledNodes(parent.node_sharding, cut.rows, sample)
         return HaloBatch(parent, cut, nodes, nodes, sample)
-
-    @property
-    def one_rank_columns(self) -> float:
-        """Zero: sums are scaled, which the code of PyG does not know."""
-        return 0.0
 
     @cached_property
     @lasting

@@ -197,6 +197,7 @@ class UniformSampling:
     input_nodes: Tensor | None = None
     other_nodes: Tensor | None = None  # ascending ids of the others, where there are input nodes
     rescale: bool = True  # whether subsets have the probabilities of their pairs
+    sends = False  # every rank knows all that a sample follows from
 
     @property
     def options(self) -> dict[str, object]:
@@ -213,11 +214,6 @@ class UniformSampling:
             return 0, self.batch_size
         num_input = max(1, round(self.batch_size * self.input_nodes.numel() / self.num_nodes))
         return num_input, self.batch_size - num_input
-
-    @property
-    def sends(self) -> bool:
-        """See :class:`~pyg_dist.loader.sampler.Sampler`: every rank knows all that a sample follows from."""
-        return False
 
     def sample(self, step: int) -> Subset:
         node_id = self.node_id(step)

@@ -34,6 +34,7 @@ class HeteroPlan:
     nodes_of: dict[str, list[int]]
     relations: dict[Relation, Plan]
     parts: Tensor | None = field(default=None, compare=False, repr=False)
+    layout = "halo"  # the one that knows types
 
     @staticmethod
     def of(
@@ -79,11 +80,6 @@ class HeteroPlan:
             )  # fmt: skip
         nodes = {kind: torch.bincount(owner, minlength=num_ranks).tolist() for kind, owner in parts.items()}
         return HeteroPlan(nodes, plans, torch.cat([owner.int() for owner in parts.values()]))
-
-    @property
-    def layout(self) -> str:
-        """The one that knows types."""
-        return "halo"
 
     @property
     def hash(self) -> str:
