@@ -56,9 +56,24 @@ def _stands_for(stock: Function, *others: type) -> Callable[[Function], Function
     return decorate
 
 
-def _require_ids(name: str, index: object) -> NodeIds:
-    if isinstance(index, NodeIds):
-        return index
+def _ids_of(index: object, values: object = None) -> NodeIds | None:
+    """``index``, or the end of these values' edges that it is equal to, such as a clone of it (collective)."""
+    if isinstance(index, NodeIds) or not isinstance(index, Tensor):
+        return index if isinstance(index, NodeIds) else None
+    of_edges = index if isinstance(index, RowTensor) else values.of if isinstance(values, MovedRows) else values
+    known = of_edges._sharding.known.edges if isinstance(of_edges, EdgeTensor) else None
+    edges: Edges | None = None if known is None else known()
+    if edges is None or index.shape != (edges.rows.size,):
+        return None
+    ends = [edges.end(end) for end in (1, 0)]
+    equal = [ids for ids in ends if bool((ids == index).all())]
+    return equal[0] if len(equal) == 1 or (equal and edges.graph.sources is edges.graph.targets) else None
+
+
+def _require_ids(name: str, index: object, values: object = None) -> NodeIds:
+    ids = _ids_of(index, values)
+    if ids is not None:
+        return ids
     raise UnsupportedError(
         f"{name} expected edge_index[0] or edge_index[1] as its index (got a {type(index).__name__}): other indices "
         f"are not known to name nodes"
@@ -80,7 +95,7 @@ def softmax(
     """
     if not isinstance(index, NodeIds) and isinstance(src, NodeTensor):
         return pyg.softmax(src, index, ptr, num_nodes, dim)  # type: ignore[no-any-return]
-    ids = _require_ids("softmax", index)
+    ids = _require_ids("softmax", index, src)
     if ptr is not None:
         raise UnsupportedError("softmax of distributed edges expected no 'ptr', which goes by all edges: leave it out")
     values, place = rows_along("softmax", "values", src, dim)
@@ -90,12 +105,14 @@ def softmax(
 
 
 @_stands_for(pyg.scatter)
-def scatter(src: Tensor, index: object, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
+def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, reduce: str = "sum") -> Tensor:
     """Reduce by the nodes at one end; or sum by another index, such as a type, into a plain tensor (collective)."""
-    if isinstance(index, RowTensor) and not isinstance(index, NodeIds) and dim_size is not None and reduce == "sum":
-        rows = index._sharding
-        return rows.reduce_from_ranks(pyg.scatter(_local(src, rows), index.to_local(), dim, dim_size, reduce))
-    ids = _require_ids("scatter", index)
+    ids = _ids_of(index, src)
+    of_rows = index if isinstance(index, RowTensor) else src if isinstance(index, Tensor) else None
+    if ids is None and isinstance(of_rows, RowTensor) and dim_size is not None and reduce == "sum":
+        rows = of_rows._sharding
+        return rows.reduce_from_ranks(pyg.scatter(_local(src, rows), _local(index, rows), dim, dim_size, reduce))
+    ids = ids if ids is not None else _require_ids("scatter", index)
     values, place = rows_along("scatter", "values", src, dim)
     require_all_at("scatter", ids.edges.graph, ids.end, dim_size)
     return MovedRows.make(ids.add_up(values, reduce), place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, TypeVar, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -104,6 +105,7 @@ class Edges(Tensor):
             raise MixedRowsError(
                 f"edge_index[{end}] was changed in place, and edges of a distributed graph are fixed: change a clone"
             )
+        self.rows.known.edges = ref(self)
         return NodeIds.of(ids, self, end)  # not kept: it knows these edges
 
     def full_tensor(self) -> Tensor:

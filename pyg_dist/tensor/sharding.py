@@ -78,11 +78,13 @@ class KnownSelections:
         by_list: the latest lists and their selections: scripts use the same few splits in every epoch.
         compared: by list, its version and selection, once the ranks have compared it.
         elements: rows of elements, by their number in a row.
+        edges: those whose ends a script has looked at, where the rows are edges.
     """
 
     by_list: deque[Any] = field(default_factory=lambda: deque(maxlen=8))
     compared: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
     elements: WeakValueDictionary[int, RowSharding] = field(default_factory=WeakValueDictionary)
+    edges: ReferenceType[Any] | None = None
 
 
 class RowSharding(OfThisRun):

@@ -34,6 +34,12 @@ CASES: dict[str, tuple[Any, Callable[[Any, Any, Any, Any], Any]]] = {
     "laplacian, nodes of the edges": (pyg.get_laplacian, lambda f, e, a, w: f(e, w, "sym")),
     "softmax": (pyg.softmax, lambda f, e, a, w: f(a, e[1], num_nodes=NUM_NODES)),
     "softmax by source": (pyg.softmax, lambda f, e, a, w: f(a, e[0], num_nodes=NUM_NODES)),
+    "softmax by a copy": (pyg.softmax, lambda f, e, a, w: f(a, e[1].clone(), num_nodes=NUM_NODES)),
+    "softmax by a plain end": (pyg.softmax, lambda f, e, a, w: f(a, (e + 0)[0], num_nodes=NUM_NODES)),
+    "scatter by a plain end": (pyg.scatter, lambda f, e, a, w: f(a, e.view(2, -1)[1], 0, NUM_NODES, "max")),
+    "scatter by other ids": (pyg.scatter, lambda f, e, a, w: f(a, (e + 0)[1] % 4, 0, 4, "sum")),
+    "scatter by ids at the edges": (pyg.scatter, lambda f, e, a, w: f(a, e[1] % 4, 0, 4, "sum")),
+    "degree by a copy": (pyg.degree, lambda f, e, a, w: (f(e[1] * 1, NUM_NODES), w)),
     "scatter": (pyg.scatter, lambda f, e, a, w: f(a, e[1], 0, NUM_NODES, "mean")),
     "scatter to sources": (pyg.scatter, lambda f, e, a, w: f(a, e[0], dim_size=NUM_NODES)),
     "scatter max to sources": (pyg.scatter, lambda f, e, a, w: f(a, e[0], 0, NUM_NODES, "max")),
@@ -82,6 +88,13 @@ def test_same_as_pyg_on_the_grid(workers: Pools, mesh: dict[str, int]) -> None:
     workers(math.prod(mesh.values())).run(compare, list(CASES), mesh)
 
 
+def changed(ids: Any) -> Any:
+    """A copy with one other id."""
+    ids = ids.clone()
+    ids[0] += 1
+    return ids
+
+
 def refusals() -> list[str]:
     import pyg_dist
     from pyg_dist.conv.graph_functions import SUBSTITUTES
@@ -90,6 +103,7 @@ def refusals() -> list[str]:
     edges, attr = data.edge_index.edges(), data.edge_attr
     calls: list[Callable[[], Any]] = [
         lambda: SUBSTITUTES[pyg.softmax](attr, data.y),
+        lambda: SUBSTITUTES[pyg.softmax](attr, changed(edges[1])),
         lambda: SUBSTITUTES[pyg.softmax](attr, edges[1], dim=1),
         lambda: SUBSTITUTES[pyg.scatter](attr, edges[1], 0, 5),
         lambda: SUBSTITUTES[pyg.scatter](data.x, edges[1]),
@@ -104,7 +118,7 @@ def refusals() -> list[str]:
 
 def test_refusals(workers: Pools) -> None:
     expected = [
-        "softmax expected edge_index[0] or edge_index[1] as its index",
+        *["softmax expected edge_index[0] or edge_index[1] as its index"] * 2,
         "softmax reads values along dimension 1 (got shape [170, 3]",
         "scatter expected all 31 nodes as sources and as targets (got size=5)",
         "Expected a value for each of 170 edges",
