@@ -181,10 +181,7 @@ def _copy(function: FunctionType, own_class: CellType | None, has_others: bool) 
     twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(twin, function, updated=())
-    # It stands for the function, and does not call it. What a helper counts in its attributes, the script may read.
-    attributes = vars(function)
-    twin.__dict__ = {**attributes} if "__wrapped__" in attributes else attributes
-    vars(twin).pop("__wrapped__", None)
+    twin.__dict__ = vars(function)  # what a helper counts in its attributes is the script's to read
     return twin
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch_geometric.utils
@@ -89,11 +90,36 @@ def counted(n: int) -> int:
     return stock(n)
 
 
+def counting(function: Any) -> Any:
+    """A decorator that counts calls."""
+
+    @wraps(function)
+    def outer(*args: Any) -> Any:
+        outer.calls += 1  # type: ignore[attr-defined]
+        return function(*args)
+
+    outer.calls = 1  # type: ignore[attr-defined]
+    return outer
+
+
+@counting
+def decorated(n: int) -> int:
+    return stock(n)
+
+
+def calls_decorated(n: int) -> int:
+    return int(decorated(n))
+
+
 def test_attributes_of_a_function_are_the_scripts() -> None:
     counted.calls = 1  # type: ignore[attr-defined]
-    assert patched(counted, SUBSTITUTES)(2) == 200
-    assert counted.calls == 2  # type: ignore[attr-defined]
-    assert not hasattr(counted, "__wrapped__")
+    for calling, function in ((counted, counted), (calls_decorated, decorated), (decorated, decorated)):
+        before, wrapped = function.calls, getattr(function, "__wrapped__", None)
+        twin = patched(calling, SUBSTITUTES)
+        assert twin(2) == 200
+        assert function.calls == before + 1
+        assert function.__wrapped__ is wrapped if wrapped else not hasattr(function, "__wrapped__")
+        assert signature(twin) == signature(calling)
 
 
 def test_the_originals_stay() -> None:
