@@ -333,7 +333,10 @@ def _conv2d_of_moved(function: Function, x: object, weight: Tensor, *args: objec
         given = bound.pop(name, neutral)
         by_dim = (given, given) if isinstance(given, (int, str)) else tuple(given) * (2 // len(given))
         if name != "dilation" and by_dim[x.place - 2] not in (neutral, "valid"):
-            raise refuse_moved(function, x)
+            raise MixedRowsError(
+                f"A convolution has no distributed form with {name}={by_dim[x.place - 2]} along rows, in dimension "
+                f"{x.place} (of shape {list(x.shape)}): leave it out, or take x.full_tensor(), all rows"
+            )
         rest[name] = by_dim[3 - x.place]
     if weight.shape[x.place] != 1:
         raise refuse_moved(function, x)

@@ -257,6 +257,11 @@ REFUSED: list[Refusal] = [
         MixedRowsError,
         "conv1d has no distributed form for rows in dimension 2 (of shape [2, 3, 7])",
     ),
+    (
+        lambda t: F.conv1d(heads(t).transpose(1, 2), kernel(t, t.F).view(4, t.F, 1), stride=2),
+        MixedRowsError,
+        "A convolution has no distributed form with stride=2 along rows, in dimension 2",
+    ),
     (lambda t: hops(t) + t.v, MixedRowsError, f"add {MOVE}"),
     (lambda t: hops(t) + t.c.permute(1, 2, 0), MixedRowsError, "add has no distributed form for rows in dimension 2"),
     (lambda t: torch.cat([hops(t), t.c]), MixedRowsError, f"cat {MOVE}"),
