@@ -20,7 +20,7 @@ from pyg_dist.graph.sample import Subset
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.operands import by_row_mask
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
-from pyg_dist.tensor.sharding import require_same
+from pyg_dist.tensor.sharding import RowSharding, require_same
 
 
 def ready(data: Data) -> None:
@@ -30,6 +30,8 @@ def ready(data: Data) -> None:
             "Expected a graph, or a batch of one data group (got a batch of several): take the subgraph of the graph"
         )
     data.graph.prepare_subgraphs()
+    for rows in (data.graph.edge_sharding, *(x._sharding for x in data._store.values() if isinstance(x, RowTensor))):
+        rows.size  # noqa: B018 - counted
 
 
 def induced(data: Data, sample: Subset) -> Data:
@@ -114,8 +116,9 @@ def cut(
             index = nodes if isinstance(value, NodeTensor) else edges
             is_tile = graph is not None and graph.parent.owns(value)
             rows = value._sharding
-            is_some = index is not None and index.replicas is None and rows.whole is index.source is not rows
-            if is_some and not is_tile:  # rows that a script has chosen and keeps: as they are, as PyG has them
+            if (
+                index is not None and not is_tile and _are_chosen(rows, index, nodes, edges)
+            ):  # as they are, as PyG has them
                 found[name] = value
                 continue
             if index is None or not (rows is index.source or is_tile):
@@ -125,6 +128,19 @@ def cut(
                 )
             found[name] = index.fetch(value)
     return found
+
+
+def _are_chosen(rows: RowSharding, index: PickedNodes | PickedEdges, *picks: PickedNodes | PickedEdges | None) -> bool:
+    """Whether a script has chosen these rows, of what is cut or of what that was cut from, and keeps them.
+
+    PyG cuts what has as many rows as there are nodes or edges.
+    """
+    if index.replicas is not None or rows is index.source or rows.whole is rows:
+        return False
+    size, *cut = (vars(of).get("size") for of in (rows, *(pick.source for pick in picks if pick is not None)))
+    if size is None or None in cut:  # counting is collective
+        return rows.whole is index.source
+    return size not in cut
 
 
 def plain_batch(data: Data, subset: Subset) -> Data:

@@ -127,6 +127,11 @@ def assignments(world_size: int) -> None:
     some = copy.copy(data)
     del some.appended
     assert torch.equal(some.subgraph([0, 3]).chosen.full_tensor(), data.chosen.full_tensor())  # as PyG has them
+    few = some.subgraph([0, 3, 7]).subgraph([0, 1])
+    assert torch.equal(few.chosen.full_tensor(), data.chosen.full_tensor())
+    some.chosen = data.x[[5, 1, 2]]
+    few = some.subgraph([0, 3, 7])
+    assert message_of(lambda: few.subgraph([0])).startswith("LayoutMismatchError: Expected 'chosen'")  # PyG cuts it
     order = torch.arange(30, -1, -1)
     data.z = data.x[order]
     assert torch.equal(data.z.full_tensor(), data.x.full_tensor()[order])
