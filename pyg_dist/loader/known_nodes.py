@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_dist.backend import host, ops
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.ids import IdList, IdLists
+from pyg_dist.backend.comm.ids import Arrived, Call, IdList, IdLists
 from pyg_dist.backend.session.agreement import group_of_thread
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.graph.sample import CrossingEdges, LeavingEdges
@@ -122,7 +122,7 @@ class KnownNodes:
             self._number = columns.take_table()
             self._number[code] = number.int()
 
-    def reach(self, code: Tensor) -> Tensor:
+    def reach(self, code: Tensor) -> Generator[Call, Arrived, Tensor]:
         """Add a hop, which reaches some nodes, and tell the owners of those that this rank did not know (collective).
 
         Args:
@@ -137,7 +137,7 @@ class KnownNodes:
             num_own, *of_others = self.columns.by_rank(new, self.trees)
             asked = self.columns.abroad(new[num_own:], self.trees).view(-1, 1)
             counts = [*of_others[: self._rank], 0, *of_others[self._rank :]]
-            ((arrived, _),) = self._lists.exchange(IdList(asked, counts), kind=f"hop {len(self.hops)}")
+            ((arrived, _),) = yield Call(self._lists, [IdList(asked, counts)], f"hop {len(self.hops)}")
             own, others, found = new[:num_own], new[num_own:], arrived.view(-1)
             if self._is_table:
                 new = ops.add_places(self._number, found, self._size, own)
@@ -168,7 +168,9 @@ class KnownNodes:
             known = torch.cat([*self._own, *self._known]) if is_sparse else None
             self.columns.give_table(table.fill_(-1) if known is None else table.index_fill_(0, known, -1))
 
-    def assign_numbers(self, num_seeds: list[int], num_edges: list[int]) -> tuple[list[list[int]], list[int]]:
+    def assign_numbers(
+        self, num_seeds: list[int], num_edges: list[int]
+    ) -> Generator[Call, Arrived, tuple[list[list[int]], list[int]]]:
         """Number the nodes that this rank knows, of each type: by hop, data group and code (collective).
 
         Every rank of a data group learns the codes of its nodes for that: O(B) time.
@@ -191,7 +193,7 @@ class KnownNodes:
         keys = [of_type for hop in self.keys for of_type in hop]
         own, told = torch.cat(keys), host.tensor([[0, *num_edges, *sizes[num_types:]]])
         reached = own[sum(sizes[:num_types]) :].view(-1, 1)
-        (told, _), (reached, _) = self._lists.exchange(IdList(told), IdList(reached), kind="codes")
+        (told, _), (reached, _) = yield Call(self._lists, [IdList(told), IdList(reached)], "codes")
         _, edges, nodes = told.split([1, len(num_edges), num_hops * num_types], dim=1)
         edges_of_groups, nodes_of_groups = self._of_groups(edges.sum(0), nodes.sum(0))
         of_hops = nodes_of_groups.view(self._ranks.count, num_hops, num_types)

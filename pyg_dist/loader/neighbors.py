@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch_geometric.typing import EdgeType
 
 from pyg_dist.backend import host, ops
-from pyg_dist.backend.comm.ids import IdList
+from pyg_dist.backend.comm.ids import Arrived, Call, IdList, side_by_side
 from pyg_dist.errors import DataError
 from pyg_dist.graph.sample import CrossingEdges, DataGroup, KeptEdges, Subset, TypedSubset
 from pyg_dist.loader.columns import Columns, split
@@ -28,6 +29,9 @@ ONE_TYPE: EdgeType = ("", "", "")
 _ENDS = {"src_index": 0, "dst_pos_index": -1, "dst_neg_index": -1}
 """Attributes of the seeds that belong to the type at an end of their relation."""
 
+_WINDOW, _EDGES_AT_ONCE = 8, 1 << 20
+"""The most steps that are drawn at once, and the most edges of a rank: messages of larger batches weigh little."""
+
 _NUMBERS = ("edge_label_index", *_ENDS)
 """Those that number nodes."""
 
@@ -39,10 +43,10 @@ class NeighborSampling:
     A hop draws, for each relation, in-edges of the nodes of its targets' type that the hop before has reached. Which
     in-edges of a node are kept is a function of the seed, the step, the hop, the data group, the relation and the node.
     The owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops
-    H + 1 messages between two ranks; the halo layout's plan is one more for each relation, and in two levels the edges
-    are another, and one within a machine. A rank keeps its own nodes of the batch and the edges that end at them,
-    O(B/P) memory; to number nodes it is told the ids of all. Where the layout needs the whole subset on each rank,
-    it is gathered at the end: O(B) memory.
+    H + 1 messages between two ranks, which several steps share if their batches are small; the halo layout's plan is
+    one more for each relation, and in two levels the edges are another, and one within a machine. A rank keeps its own
+    nodes of the batch and the edges that end at them, O(B/P) memory; to number nodes it is told the ids of all. Where
+    the layout needs the whole subset on each rank, it is gathered at the end: O(B) memory.
 
     Nodes of a type are numbered by hop, seeds first as they are given, then ascending by id and tree; in each hop data
     group after data group. Edges are ordered by the hop that draws them, and in it as in the graph. Ids count through
@@ -98,8 +102,31 @@ class NeighborSampling:
         """Those of the relations, which have as many each."""
         return max(map(len, self.num_neighbors.values()), default=0)
 
+    @cached_property
+    def window(self) -> int:
+        if not self.sends:
+            return 1
+        reached = edges = self.seeds.max_seeds / self.ranks.count / self.ranks.part.group.size
+        for hop in range(self.num_hops):
+            counts = [of_hops[hop] for of_hops in self.num_neighbors.values()]
+            reached *= math.inf if min(counts) < 0 else sum(counts)
+            edges += reached
+        return int(max(1, min(_WINDOW, _EDGES_AT_ONCE // max(edges, 1))))
+
     def sample(self, step: int) -> Subset | TypedSubset:
-        return _Batch(self, step).subset()
+        if self.window == 1:
+            return side_by_side([_Batch(self, step).subset()])[0]
+        if step not in self._drawn:
+            steps = range(step, step + self.window)
+            drawn = side_by_side(_Batch(self, each).subset() for each in steps)
+            self._drawn.clear()
+            self._drawn.update(zip(steps, drawn, strict=True))
+        return self._drawn[step]
+
+    @cached_property
+    def _drawn(self) -> dict[int, Subset | TypedSubset]:
+        """The last window, by step."""
+        return {}
 
 
 class Drawn(NamedTuple):
@@ -141,18 +168,20 @@ class _Batch:
         known = seeds * self.trees + tree, number
         self.nodes = KnownNodes(sampling.ranks, sampling.columns, self.trees, known, code, at(number, here), sizes)
 
-    def subset(self) -> Subset | TypedSubset:
+    def subset(self) -> Generator[Call, Arrived, Subset | TypedSubset]:
         """The batch, as far as this rank has to know it."""
         sampling, nodes, relations = self.sampling, self.nodes, list(self.sampling.in_edges)
-        hops = [self._in_edges(nodes.hops[-1], nodes.keys[-1], hop) for hop in range(sampling.num_hops)]
+        hops = []
+        for hop in range(sampling.num_hops):
+            hops.append((yield from self._in_edges(nodes.hops[-1], nodes.keys[-1], hop)))
         sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
         own, keys = ([torch.cat(of_hops) for of_hops in zip(*x, strict=True)] for x in (nodes.hops, nodes.keys))
         is_directional = sampling.subgraph_type == "directional"
-        counts, totals = nodes.assign_numbers(self.num_seeds, [size for hop in sizes for size in hop])
+        counts, totals = yield from nodes.assign_numbers(self.num_seeds, [size for hop in sizes for size in hop])
         self.own_number = [torch.cat(of_hops) for of_hops in zip(*nodes.numbers, strict=True)]
         every = edges = self._edges(hops, nodes.numbers)
         if not is_directional:  # all sources of those that were drawn are nodes of the batch
-            every = self._edges([self._in_edges(own, keys, None)], [self.own_number])
+            every = self._edges([(yield from self._in_edges(own, keys, None))], [self.own_number])
             every = [found.some(host.flatnonzero(nodes.numbers_at(found.source) >= 0)) for found in every]
             if sampling.subgraph_type == "bidirectional":
                 every = [self._both_ways(edges[0], every[0], sum(counts[0]))]
@@ -174,9 +203,11 @@ class _Batch:
                 self._store_of(name, found, known)[name] = self.seed_number[value] if name in _NUMBERS else value
             return TypedSubset(found, kept, known)
         (whole,) = found.values()
-        return self._whole(whole, kept[ONE_TYPE], {**self.start.attributes, **known[ONE_TYPE]})
+        return (yield from self._whole(whole, kept[ONE_TYPE], {**self.start.attributes, **known[ONE_TYPE]}))
 
-    def _in_edges(self, code: Sequence[Tensor], key: Sequence[Tensor], hop: int | None) -> list[Drawn]:
+    def _in_edges(
+        self, code: Sequence[Tensor], key: Sequence[Tensor], hop: int | None
+    ) -> Generator[Call, Arrived, list[Drawn]]:
         """In-edges of this rank's nodes, of each relation: those that a hop draws (collective), or all of them.
 
         ``code``, ``key``: the nodes' by type, on this rank and among the ranks; ``hop``: their sources belong to the
@@ -195,7 +226,7 @@ class _Batch:
                 source = source.long() * self.trees + tree.repeat_interleave(degree)
             found.append(Drawn(degree, source, stored))
         met = _joined([drawn.source for drawn in found])
-        place = self.nodes.around(met) if hop is None else self.nodes.reach(met)
+        place = self.nodes.around(met) if hop is None else (yield from self.nodes.reach(met))
         of_relations = place.split([drawn.source.numel() for drawn in found])
         return [drawn._replace(source=place) for drawn, place in zip(found, of_relations, strict=True)]
 
@@ -227,7 +258,7 @@ class _Batch:
             repeats=sampling.disjoint,
         )
 
-    def _whole(self, nodes: Subset, kept: KeptEdges, attributes: dict[str, object]) -> Subset:
+    def _whole(self, nodes: Subset, kept: KeptEdges, attributes: dict[str, object]) -> Generator[Call, Arrived, Subset]:
         """That of a graph with one type (collective where each rank has to know all)."""
         ranks = self.sampling.ranks
         nodes = replace(
@@ -236,7 +267,7 @@ class _Batch:
             group=DataGroup(ranks.index, 0, nodes.size) if ranks.count > 1 else None,
             attributes={**attributes, **nodes.attributes},
         )
-        return self._gathered(nodes, kept) if ranks.gathers else nodes
+        return (yield from self._gathered(nodes, kept)) if ranks.gathers else nodes
 
     def _kept(
         self, relation: EdgeType, edges: Edges, edges_of_hops: list[int], crossing: CrossingEdges | None
@@ -308,7 +339,7 @@ class _Batch:
             )
         return every.some(host.flatnonzero(is_drawn | _is_among(pair, wanted)))
 
-    def _gathered(self, nodes: Subset, kept: KeptEdges) -> Subset:
+    def _gathered(self, nodes: Subset, kept: KeptEdges) -> Generator[Call, Arrived, Subset]:
         """That of all ranks of the data group, edges by what stands for them (collective)."""
         assert nodes.number is not None
         trees = [nodes.node_attributes["batch"]] if nodes.node_attributes else []
@@ -316,7 +347,7 @@ class _Batch:
             IdList(torch.stack([nodes.node_id, nodes.number, *trees], 1), is_ascending=False),
             IdList(torch.stack([kept.edge_id, kept.key, kept.source, kept.target], 1), is_ascending=False),
         ]
-        (rows, _), (table, _) = self.sampling.ranks.part.exchange(*lists, kind="whole batch")
+        (rows, _), (table, _) = yield Call(self.sampling.ranks.part, lists, "whole batch")
         node_id, number, *trees = rows[rows[:, 1].argsort()].t().contiguous()
         edge_id, key, source, target = table[table[:, int(kept.repeats)].argsort()].t().contiguous()
         kept = KeptEdges(edge_id[:0], lambda: (edge_id, key), source, target, kept.num_keys, kept.repeats)

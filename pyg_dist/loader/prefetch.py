@@ -26,12 +26,24 @@ class _Begun(NamedTuple, Generic[T]):
     future: Future[Made[T]]
 
 
-class _Idle(threading.Event):
-    """Whether nothing is being made."""
+class _Work:
+    """What the thread has been given and has not done yet, which keeps this alive."""
 
-    def close(self) -> None:
-        """Wait for it, as at the end of the session, which takes the connections away."""
-        self.wait()
+    def __init__(self) -> None:
+        self._left, self._changed = 0, threading.Condition()
+
+    def add(self, number: int) -> None:
+        """So much more, or less."""
+        with self._changed:
+            self._left += number
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until all is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._left == 0)
+
+    close = wait  # at the end of the session, which takes the connections away
 
 
 class Prefetcher(Generic[T]):
@@ -45,6 +57,8 @@ class Prefetcher(Generic[T]):
         device: where items made from now on lie, asked each time; on a GPU the thread has a stream of its own.
         sends: whether ``make`` sends messages, over a group that nothing else uses. One item is then made at a time,
             all that are begun are made, and the main thread notes which it waits for.
+        ahead: what the thread does for a later step once it has made the item of the one before, in the same order on
+            all ranks; what it raises is left to ``make``.
     """
 
     def __init__(
@@ -52,28 +66,29 @@ class Prefetcher(Generic[T]):
         make: Callable[[int], T],
         device: Callable[[], torch.device] = lambda: torch.device("cpu"),
         sends: bool = False,
+        ahead: Callable[[int], object] | None = None,
     ) -> None:
-        self._make, self._device, self._sends = make, device, sends
+        self._make, self._device, self._sends, self._ahead = make, device, sends, ahead
         self._stream = SideStream(device())
         self._thread: ThreadPoolExecutor | None = None
         self._next: _Begun[T] | None = None
-        self._is_idle = _Idle()
-        self._is_idle.set()
+        self._work = _Work()
 
     def begin(self, step: int) -> None:
         """Have the thread make the item of a step; one that was not taken is dropped."""
-        self._is_idle.wait()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pyg_dist sampling")
             current().close_at_end(self)
-            current().close_at_end(self._is_idle)  # which what is being made keeps alive
+            current().close_at_end(self._work)
         device = self._device()
         if device != self._stream.device:
             self._stream = SideStream(device)
         self._stream.follow()
-        self._is_idle.clear()
         # Not self, which would be a cycle: the thread ends with the last reference to this.
-        future = self._thread.submit(_timed, self._stream, partial(self._make, step), self._is_idle)
+        self._work.add(1 if self._ahead is None else 2)
+        future = self._thread.submit(_timed, self._stream, partial(self._make, step), self._work)
+        if self._ahead is not None:
+            self._thread.submit(_timed, self._stream, partial(self._ahead, step + 1), self._work)
         self._next = _Begun(step, device, future)
 
     def take(self, step: int) -> T:
@@ -87,7 +102,7 @@ class Prefetcher(Generic[T]):
     def alone(self, make: Callable[[], T]) -> T:
         """What ``make`` returns, called while the thread makes nothing."""
         with timing.phase("sampling"), self._called():
-            self._is_idle.wait()
+            self._work.wait()
             return make()
 
     def stop(self) -> None:
@@ -111,10 +126,10 @@ class Prefetcher(Generic[T]):
         return call
 
 
-def _timed(stream: SideStream, make: Callable[[], T], is_idle: threading.Event) -> Made[T]:
+def _timed(stream: SideStream, make: Callable[[], T], work: _Work) -> Made[T]:
     begin = time.perf_counter()
     try:
         return stream.make(make)
     finally:
         timing.add_to("hidden_seconds", time.perf_counter() - begin)
-        is_idle.set()
+        work.add(-1)

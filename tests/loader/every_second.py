@@ -21,9 +21,7 @@ class EverySecond:
     def options(self) -> dict[str, Any]:
         return {"num_nodes": self.num_nodes, "num_steps": self.num_steps}
 
-    @property
-    def sends(self) -> bool:
-        return False
+    sends, window = False, 1
 
     def sample(self, step: int) -> Subset:
         return Subset(torch.arange(step % 2, self.num_nodes, 2))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -251,6 +252,29 @@ def test_edges_are_ordered_by_hop() -> None:
             whole = trimmed(batch.x, batch.edge_index)
             some = trimmed(batch.x, batch.edge_index, num_sampled_nodes_per_hop=nodes, num_sampled_edges_per_hop=edges)
             torch.testing.assert_close(some[: batch.batch_size], whole[: batch.batch_size], rtol=0, atol=1e-12)
+
+
+def windows(world_size: int) -> None:
+    """Small batches of several ranks share messages, eight steps at a time; large ones and one rank's do not."""
+    from pyg_dist.backend.comm.ids import IdLists
+    from pyg_dist.loader import NeighborLoader
+
+    data = laid_out(random_graph(41, 150), None)
+    small, large, all_edges = (
+        NeighborLoader(data, counts, batch_size=size, shuffle=True).sampler
+        for counts, size in (([3, 2], 5), ([900, 200], 20), ([3, -1], 5))
+    )
+    assert [sampler.window for sampler in (small, large, all_edges)] == [8 if world_size > 1 else 1, 1, 1]
+    with patch.object(IdLists, "exchange", autospec=True, side_effect=IdLists.exchange) as exchange:
+        drawn = [small.sample(step) for step in (0, 1, 2, 3, 2, 9, 10, 8, 9)]
+    assert exchange.call_count == (9 if world_size > 1 else 0)
+    assert drawn[2].node_id.tolist() == drawn[4].node_id.tolist()
+    assert drawn[5].node_id.tolist() == drawn[8].node_id.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_steps_that_are_drawn_at_once(world_size: int, workers: Pools) -> None:
+    workers(world_size).run(windows, world_size)
 
 
 def inferred(mesh: dict[str, int] | None) -> None:

@@ -70,6 +70,33 @@ def test_an_exception_reaches_take() -> None:
     items.close()
 
 
+def test_what_is_done_ahead() -> None:
+    """After each item, by the same thread; its errors are nobody's, and the end waits for it."""
+    log: list[tuple[str, int, str]] = []
+    go = threading.Event()
+
+    def noted(kind: str, step: int) -> int:
+        log.append((kind, step, threading.current_thread().name))
+        return step
+
+    def ahead(step: int) -> None:
+        go.wait(30)
+        noted("ahead", step)
+        raise ValueError("ahead")
+
+    items = Prefetcher(lambda step: noted("made", step), ahead=ahead)
+    items.begin(4)
+    assert items.take(4) == 4  # which does not wait for what is ahead
+    items.begin(5)
+    assert [what[:2] for what in log] == [("made", 4)]
+    go.set()
+    assert items.alone(lambda: [what[:2] for what in log]) == [("made", 4), ("ahead", 5), ("made", 5), ("ahead", 6)]
+    assert len({name for *_, name in log}) == 1
+    items.begin(6)
+    items.close()
+    assert log[-1][:2] == ("ahead", 7)
+
+
 class Streams:
     """In the place of torch.cuda: who waited for whom, and the current stream of each thread."""
 

@@ -6,9 +6,9 @@ Nothing here sums, so a thread of its own may use it while the main thread train
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from pyg_dist.backend.comm.group import Group
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
+R = TypeVar("R")
 
 
 class IdList(NamedTuple):
@@ -33,6 +34,43 @@ class IdList(NamedTuple):
     rows: Tensor
     counts: Sequence[int] | None = None
     is_ascending: bool = True
+
+
+Arrived = list[tuple[Tensor, list[int]]]
+"""Of each list that was sent, the rows that arrive, ``[m, columns]``, by sender, and how many there are by sender."""
+
+
+class Call(NamedTuple):
+    """A call of :meth:`IdLists.exchange` that waits for those of others, see :func:`side_by_side`."""
+
+    lists: IdLists
+    rows: Sequence[IdList]
+    kind: str
+
+
+def side_by_side(tasks: Iterable[Generator[Call, Arrived, R]]) -> list[R]:
+    """Run tasks that yield the same calls: what all send by one of them is one message to each rank (collective).
+
+    Returns:
+        What the tasks return.
+    """
+    running, found = dict(enumerate(tasks)), dict[int, R]()
+    answers: list[Any] = [None] * len(running)
+    while running:
+        calls = dict[int, Call]()
+        for number, task in list(running.items()):
+            try:
+                calls[number] = task.send(answers[number])
+            except StopIteration as end:
+                found[number] = end.value
+                del running[number]
+        if calls:
+            first = next(iter(calls.values()))
+            rows = [of_call for call in calls.values() for of_call in call.rows]
+            arrived = iter(first.lists.exchange(*rows, kind=first.kind))
+            for number, call in calls.items():
+                answers[number] = [next(arrived) for _ in call.rows]
+    return [found[number] for number in sorted(found)]
 
 
 class IdLists:
@@ -48,13 +86,10 @@ class IdLists:
         self.group, self.num_bytes = group, 0
         self._rooms: dict[str, tuple[list[int], list[int]]] = {}  # by kind: to each rank, and from each
 
-    def exchange(self, *lists: IdList, kind: str = "") -> list[tuple[Tensor, list[int]]]:
+    def exchange(self, *lists: IdList, kind: str = "") -> Arrived:
         """Send each rank its rows of each list, in one message (collective).
 
         ``kind``: what they are, for those of a kind take about as many bytes each time.
-
-        Returns:
-            Of each list, the rows that arrive, ``[m, columns]``, by sender, and how many there are by sender.
         """
         size, rank = self.group.size, self.group.rank
         if size == 1:

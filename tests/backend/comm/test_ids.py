@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -51,6 +53,36 @@ def exchanged() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_exchange(world_size: int, workers: Pools) -> None:
     workers(world_size).run(exchanged)
+
+
+def tasks_side_by_side() -> None:
+    """Three tasks of two calls, the second of two lists; the last task begins with an empty list."""
+    from pyg_dist.backend.comm.group import world_group
+    from pyg_dist.backend.comm.ids import Arrived, Call, IdList, IdLists, side_by_side
+
+    ids = IdLists(world_group())
+    size, rank = ids.group.size, ids.group.rank
+
+    def task(number: int) -> Generator[Call, Arrived, list[Any]]:
+        of_each = [torch.full((number - 1 if number else 0, 1), 100 * rank + peer) for peer in range(size)]
+        ((first, by_sender),) = yield Call(ids, [IdList(torch.cat(of_each), [len(one) for one in of_each])], "first")
+        whole = IdList(torch.tensor([[number, rank]]), is_ascending=False)
+        (second, _), (third, _) = yield Call(ids, [whole, IdList(first)], "second")
+        return [first.view(-1).tolist(), by_sender, second.tolist(), len(third)]
+
+    alone = [side_by_side([task(number)])[0] for number in (1, 3, 2)]
+    with patch.object(IdLists, "exchange", autospec=True, side_effect=IdLists.exchange) as exchange:
+        together = side_by_side(map(task, (1, 3, 2)))
+    assert together == alone
+    assert exchange.call_count == 2
+    assert together[1][0] == [100 * peer + rank for peer in range(size) for _ in range(2)]
+    assert together[2][2] == [[2, peer] for peer in range(size)]
+    assert side_by_side([]) == []
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_tasks_side_by_side(world_size: int, workers: Pools) -> None:
+    workers(world_size).run(tasks_side_by_side)
 
 
 def of_another_thread() -> None:
