@@ -227,8 +227,8 @@ class RowTensor(Tensor):
 
 
 def is_below_autograd(function: Function) -> bool:
-    """Whether it is torch's own operator, which dispatch modes and backward formulas call: there all is local."""
-    return isinstance(function, OpOverload) and function.namespace in ("aten", "prim", "prims")
+    """Whether it is an operator of torch or of this package, which backward formulas call: there all is local."""
+    return isinstance(function, OpOverload) and function.namespace in ("aten", "prim", "prims", "pyg_dist")
 
 
 def global_shape(x: RowTensor) -> torch.Size:

@@ -252,7 +252,7 @@ def what_is_kept() -> None:
         conv(ours.data.x, OTHER[:, k:])
         conv(ours.data.x, OTHER)
     assert len(kept) == 8
-    assert laid_out in kept.values()
+    assert any(edges is laid_out for edges in kept.values())
     nodes, x = weakref.ref(ours.data.x._sharding), ours.data.x
     edges = ours.data.edge_index.flip(0)
     ours.data.clear()
