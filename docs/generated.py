@@ -37,8 +37,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PURPOSES = {
     "PYG_DIST_ISA": "kernels: `baseline`, `avx2`, `avx512`; on AArch64 `baseline`, `sve256`, `sve512`; unset: the best",
     "PYG_DIST_PROJECT_FIRST": "`1`: linear maps before sums where both orders cost the same; changes the rounding",
-    "PYG_DIST_REMEMBER_MIB": "largest aggregation that is kept, MiB per rank: of constant rows for later steps, of "
-    "attention for its derivative, which else makes it again; `0`: none",
+    "PYG_DIST_REMEMBER_MIB": "largest aggregation that is kept, MiB per rank: of constant rows for later steps, and for"
+    " derivatives, which else make it again (attention) or do without (sums: the linear map goes first); `0`: none",
     "PYG_DIST_MESSAGE_MIB": "a conv makes messages by blocks if they would take more, MiB per rank",
     "PYG_DIST_GRID_SUMS": "form of the grid's sums: `all_reduce` or `reduce_scatter`; unset: the planner's choice",
     "PYG_DIST_GRID_BLOCKS": "row blocks of the grid's aggregation; each block's sum overlaps with the next product",

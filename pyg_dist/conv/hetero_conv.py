@@ -196,11 +196,14 @@ def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:
             else:
                 out = large_tensors.add_product_(out, x.as_subclass(Tensor), weight)
     while begun is not None:
-        following, rows_made = next(first, None), begun.wait()
+        following = None if rows.is_on_one_rank else next(first, None)  # which is under way while this one is awaited
         with local_tensors():
-            made = rows_made.as_subclass(Tensor)
+            made = begun.wait().as_subclass(Tensor)
             out = made if out is None else large_tensors.add_into_(out, made)
+        del made
         begun = following
+        if begun is None:
+            begun = next(first, None)
     assert out is not None
     with local_tensors():
         return out if bias is None else large_tensors.add_into_(out, bias)

@@ -27,6 +27,7 @@ from pyg_dist.backend.session.settings import PROJECT_FIRST
 from pyg_dist.conv.fast_paths import NORMS, fast_path, is_hooked
 from pyg_dist.conv.inputs import flat_weight, require_all_at
 from pyg_dist.conv.lazy_norm import NormedEdges, NormWeight, made
+from pyg_dist.graph import caches
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, Norm, Operator
 from pyg_dist.tensor import EdgeTensor, NodeTensor
@@ -70,7 +71,8 @@ def project_first(
 
     Where both orders cost the same the sum goes first, as in PyG's SAGE, whose bits one rank then has. But ``W`` needs
     ``A x`` for its derivative, and SAGE's root keeps x anyhow. ``PYG_DIST_PROJECT_FIRST=1`` lets the linear map go
-    first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4).
+    first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4). It goes first,
+    too, where ``A x`` is larger than ``PYG_DIST_REMEMBER_MIB``, at up to twice the columns.
     """
     if x._sharding.is_on_one_rank:
         sparse = sparse_rows(x, lin.weight)
@@ -83,8 +85,10 @@ def project_first(
         learns = x.requires_grad
     first = lin.in_channels * (1 + (backward and learns))
     second = lin.out_channels * (1 + (backward and (learns or lin.weight.requires_grad)))
-    if second > first or (second == first and not (on_tie or PROJECT_FIRST.value())):
-        return False
+    if second >= first and not (second == first and (on_tie or PROJECT_FIRST.value())):
+        keeps_sums = backward and lin.weight.requires_grad
+        if second > 2 * first or not keeps_sums or caches.fits(x, graph.targets):
+            return False
     x._is_reused = True  # if it comes again, its sums are worth remembering
     return True
 

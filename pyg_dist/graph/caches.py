@@ -169,6 +169,11 @@ def is_cacheable(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool
     # Autograd refuses tensors made in inference mode, later.
     if not (_may_cache(x) and (x._is_attribute or x._is_reused)) or torch.is_inference_mode_enabled():
         return False
+    return fits(x, rows, num_results)
+
+
+def fits(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool:
+    """Whether results of x are small enough to be kept."""
     return num_results * x.numel() * x.element_size() <= REMEMBER_MIB.value() * 2**20 * rows.group.size
 
 

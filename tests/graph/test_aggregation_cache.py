@@ -186,3 +186,31 @@ def without_memory(world_size: int) -> None:
 
 def test_memory_can_be_forbidden(workers: Pools) -> None:
     workers(2).run(without_memory, 2)
+
+
+def kept_for_the_derivative(channels: tuple[int, int], limit: str) -> int:
+    """Numbers in the rows that a conv keeps for its derivative, after its results were compared."""
+    with patch.dict(os.environ, PYG_DIST_REMEMBER_MIB=limit):
+        pair, sizes = Columns("sage", channels, 2), dict[int, int]()
+        rows = pair.data.x.to_local().shape[0]
+
+        def seen(x: torch.Tensor) -> torch.Tensor:
+            if x.shape[:1] == (rows,):
+                sizes[x.untyped_storage().data_ptr()] = x.numel()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(seen, lambda x: x):
+            compare = pair.run(pair.data.x * 1, pair.graph.x)
+        compare()
+    return sum(sizes.values()) // rows
+
+
+def sums_for_the_derivative() -> None:
+    for channels, num_less in (((8, 8), 8), ((7, 5), 7), ((8, 9), 0)):  # of the last the columns are too many
+        kept, less = (kept_for_the_derivative(channels, limit) for limit in ("inf", "0"))
+        assert kept - less == num_less, channels
+
+
+def test_sums_that_are_not_kept_for_the_derivative(workers: Pools) -> None:
+    """The linear map goes first, and the derivative reads the rows alone."""
+    workers(2).run(sums_for_the_derivative)
