@@ -123,13 +123,18 @@ class TextEdges(FileSource):
         first = self.first_id if self.reading.first_id is not None else int(high == nodes)
         if count not in others or not first <= low <= high < nodes + first:
             return False
-        if not (is_apart or len(given) == 3 or nodes + first < count - 1):
+        if len(given) == 2:
+            is_edge_too = nodes + first >= count - 1
+        else:  # with a whole number as its weight, like those below
+            is_edge_too = not is_apart and all(re.fullmatch(r"\d+", row[2]) for row in fields[1:])
+        if is_edge_too and not is_apart:
             follows, is_metis = fields[1][0] == fields[0][1], first == 1 and nodes == count
             if follows or is_metis:
                 return False
             raise DataError(
                 f"Expected edges in {self.path}, line {line} (got {text.strip()!r}, which is an edge, or counts the "
                 f"nodes and edges below): take the line out, or, if it is an edge, give --columns source,target"
+                f"{',weight' * (width > 2)}"
             )
         self.num_nodes, self.num_edges, self.first_id = nodes, count, first
         self.notes.append(f"line {line} counts nodes and edges")

@@ -98,6 +98,7 @@ REFUSED = {
     "adjacency.txt": ("0 1 2 3\n1 2\n2 3\n", "4 columns", "line 2", "adjacency list"),
     "adjacency3.txt": ("0 1 2\n1 2 3\n2 3 0\n", "neighbours", "--columns"),
     "counts_or_edge.txt": ("3 2\n0 1\n1 2\n", "line 1", "'3 2', which is an edge, or counts", "--columns"),
+    "counts_or_weighted_loop.txt": ("2 2 3\n0 1 5\n1 0 2\n1 1 4\n", "line 1", "'2 2 3', which is", "target,weight"),
     "counts_or_loop.txt": ("3 3\n0 1\n1 2\n2 0\n", "line 1", "counts the nodes and edges below"),
     "metis.txt": ("3 3\n2 3\n1 3\n1 2\n", "METIS", ".graph"),
     "metis4.txt": ("4 5\n2 3\n1 3 4\n1 2 4\n2 3\n", "2 columns", "line 3", ".graph"),
