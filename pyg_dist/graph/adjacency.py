@@ -64,7 +64,7 @@ class DistributedAdjacency(DistributedEdgeIndex):
         return self if values is None else DistributedAdjacency(self.graph, values)
 
     def _refuse_edges(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("Reading adj_t as edges, by an index, unbind, flip or full_tensor,")
+        self._refuse("adj_t by an index, unbind, flip or full_tensor, or on the right of a product,")
 
     __getitem__ = unbind = flip = full_tensor = _refuse_edges
 

@@ -254,6 +254,12 @@ class DistributedEdgeIndex(EdgeHandle):
             f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
         )
 
+    @staticmethod
+    def _refuse_writing(*args: object) -> NoReturn:
+        raise MixedRowsError("This line would change a distributed edge_index, which is fixed: copy it")
+
+    __setitem__ = _refuse_writing
+
     def __matmul__(self, x: Any) -> Any:
         self._refuse("A product with edge_index")
 
@@ -311,5 +317,9 @@ def _operator(name: str) -> Any:
     return of_all
 
 
-for _name in "eq ne lt le gt ge add radd sub rsub mul rmul truediv mod floordiv neg invert and or xor".split():
+_OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
+_NAMES = f"eq ne lt le gt ge neg abs invert contains {_OPERATORS} r{_OPERATORS.replace(' ', ' r')}"
+for _name in _NAMES.split():
     setattr(DistributedEdgeIndex, f"__{_name}__", _operator(f"__{_name}__"))
+for _name in _OPERATORS.split():
+    setattr(DistributedEdgeIndex, f"__i{_name}__", DistributedEdgeIndex._refuse_writing)

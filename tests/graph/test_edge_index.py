@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ READS: list[Callable[[Any, Any], Any]] = [
     lambda e, x: e == 3, lambda e, x: (e != 3).all(0), lambda e, x: e == e.flip(0), lambda e, x: e[:, (e < 9).all(0)],
     lambda e, x: torch.isin(e, IDS[:4]), lambda e, x: e.sort(dim=1)[0], lambda e, x: e + NUM_NODES,
     lambda e, x: 5 - e, lambda e, x: e % 7, lambda e, x: e * 2, lambda e, x: e / 2, lambda e, x: -e, lambda e, x: e & 3,
+    lambda e, x: [e**2, 2**e, abs(e - 9), e << 1, 99 >> e, 1 & e, 1 | e, 5 ^ e, 7 // (e + 1), 9 % (e + 1), 3 in e],
     lambda e, x: torch.hstack([e, e.flip([0])]), lambda e, x: torch.cat([e, e]), lambda e, x: e.repeat(1, 2),
     lambda e, x: e.flip(1), lambda e, x: e.unbind(1)[2], lambda e, x: e.int(), lambda e, x: e.float().mean(),
     lambda e, x: e.permute(1, 0), lambda e, x: torch.transpose(e, 0, 1),
@@ -85,7 +87,7 @@ def compare(layout: str) -> None:
         assert same(*values), (k, *values)
     for write in (
         lambda e: e.add_(1), lambda e: torch.add(e, 1, out=e), lambda e: torch.relu_(e),
-        lambda e: torch.sub(IDS, 1, out=e),
+        lambda e: torch.sub(IDS, 1, out=e), lambda e: e.__setitem__((slice(None), 0), 1), lambda e: operator.iadd(e, 1),
     ):  # fmt: skip
         with pytest.raises(
             pyg_dist.errors.MixedRowsError, match="would change a distributed edge_index, which is fixed"
