@@ -49,7 +49,7 @@ class BatchLoader:
         self.prefetch = bool(prefetch) and not (sampler.sends and _is_mpi_of_one_thread())
         self._step, self._loop = 0, object()
         # Not self, which would be a cycle: the thread ends with the last reference to the loader.
-        ahead = sampler.sample if sampler.window > 1 else None
+        ahead = getattr(sampler, "prepare", None) if sampler.sends else None
         self._batches = Prefetcher(partial(batch_of, data, sampler), device, sampler.sends, ahead)
 
     def __len__(self) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -104,29 +103,51 @@ class NeighborSampling:
 
     @cached_property
     def window(self) -> int:
-        if not self.sends:
+        """The most steps that are drawn at once."""
+        counts = [of_hop for of_hops in self.num_neighbors.values() for of_hop in of_hops]
+        if not self.sends or self.subgraph_type != "directional" or min(counts, default=0) < 0:
             return 1
-        reached = edges = self.seeds.max_seeds / self.ranks.count / self.ranks.part.group.size
+        ranks = self.ranks
+        reached = edges = self.seeds.max_seeds / ranks.count / (1 if ranks.gathers else ranks.part.group.size)
         for hop in range(self.num_hops):
-            counts = [of_hops[hop] for of_hops in self.num_neighbors.values()]
-            reached *= math.inf if min(counts) < 0 else sum(counts)
+            reached *= sum(of_hops[hop] for of_hops in self.num_neighbors.values())
             edges += reached
         return int(max(1, min(_WINDOW, _EDGES_AT_ONCE // max(edges, 1))))
 
     def sample(self, step: int) -> Subset | TypedSubset:
-        if self.window == 1:
-            return side_by_side([_Batch(self, step).subset()])[0]
-        if step not in self._drawn:
-            steps = range(step, step + self.window)
-            drawn = side_by_side(_Batch(self, each).subset() for each in steps)
-            self._drawn.clear()
-            self._drawn.update(zip(steps, drawn, strict=True))
-        return self._drawn[step]
+        self.prepare(step)
+        return self._ahead.drawn.pop(step)
+
+    def prepare(self, step: int) -> None:
+        """Draw what ``sample(step)`` returns, and some steps behind it: more each time that they are asked for in turn.
+
+        Nothing is done where that has been drawn (collective where messages are sent).
+        """
+        ahead = self._ahead
+        if step in ahead.drawn:
+            return
+        if step == ahead.end:
+            ahead.size = min(2 * ahead.size, self.window)
+            ahead.drawn.clear()
+        else:
+            ahead.size = 1
+        steps = range(step, step + ahead.size)
+        drawn = side_by_side(_Batch(self, each).subset() for each in steps)
+        ahead.end = steps.stop
+        ahead.drawn.update(zip(steps, drawn, strict=True))
 
     @cached_property
-    def _drawn(self) -> dict[int, Subset | TypedSubset]:
-        """The last window, by step."""
-        return {}
+    def _ahead(self) -> _Ahead:
+        return _Ahead()
+
+
+@dataclass
+class _Ahead:
+    """Steps that were drawn and have not been taken yet."""
+
+    drawn: dict[int, Subset | TypedSubset] = field(default_factory=dict)
+    end: int = -1  # behind the last step of those that were drawn at last
+    size: int = 1  # how many these were
 
 
 class Drawn(NamedTuple):

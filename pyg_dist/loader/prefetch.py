@@ -31,6 +31,7 @@ class _Work:
 
     def __init__(self) -> None:
         self._left, self._changed = 0, threading.Condition()
+        self.error: BaseException | None = None  # of what was done ahead
 
     def add(self, number: int) -> None:
         """So much more, or less."""
@@ -42,6 +43,11 @@ class _Work:
         """Until all is done."""
         with self._changed:
             self._changed.wait_for(lambda: self._left == 0)
+
+    def check(self) -> None:
+        """Raise what was raised ahead: other ranks may have got on, so it is not tried again."""
+        if self.error is not None:
+            raise self.error
 
     close = wait  # at the end of the session, which takes the connections away
 
@@ -58,7 +64,7 @@ class Prefetcher(Generic[T]):
         sends: whether ``make`` sends messages, over a group that nothing else uses. One item is then made at a time,
             all that are begun are made, and the main thread notes which it waits for.
         ahead: what the thread does for a later step once it has made the item of the one before, in the same order on
-            all ranks; what it raises is left to ``make``.
+            all ranks; what it raises, the next :meth:`take` raises.
     """
 
     def __init__(
@@ -88,7 +94,7 @@ class Prefetcher(Generic[T]):
         self._work.add(1 if self._ahead is None else 2)
         future = self._thread.submit(_timed, self._stream, partial(self._make, step), self._work)
         if self._ahead is not None:
-            self._thread.submit(_timed, self._stream, partial(self._ahead, step + 1), self._work)
+            self._thread.submit(_timed, self._stream, partial(self._ahead, step + 1), self._work, True)
         self._next = _Begun(step, device, future)
 
     def take(self, step: int) -> T:
@@ -103,6 +109,7 @@ class Prefetcher(Generic[T]):
         """What ``make`` returns, called while the thread makes nothing."""
         with timing.phase("sampling"), self._called():
             self._work.wait()
+            self._work.check()
             return make()
 
     def stop(self) -> None:
@@ -126,10 +133,14 @@ class Prefetcher(Generic[T]):
         return call
 
 
-def _timed(stream: SideStream, make: Callable[[], T], work: _Work) -> Made[T]:
+def _timed(stream: SideStream, make: Callable[[], T], work: _Work, is_ahead: bool = False) -> Made[T]:
     begin = time.perf_counter()
     try:
+        work.check()
         return stream.make(make)
+    except BaseException as error:
+        work.error = error if is_ahead else work.error
+        raise
     finally:
         timing.add_to("hidden_seconds", time.perf_counter() - begin)
         work.add(-1)

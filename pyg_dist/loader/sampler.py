@@ -29,9 +29,9 @@ class Sampler(Protocol):
         It has a group for them alone (:func:`~pyg_dist.backend.session.agreement.group_of_thread`).
         """
 
-    @property
-    def window(self) -> int:
-        """How many steps' subsets :meth:`sample` draws at once and keeps; 1 for most."""
-
     def sample(self, step: int) -> Subset | TypedSubset:
-        """The subset of a step. It changes nothing else: a thread runs it while a step trains."""
+        """The subset of a step. It changes nothing: a thread runs it while a step trains.
+
+        A sampler may have ``prepare(step)``, too, which draws some of what the next ``sample(step)`` returns: the
+        thread calls it when it has made the batch of the step before.
+        """

@@ -197,7 +197,7 @@ class UniformSampling:
     input_nodes: Tensor | None = None
     other_nodes: Tensor | None = None  # ascending ids of the others, where there are input nodes
     rescale: bool = True  # whether subsets have the probabilities of their pairs
-    sends, window = False, 1  # every rank knows all that a sample follows from
+    sends = False  # every rank knows all that a sample follows from
 
     @property
     def options(self) -> dict[str, object]:

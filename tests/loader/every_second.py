@@ -21,7 +21,7 @@ class EverySecond:
     def options(self) -> dict[str, Any]:
         return {"num_nodes": self.num_nodes, "num_steps": self.num_steps}
 
-    sends, window = False, 1
+    sends = False
 
     def sample(self, step: int) -> Subset:
         return Subset(torch.arange(step % 2, self.num_nodes, 2))

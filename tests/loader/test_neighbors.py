@@ -18,7 +18,7 @@ from random_graphs import random_graph, uneven_parts
 from test_neighbor_loader import N, graph_of, loader_of, model, step, whole_of
 from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
-from workers import Workers
+from workers import Workers, WorkersError
 
 Pools = Callable[[int], Workers]
 GROUPS: list[list[tuple[int, dict[str, int]]]] = [
@@ -255,26 +255,78 @@ def test_edges_are_ordered_by_hop() -> None:
 
 
 def windows(world_size: int) -> None:
-    """Small batches of several ranks share messages, eight steps at a time; large ones and one rank's do not."""
+    """Small batches of several ranks share messages, more steps each time; large ones and one rank's do not."""
     from pyg_dist.backend.comm.ids import IdLists
     from pyg_dist.loader import NeighborLoader
 
     data = laid_out(random_graph(41, 150), None)
-    small, large, all_edges = (
-        NeighborLoader(data, counts, batch_size=size, shuffle=True).sampler
-        for counts, size in (([3, 2], 5), ([900, 200], 20), ([3, -1], 5))
-    )
-    assert [sampler.window for sampler in (small, large, all_edges)] == [8 if world_size > 1 else 1, 1, 1]
-    with patch.object(IdLists, "exchange", autospec=True, side_effect=IdLists.exchange) as exchange:
-        drawn = [small.sample(step) for step in (0, 1, 2, 3, 2, 9, 10, 8, 9)]
-    assert exchange.call_count == (9 if world_size > 1 else 0)
-    assert drawn[2].node_id.tolist() == drawn[4].node_id.tolist()
-    assert drawn[5].node_id.tolist() == drawn[8].node_id.tolist()
+
+    def sampler_of(counts: list[int], size: int, **options: Any) -> Any:
+        return NeighborLoader(data, counts, batch_size=size, shuffle=True, **options).sampler
+
+    small, *others = sampler_of([3, 2], 5), sampler_of([900, 200], 20), sampler_of([-1, 0], 5)
+    others.append(sampler_of([3, 2], 5, subgraph_type="induced"))
+    assert [small.window, *(other.window for other in others)] == [8 if world_size > 1 else 1, 1, 1, 1]
+
+    def calls_of(steps: list[int]) -> int:
+        with patch.object(IdLists, "exchange", autospec=True, side_effect=IdLists.exchange) as exchange:
+            drawn.extend(small.sample(step) for step in steps)
+        return exchange.call_count // 3
+
+    drawn: list[Any] = []
+    expected = [1, 1, 0, 1, 0, 0, 0, 1] if world_size > 1 else [0] * 8
+    assert [calls_of([step]) for step in range(8)] == expected  # 0, 1 and 2, 3 to 6, 7 to 14
+    assert calls_of([*range(8, 15)]) == 0
+    assert calls_of([15, 2, 3, 4, 20, 16]) == (5 if world_size > 1 else 0)  # a restart and a jump, and back
+    assert drawn[16].node_id.tolist() == drawn[2].node_id.tolist()
+    drawn[2].attributes["batch_size"] = 0
+    assert drawn[16].attributes["batch_size"] == 5
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_steps_that_are_drawn_at_once(world_size: int, workers: Pools) -> None:
     workers(world_size).run(windows, world_size)
+
+
+def an_error_of_a_later_step() -> int:
+    """How many batches there are before one whose edge has no opposite."""
+    from pyg_dist.errors import DataError
+    from pyg_dist.loader import NeighborLoader
+
+    path = torch.stack([torch.arange(39), torch.arange(1, 40)])
+    edge_index = torch.cat([path, path.flip(0)[:, :-1]], 1)
+    graph = Data(edge_index=edge_index, x=torch.ones(40, 2), num_nodes=40)
+    found: list[Any] = []
+    with pytest.raises(DataError, match="bidirectional"):
+        found += NeighborLoader(laid_out(graph, None), [2], batch_size=4, subgraph_type="bidirectional")
+    return len(found)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_error_comes_with_its_step(world_size: int, workers: Pools) -> None:
+    assert workers(world_size).run(an_error_of_a_later_step) == [9] * world_size
+
+
+def out_of_memory_ahead() -> None:
+    """One rank fails while a thread draws what is ahead: its error is told, and nobody waits for it for ever."""
+    import pyg_dist
+    from pyg_dist.loader import NeighborLoader, neighbors
+
+    data, drawn = laid_out(random_graph(41, 150), None), neighbors._Batch._in_edges
+
+    def fails(batch: Any, code: Any, key: Any, hop: int) -> Any:
+        if pyg_dist.rank() == 1 and batch.step == 5 and hop == 1:
+            raise MemoryError("of step 5")
+        return drawn(batch, code, key, hop)
+
+    with patch.object(neighbors._Batch, "_in_edges", fails):
+        for _ in NeighborLoader(data, [3, 2], batch_size=2, shuffle=True):
+            pass
+
+
+def test_a_rank_that_fails_ahead(workers: Pools) -> None:
+    with pytest.raises(WorkersError, match="of step 5"):
+        workers(2).run(out_of_memory_ahead)
 
 
 def inferred(mesh: dict[str, int] | None) -> None:

@@ -71,7 +71,7 @@ def test_an_exception_reaches_take() -> None:
 
 
 def test_what_is_done_ahead() -> None:
-    """After each item, by the same thread; its errors are nobody's, and the end waits for it."""
+    """After each item, by the same thread, and the end waits for it."""
     log: list[tuple[str, int, str]] = []
     go = threading.Event()
 
@@ -82,7 +82,8 @@ def test_what_is_done_ahead() -> None:
     def ahead(step: int) -> None:
         go.wait(30)
         noted("ahead", step)
-        raise ValueError("ahead")
+        if step == 8:
+            raise ValueError("step 8")
 
     items = Prefetcher(lambda step: noted("made", step), ahead=ahead)
     items.begin(4)
@@ -95,6 +96,14 @@ def test_what_is_done_ahead() -> None:
     items.begin(6)
     items.close()
     assert log[-1][:2] == ("ahead", 7)
+    items.begin(7)
+    assert items.take(7) == 7
+    items.begin(8)
+    for take in (lambda: items.take(8), lambda: items.take(3), lambda: items.alone(list)):
+        with pytest.raises(ValueError, match="step 8"):
+            take()
+    assert log[-1][:2] == ("ahead", 8)  # item 8 was not begun
+    items.close()
 
 
 class Streams:
