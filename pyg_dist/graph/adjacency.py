@@ -183,7 +183,8 @@ class DistributedAdjacency(DistributedEdgeIndex):
     def __neg__(self) -> DistributedAdjacency:
         return self.mul(-1)
 
-    __mul__ = __rmul__ = mul
+    __mul__ = __rmul__ = __imul__ = mul
+    __itruediv__ = __truediv__
 
     def _linear(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """A linear layer of the rows of the matrix, as LINK has it."""

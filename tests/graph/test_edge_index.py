@@ -100,6 +100,10 @@ def compare(layout: str) -> None:
             refused(sparse.adj_t)
     assert sparse.adj_t == sparse.adj_t
     assert sparse.adj_t != 3
+    scaled, ones = sparse.adj_t, sparse.adj_t @ sparse.x
+    scaled *= 6
+    scaled /= 2
+    torch.testing.assert_close((scaled @ sparse.x).full_tensor(), 3 * ones.full_tensor())
 
 
 @pytest.mark.parametrize("layout", ["halo", "grid"])
