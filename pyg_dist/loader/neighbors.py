@@ -196,12 +196,14 @@ class _Batch:
         for hop in range(sampling.num_hops):
             hops.append((yield from self._in_edges(nodes.hops[-1], nodes.keys[-1], hop)))
         sizes = [[drawn.stored.numel() for drawn in hop] for hop in hops]  # by hop and relation
-        own, keys = ([torch.cat(of_hops) for of_hops in zip(*x, strict=True)] for x in (nodes.hops, nodes.keys))
         is_directional = sampling.subgraph_type == "directional"
         counts, totals = yield from nodes.assign_numbers(self.num_seeds, [size for hop in sizes for size in hop])
-        self.own_number = [torch.cat(of_hops) for of_hops in zip(*nodes.numbers, strict=True)]
+        keys, self.own_number = (
+            [_joined(of_hops) for of_hops in zip(*x, strict=True)] for x in (nodes.keys, nodes.numbers)
+        )
         every = edges = self._edges(hops, nodes.numbers)
         if not is_directional:  # all sources of those that were drawn are nodes of the batch
+            own = [_joined(of_hops) for of_hops in zip(*nodes.hops, strict=True)]
             every = self._edges([(yield from self._in_edges(own, keys, None))], [self.own_number])
             every = [found.some(host.flatnonzero(nodes.numbers_at(found.source) >= 0)) for found in every]
             if sampling.subgraph_type == "bidirectional":

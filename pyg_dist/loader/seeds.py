@@ -131,8 +131,8 @@ class NodeSeeds(Seeds):
     def at(self, step: int, is_disjoint: bool) -> Start:
         place = self.steps.at(step)
         count = place.numel()
-        attributes = {"batch_size": count, "input_id": self.input_id[place]}
-        return Start(self.steps.by_group(self.node[place]), host.arange(count), attributes)
+        attributes = {"batch_size": count, "input_id": self.input_id.index_select(0, place)}
+        return Start(self.steps.by_group(self.node.index_select(0, place)), host.arange(count), attributes)
 
 
 @dataclass(frozen=True)
