@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -21,39 +20,9 @@ Arrival = tuple[int, int, int]
 """Sender, first row and last row, exclusive, of what arrives together; sender -1: of several ranks."""
 
 
-class Exchange(Protocol):
-    """Moves rows between the ranks of a group by fixed lists: a linear map, whose transpose is the way back."""
-
-    @property
-    def num_sent(self) -> int:
-        """Rows that leave this rank, s."""
-
-    @property
-    def num_received(self) -> int:
-        """Rows that arrive, r."""
-
-    @property
-    def arrivals(self) -> tuple[Arrival, ...]:
-        """What of the r rows arrives together, in the order to wait in, which never changes, so that sums do not."""
-
-    @property
-    def transposed(self) -> Exchange:
-        """Who received sends, in the same order."""
-
-    def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
-        """Send rows (collective, does not wait); what leaves the rank is counted as its transport's traffic.
-
-        Shapes: rows ``[s, ...]``, any dtype, grouped by receiver; received ``[r, ...]``, where they will land, grouped
-        by sender; a new tensor by default.
-        """
-
-
-E = TypeVar("E", bound="ByCounts")
-
-
 @dataclass(frozen=True)
-class ByCounts:
-    """What exchanges by fixed numbers of rows have in common."""
+class Exchange:
+    """Moves rows between the ranks of a group by fixed numbers: a linear map, whose transpose is the way back."""
 
     transport: Transport  # the ranks, and where what is sent is counted
     send_counts: tuple[int, ...]  # rows to send, by receiver
@@ -61,17 +30,35 @@ class ByCounts:
 
     @cached_property
     def num_sent(self) -> int:
+        """Rows that leave this rank, s."""
         return sum(self.send_counts)
 
     @cached_property
     def num_received(self) -> int:
+        """Rows that arrive, r."""
         return sum(self.recv_counts)
 
+    @property
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """What of the r rows arrives together, in the order to wait in, which never changes, so that sums do not."""
+        return self.together
+
     @cached_property
-    def transposed(self: E) -> E:
+    def together(self) -> tuple[Arrival, ...]:
+        """What arrives, as one piece."""
+        return ((-1, 0, self.num_received),) if self.num_received else ()
+
+    @cached_property
+    def transposed(self) -> Exchange:
+        """Who received sends, in the same order."""
         return type(self)(self.transport, self.recv_counts, self.send_counts)
 
     def start(self, rows: Tensor, received: Tensor | None = None) -> Messages:
+        """Send rows (collective, does not wait); what leaves the rank is counted as its transport's traffic.
+
+        Shapes: rows ``[s, ...]``, any dtype, grouped by receiver; received ``[r, ...]``, where they will land, grouped
+        by sender; a new tensor by default.
+        """
         if received is None:
             received = rows.new_empty((self.num_received, *rows.shape[1:]))
         if self.transport.group.size == 1 or rows.shape[1:].numel() == 0:
@@ -82,7 +69,7 @@ class ByCounts:
         raise NotImplementedError  # by each kind of exchange, unless it starts in a way of its own
 
 
-class ToNeighbours(ByCounts):
+class ToNeighbours(Exchange):
     """One message to each rank that gets rows: none to the others (Demirci et al., 4.1)."""
 
     @cached_property
@@ -105,13 +92,8 @@ class ToNeighbours(ByCounts):
         return self.transport.to_neighbours(rows, self.departures, self.arrivals, received)
 
 
-class AllToAll(ByCounts):
+class AllToAll(Exchange):
     """One all-to-all-v, whose cost does not depend on the number of neighbours."""
-
-    @cached_property
-    def arrivals(self) -> tuple[Arrival, ...]:
-        """See :class:`Exchange`: all at once."""
-        return ((-1, 0, self.num_received),) if self.num_received else ()
 
     def _send(self, rows: Tensor, received: Tensor) -> Messages:
         return self.transport.all_to_all(rows, self.send_counts, self.recv_counts, received)

@@ -278,9 +278,9 @@ class HaloTransfer:
         rows, sums = link
         rows.wait()  # all of them, and what others wait for goes on first
         spreading = self._launch(relay.spread, relay.rows_to_spread(rows.received))
-        self._unpack(codecs.rows[0], rows, _together(relay.rows), 2, out, factor)
+        self._unpack(codecs.rows[0], rows, relay.rows.together, 2, out, factor)
         self._unpack(codecs.rows[0], spreading, relay.spread.arrivals, 3, out, factor)
-        self._unpack(codecs.sums[0], sums, _together(relay.sums), 1, out, factor)
+        self._unpack(codecs.sums[0], sums, relay.sums.together, 1, out, factor)
         return out
 
     def _unpack(
@@ -304,11 +304,6 @@ class HaloTransfer:
                     columns = self.incoming.columns(first + low, first + high)
                     codec.unpack_add(received[low:high], columns, addends, factor)
         messages.wait()
-
-
-def _together(exchange: Exchange) -> tuple[Arrival, ...]:
-    """What arrives, as one piece."""
-    return ((-1, 0, exchange.num_received),) if exchange.num_received else ()
 
 
 def _bytes(num_rows: int, row_bytes: int, like: Tensor) -> Tensor:

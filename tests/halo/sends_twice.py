@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyg_dist.backend.comm.transport import Messages
-from pyg_dist.halo.exchange import Arrival, ByCounts, ToNeighbours
+from pyg_dist.halo.exchange import Arrival, Exchange, ToNeighbours
 
 
 class BothCopies(Messages):
@@ -30,7 +30,7 @@ class BothCopies(Messages):
 
 
 @dataclass(frozen=True)
-class SendsTwice(ByCounts):
+class SendsTwice(Exchange):
     @cached_property
     def _once(self) -> ToNeighbours:
         return ToNeighbours(self.transport, self.send_counts, self.recv_counts)

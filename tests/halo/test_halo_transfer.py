@@ -118,7 +118,7 @@ def test_passes_in_any_order(workers: Pools, world_size: int, exception: bool) -
 def arrives_at_once(world_size: int) -> None:
     """As on nccl, where no sender is waited for alone: one product takes all that arrives."""
     from pyg_dist import DistributedData
-    from pyg_dist.backend.comm.codec import Exact
+    from pyg_dist.backend.comm.codec import Codec
     from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.wires import Flight
     from pyg_dist.graph.protocol import Norm
@@ -139,14 +139,14 @@ def arrives_at_once(world_size: int) -> None:
 
     def added() -> Tensor:
         products.clear()
-        with patch.object(Exact, "unpack_add", counted):
+        with patch.object(Codec, "unpack_add", counted):
             return operator.halo.add(operator.halo.send(x), torch.zeros_like(x))
 
     def counted(*arguments: Any) -> None:
         products.append(arguments)
         unpack_add(*arguments)
 
-    unpack_add = Exact.unpack_add
+    unpack_add = Codec.unpack_add
     expected = added()
     assert len(products) == world_size - 1
     with patch.object(wire, "exchange", at_once):

@@ -159,7 +159,7 @@ def in_order(world_size: int) -> None:
     import pyg_dist
     from pyg_dist.backend.sparse.matrix import Matrix
     from pyg_dist.graph.protocol import Norm
-    from pyg_dist.halo.exchange import ByCounts
+    from pyg_dist.halo.exchange import Exchange
 
     with machines(world_size):
         parts = torch.arange(NUM_NODES) * 7 % world_size
@@ -184,7 +184,7 @@ def in_order(world_size: int) -> None:
             return noted
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ByCounts, "start", noting(ByCounts.start))
+            patch.setattr(Exchange, "start", noting(Exchange.start))
             patch.setattr(Matrix, "multiply", noting(Matrix.multiply))
             out = conv(x, data.edge_index)
             assert order == ["rows", "gather", "sums", "inside", "local", "spread"]

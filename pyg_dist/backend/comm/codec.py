@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,8 +23,9 @@ from pyg_dist.backend.timing import phase
 from pyg_dist.errors import DataError, NotFiniteError
 
 
-class Codec(Protocol):
-    """How rows travel. Nothing here is collective, and every rank has the same codec.
+@dataclass(frozen=True)
+class Codec:
+    """How rows travel: here as they are, in the dtype of x. Nothing is collective, and every rank has the same codec.
 
     Legend: R slots, F features, B bytes of a row (:meth:`row_bytes`). A message may hold the slots of all neighbours or
     of one.
@@ -33,7 +33,7 @@ class Codec(Protocol):
 
     def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
         """Bytes of one row, parameters included, of ``num_features`` values of ``dtype``."""
-        ...
+        return num_features * dtype.itemsize
 
     def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
         """Write the rows of ``matrix diag(col_scale) x``: sums are in full precision, and rounded once if at all.
@@ -41,7 +41,8 @@ class Codec(Protocol):
         Shapes: message uint8 ``[R, B]``, contiguous, overwritten; matrix ``[R, M]``; a row with one entry of value one
         is a row as it is, another one a partial sum; x ``[M, F]``; col_scale ``[M]``.
         """
-        ...
+        if x.shape[1]:  # a tensor without columns cannot be viewed in another dtype
+            matrix.multiply(x, col_scale=col_scale, out=message.view(x.dtype), accumulate=False)
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         """Add ``diag(row_scale) matrix`` times the rows of the message to ``out``.
@@ -49,26 +50,11 @@ class Codec(Protocol):
         Shapes: message uint8 ``[R, B]``, contiguous; matrix ``[N, R]``; out ``[N, F]``, the last rows of a larger
         tensor; row_scale ``[N]``.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class Exact:
-    """Rows travel as they are, in the dtype of x."""
-
-    def row_bytes(self, num_features: int, dtype: torch.dtype) -> int:
-        return num_features * dtype.itemsize
-
-    def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
-        if x.shape[1]:  # a tensor without columns cannot be viewed in another dtype
-            matrix.multiply(x, col_scale=col_scale, out=message.view(x.dtype), accumulate=False)
-
-    def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         if out.shape[1]:
             matrix.multiply(message.view(out.dtype), row_scale=row_scale, out=out)
 
 
-EXACT = Exact()
+EXACT = Codec()
 
 
 _BACKWARD = 1 << 63  # seeds are drawn below it
@@ -81,7 +67,7 @@ _COARSE = 0.25
 
 
 @dataclass(frozen=True, eq=False)
-class Quantized:
+class Quantized(Codec):
     """The codec of one aggregation's messages in one direction: see :func:`~pyg_dist.backend.ops.quantize_csr`.
 
     Sums are in full precision and rounded once. Approximate: with keys, the mean over seeds is exact (SuperGCN, 2.4).
@@ -102,13 +88,13 @@ class Quantized:
         return row_bytes(num_features, dtype.itemsize, self.bits)
 
     def pack(self, message: Tensor, matrix: Matrix, x: Tensor, col_scale: Tensor | None = None) -> None:
-        """See :class:`~pyg_dist.backend.comm.codec.Codec`.
+        """As of any codec.
 
         Raises:
             DataError: A value is not finite, or a row's range too wide; of tensors on a device, a later call raises it.
         """
         if not self._packs(x):
-            EXACT.pack(message, matrix, x, col_scale)
+            super().pack(message, matrix, x, col_scale)
             return
         pattern = matrix.pattern
         with phase("quantize"):
@@ -121,7 +107,7 @@ class Quantized:
 
     def unpack_add(self, message: Tensor, matrix: Matrix, out: Tensor, row_scale: Tensor | None = None) -> None:
         if not self._packs(out):
-            EXACT.unpack_add(message, matrix, out, row_scale)
+            super().unpack_add(message, matrix, out, row_scale)
             return
         pattern = matrix.pattern
         with phase("quantize"):

@@ -365,6 +365,6 @@ def test_no_map_is_left_out() -> None:
             is_map = isinstance(value, type) and hasattr(value, "start")
             if is_map and (hasattr(value, "transposed") or "transposed" in value.__annotations__):
                 found.add(name)
-    bases = {"LinearMap", "AddingMap", "Exchange", "ByCounts"}  # protocols, and what implementations have in common
+    bases = {"LinearMap", "AddingMap", "Exchange"}  # protocols, and what implementations have in common
     of_one_rank = {"Matrix"}  # tests/backend/sparse
     assert found - bases - of_one_rank == {name for names in COVERED.values() for name in names}
