@@ -7,7 +7,8 @@ room and imports nothing; :mod:`pyg_dist.backend.session.state` knows the rank o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 # How many different values an error spells out: the line must stay readable when each of 512 ranks has its own.
 _MAX_VALUES = 4
@@ -195,6 +196,21 @@ class MissingPackageError(PygDistError, ImportError):
 
 class LibraryNotBuiltError(PygDistError, ImportError):
     """The native library is missing or cannot be loaded; the message says how to build it."""
+
+
+DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+"""What code raises that reads a file which is not what it should be."""
+
+
+@contextmanager
+def refusing(raised: type[PygDistError], expected: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise what the block fails with, if it is of ``kinds``, in one line; the package's own stay. Not collective."""
+    try:
+        yield
+    except kinds as error:
+        if isinstance(error, PygDistError):
+            raise
+        raise raised(f"Expected {expected} (got {type(error).__name__}: {error}): {remedy}") from error
 
 
 def describe_ranks(ranks: list[int]) -> str:

@@ -16,7 +16,7 @@ from pyg_dist.backend import host, plain_json
 from pyg_dist.backend.session import generators
 from pyg_dist.checkpoint.manifest import STATE, Manifest, Rows
 from pyg_dist.checkpoint.snapshot import encode
-from pyg_dist.errors import DataError, StoreError
+from pyg_dist.errors import DAMAGED, DataError, StoreError, refusing
 from pyg_dist.store.format import TensorSpec, as_torch, storage_dtype
 from pyg_dist.store.reader import ShardReader
 from pyg_dist.tensor import RowTensor
@@ -100,22 +100,17 @@ class Checkpoint:
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except StoreError as error:
-            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
-                raise  # the files may be good
-            advice = f"or remove the folder {self.path}: load takes the one before it"
-            raise StoreError(f"{error.message}; {advice}") from error
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise StoreError(
-                f"Expected the {what} of a checkpoint in {self.path} (got {type(error).__name__}: {error}): remove "
-                f"its folder: load takes the one before it"
-            ) from error
-        finally:
-            self._reader.close()
+        remedy = "load takes the one before it"
+        expected = f"the {what} of a checkpoint in {self.path}"
+        with refusing(StoreError, expected, f"remove its folder: {remedy}", *DAMAGED):
+            try:
+                yield
+            except StoreError as error:
+                if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+                    raise  # the files may be good
+                raise StoreError(f"{error.message}; or remove the folder {self.path}: {remedy}") from error
+            finally:
+                self._reader.close()
 
     def _targets(self, things: Mapping[str, object]) -> Callable[[str], Tensor | None]:
         """What a tensor of some name is loaded into; an optimizer's state is spread as its parameter is."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from pyg_dist.errors import DataError, OptionError
+from pyg_dist.errors import DataError, OptionError, refusing
 from pyg_dist.partition.inputs import as_parts
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.source import AS_IT_IS, Reading, Source
@@ -84,12 +84,9 @@ def say_what_was_read(source: Source, edges: Spool) -> None:
 
 def read_parts(path: str) -> Tensor:
     """A part for each node, from an ``.npy`` file."""
-    try:
+    kinds = (ValueError, TypeError, EOFError, OSError)
+    with refusing(DataError, f"{path} to be .npy with a part per node", "write it with numpy.save", *kinds):
         return as_parts(np.load(path, allow_pickle=False))
-    except (ValueError, TypeError, EOFError, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"Expected {path} to be .npy with a part per node (got: {error})") from error
 
 
 def train_mask_of(source: Source) -> Tensor | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pyg_dist.backend.comm.wires import carrier
 from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.settings import MACHINE
-from pyg_dist.errors import OptionError
+from pyg_dist.errors import OptionError, refusing
 
 
 @dataclass(frozen=True)
@@ -107,16 +107,13 @@ class Machine:
             if not found:
                 return Machine.default(device)
             path = found[0]
-        try:
+        expected, remedy = f"a machine's constants in {path}", "measure them with `python -m pyg_dist bench`"
+        with refusing(OptionError, expected, remedy, OSError, ValueError, TypeError):
             stored = dict(json.loads(path.read_text()))
             values = {"device": "cpu", "quantize_rate": stored.get("stream_rate")} | stored  # older files lack them
             if set(values) != {field.name for field in fields(Machine)}:
                 raise ValueError(f"it has {sorted(values)}")
             return typed(Machine, values)
-        except (OSError, ValueError, TypeError) as error:
-            raise OptionError(
-                f"Expected a machine's constants in {path} (got: {error}): measure them with `python -m pyg_dist bench`"
-            ) from error
 
 
 ASSUMED_GPUS = Machine(

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, TypeVar
 import xxhash
 
 from pyg_dist.backend.plain_json import typed
-from pyg_dist.errors import StoreError
+from pyg_dist.errors import DAMAGED, StoreError, refusing
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.format import TensorSpec
 
@@ -78,18 +78,18 @@ class Signed:
             StoreError: There is none, it is of another version, or it was altered.
         """
         file, kind = path / cls.kind.file, cls.kind
+        remedy = f"restore it, or {kind.remedy}"
         try:
-            if file.stat().st_size > kind.most_bytes:
-                raise ValueError(f"{file.stat().st_size} bytes")
-            text = file.read_text()
-            content = json.loads(text)
+            with refusing(StoreError, f"JSON in {file}", remedy, ValueError, RecursionError):
+                if file.stat().st_size > kind.most_bytes:
+                    raise ValueError(f"{file.stat().st_size} bytes")
+                text = file.read_text()
+                content = json.loads(text)
         except OSError as error:
             is_there = not isinstance(error, (FileNotFoundError, NotADirectoryError))
             got = f"{file.name}, {error.strerror}" if is_there else f"no {file.name}"
             raise StoreError(f"Expected a {kind.what} in {file.parent} (got {got}): {kind.origin}") from error
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"Expected JSON in {file} (got: {error}): restore it, or {kind.remedy}") from error
-        try:
+        with refusing(StoreError, f"the manifest of a {kind.what} in {file}", remedy, *DAMAGED):
             if content.pop("format") != f"pyg_dist {kind.what}":
                 raise ValueError(f"no manifest of a {kind.what}")
             version = content.pop("version")
@@ -105,13 +105,6 @@ class Signed:
                 if "/" in key or shard.file.rpartition("-")[0] != key:  # no file but those of the folder is read
                     raise ValueError(f"{key!r} in the file {shard.file!r}")
             return made
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(
-                f"Expected the manifest of a {kind.what} in {file} (got {type(error).__name__}: {error}): restore it, "
-                f"or {kind.remedy}"
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -184,10 +177,8 @@ class Manifest(Signed):
 
     def planned(self, name: str, kind: type[T], default: object = None) -> T:
         """What :attr:`plan` says; ``default``: where it says nothing."""
-        try:
+        with refusing(StoreError, "the plan of a store", "write the store again", ValueError, TypeError):
             return typed(kind, self.plan.get(name, default), name)
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"Expected the plan of a store (got {error}): write the store again") from error
 
     @property
     def nan(self) -> dict[str, NanCount]:

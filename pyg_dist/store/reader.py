@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
-from pyg_dist.errors import StoreError
+from pyg_dist.errors import StoreError, refusing
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import FileLayout, TensorSpec, as_torch, slices, storage_dtype
 from pyg_dist.store.manifest import Shard
@@ -29,25 +29,19 @@ class TensorFile:
 
     def __init__(self, path: Path, layout: FileLayout) -> None:
         self.path, self.tensors, self._start = path, layout.tensors, layout.start
-        try:
-            with path.open("rb") as file:
-                header, size = file.read(len(layout.header)), path.stat().st_size
-                if header != layout.header:
-                    raise ValueError("other tensors than the manifest says")
-                if size != layout.num_bytes:
-                    cut = next((name for name in layout.tensors if layout.end(name) > size), "")
-                    missing = f", without the end of {cut!r}" if cut else ""
-                    raise ValueError(f"{size} bytes for {layout.num_bytes}{missing}")
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise StoreError(
-                f"Expected the file {path} (got: {error.strerror}): restore it, or write it again"
-            ) from error
-        except ValueError as error:
-            raise StoreError(
-                f"Expected a safetensors file in {path} (got {type(error).__name__}: {error}): restore it, or write "
-                f"it again"
-            ) from error
+        remedy = "restore it, or write it again"
+        with (
+            refusing(StoreError, f"a safetensors file in {path}", remedy, OSError, ValueError),
+            path.open("rb") as file,
+        ):
+            header, size = file.read(len(layout.header)), path.stat().st_size
+            if header != layout.header:
+                raise ValueError("other tensors than the manifest says")
+            if size != layout.num_bytes:
+                cut = next((name for name in layout.tensors if layout.end(name) > size), "")
+                missing = f", without the end of {cut!r}" if cut else ""
+                raise ValueError(f"{size} bytes for {layout.num_bytes}{missing}")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def rows(self, name: str, low: int = 0, high: int | None = None) -> Array:
         """Rows ``low`` to ``high`` of a tensor (a scalar has one), a view of the file in :func:`storage_dtype`."""

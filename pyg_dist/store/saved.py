@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DAMAGED, DataError, refusing
 from pyg_dist.store.attributes import by_kind
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_storage, spec_of, sync
 from pyg_dist.store.graph_input import GraphInput, read_graph, read_hetero
@@ -89,15 +89,9 @@ def opened(path: Path) -> Iterator[Any]:
     """A saved file, mapped; its pages are let go of with the last tensor."""
     import safetensors
 
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            yield file
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"Expected a graph of pyg_dist.save_graph in {path} (got {type(error).__name__}: {error}): save it again"
-        ) from error
+    expected, kinds = f"a graph of pyg_dist.save_graph in {path}", (*DAMAGED, safetensors.SafetensorError)
+    with refusing(DataError, expected, "save it again", *kinds), safetensors.safe_open(path, "pt") as file:
+        yield file
 
 
 def specs_of(file: Any) -> dict[str, TensorSpec]:

@@ -84,10 +84,6 @@ class Reading:
 AS_IT_IS = Reading()
 
 
-def _no_edges(size: int) -> Iterator[EdgeChunk]:
-    return iter(())
-
-
 @dataclass(eq=False)
 class Source:
     """An input graph. Nothing of it is unpickled. Whatever is wrong in it is a DataError that names file and line."""
@@ -99,7 +95,7 @@ class Source:
     num_edges: int | None = None  # E, where the input says so
     nodes: tuple[Attribute, ...] = ()  # attributes with a row per node
     edges: tuple[Attribute, ...] = ()  # attributes with a row per edge
-    read_ends: ReadEdges = _no_edges
+    read_ends: ReadEdges = lambda size: iter(())
     other: Mapping[str, object] = field(default_factory=dict)  # attributes that are neither and that JSON has
     # tensors that are neither: type and shape, and how to read them
     other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = field(default_factory=dict)

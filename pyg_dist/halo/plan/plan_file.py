@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DAMAGED, DataError, refusing
 
 _FORMAT = 3
 
@@ -47,13 +47,9 @@ def read_plan(path: str | Path, plan_of: Callable[[dict[str, Any], Tensor], P]) 
     """
     import safetensors
 
-    try:
+    with refusing(DataError, f"a plan in {path}", "plan again", *DAMAGED, OSError, safetensors.SafetensorError):
         with safetensors.safe_open(path, "pt") as file:
             content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")
         if content.pop("format") != _FORMAT:
             raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
         return plan_of(content, parts)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, safetensors.SafetensorError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"Expected a plan in {path} (got {type(error).__name__}: {error}): plan again") from error

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch_geometric.typing import EdgeType
 
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DataError, refusing
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, slices
 from pyg_dist.store.source import AS_IT_IS, Attribute, EdgeChunk, Reading, Source, edge_place, fixed_rows
@@ -27,10 +27,8 @@ _EDGES, _COUNT, _COUNTS, _SPLIT = "edge_index.npy", "num_nodes.npy", "meta.pt", 
 
 def mapped(path: Path) -> Array:
     """The array of an ``.npy`` file, of which a page is read when it is used."""
-    try:
+    with refusing(DataError, f"a NumPy array in {path}", "write it with numpy.save", ValueError, EOFError, OSError):
         whole: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"Expected a NumPy array in {path} (got: {error}): write it with numpy.save") from error
     return whole
 
 
@@ -74,8 +72,8 @@ def array_types(path: Path) -> TypedSource:
     """
     folders = relations_in(path)
     top = next(iter(folders.values())).parent
-    of_nodes = {folder.name: folder for folder in sorted(top.iterdir()) if _has_arrays(folder)}
-    of_nodes = {name: folder for name, folder in of_nodes.items() if folder not in folders.values()}
+    with_arrays = (folder for folder in sorted(top.glob("[!.]*")) if any(folder.glob("*.npy")))
+    of_nodes = {folder.name: folder for folder in with_arrays if folder not in folders.values()}
     for relation in folders:
         for kind in (relation[0], relation[-1]):
             of_nodes.setdefault(kind, top / kind)
@@ -113,10 +111,6 @@ def array_types(path: Path) -> TypedSource:
         files = sorted(folder.glob("*.npy"))
         relations[relation] = replace(found_edges, path=folder, files=tuple(files), edges=tuple(columns))
     return TypedSource(path, Source(path, num_nodes=0, num_edges=0), nodes, relations)
-
-
-def _has_arrays(folder: Path) -> bool:
-    return folder.is_dir() and not folder.name.startswith(".") and any(folder.glob("*.npy"))
 
 
 def _arrays(folder: Path, but: tuple[str, ...]) -> dict[str, Array]:

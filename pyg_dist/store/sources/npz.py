@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DataError, refusing
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.attributes import by_kind, errors_of, num_nodes_of, sort_attributes
 from pyg_dist.store.format import dtype_name, slices, spec_of, torch_dtype
@@ -129,15 +129,11 @@ class Npz(FileSource):
         start, column = (self.members[name].array() for name in ("x_indptr", "x_indices"))
         values, (height, width) = self.members.get("x_data"), self._sparse_shape()
         data, dtype = np.ones(len(column)) if values is None else values.array(), self._dense_dtype()
-        try:  # SciPy has no float16
-            known = data.astype(np.promote_types(dtype, np.float32), copy=False)
+        expected = f"CSR features of {height} rows, columns in [0, {width}), in {self.path}"
+        with refusing(DataError, expected, "check x_indptr and x_indices", ValueError):
+            known = data.astype(np.promote_types(dtype, np.float32), copy=False)  # SciPy has no float16
             whole = sparse.csr_array((known, column, start), shape=(height, width))
             whole.check_format()
-        except ValueError as error:
-            raise DataError(
-                f"Expected CSR features of {height} rows, columns in [0, {width}), in {self.path} (got: {error}): "
-                f"check x_indptr and x_indices"
-            ) from error
         pieces = slices(height, dtype.itemsize * width, num_bytes)
         return (whole[rows].toarray().astype(dtype, copy=False) for rows in pieces)
 
@@ -244,11 +240,6 @@ def _stream(
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    try:
+    kinds = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError)
+    with refusing(DataError, f"an .npz file in {path}", "fetch it again", *kinds):
         yield
-    except FileNotFoundError as error:
-        raise DataError(f"Expected a file in {path} (there is none): check the name") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"Expected an .npz file in {path} (got: {error}): fetch it again") from error
