@@ -25,3 +25,9 @@ zeros = partial(torch.zeros, device="cpu")
 def flatnonzero(mask: Tensor) -> Tensor:
     """Places where a mask of the host is true, int64 ``[k]``: torch's function takes up to ten times as long."""
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def in_few_bits(numbers: Tensor) -> Tensor:
+    """In 32 bits where they fit."""
+    fits = numbers.numel() == 0 or int(numbers.max()) <= torch.iinfo(torch.int32).max
+    return numbers.to(torch.int32) if fits else numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Generic, Protocol
 
@@ -51,6 +51,23 @@ def _of_local_rows(backward: Callable[..., object]) -> Callable[..., object]:
         return backward(ctx, *(_local(g) for g in gradients))
 
     return local_backward
+
+
+def differentiable_gradients(
+    run: Callable[[tuple[Any, ...]], Sequence[Tensor]],
+    inputs: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    gradients: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients by the inputs of ``run``, of torch's functions, as these are differentiated."""
+    # Views: of a tensor that is given twice, as value and as query, each place has its own gradient.
+    own = tuple(None if x is None else x.view_as(x) for x in inputs)
+    wanted = [x for x, needed in zip(own, needs, strict=True) if needed and x is not None]
+    # What follows from nothing has no gradient: a rank without edges has weights of none.
+    pairs = [(out, g) for out, g in zip(run(own), gradients, strict=True) if g is not None and out.requires_grad]
+    outputs, grads = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
+    return [next(found) if needed and x is not None else None for x, needed in zip(own, needs, strict=True)]
 
 
 def _local(gradient: Tensor | None) -> Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from pyg_dist.backend.comm.wires import mpi
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.memory import has_pool
+from pyg_dist.backend.session.session import installed_version
 from pyg_dist.backend.session.settings import SETTINGS, SPMM_FORM, WIRE
 from pyg_dist.cli.inputs import Commands
 from pyg_dist.cli.stored_plan import check_store
@@ -67,7 +67,7 @@ def examine() -> dict[str, object]:
         "huge_pages": _huge_pages(),
         "memory_is_used_again": has_pool(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: installed_version(name) for name in _PACKAGES},
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
@@ -224,10 +224,3 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

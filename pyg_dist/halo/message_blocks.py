@@ -16,7 +16,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.local_function import Context, LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction, differentiable_gradients
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.session.generators import generator_states, set_generator_states
 from pyg_dist.backend.sparse.csr import CSR, Block, Place, Run
@@ -128,7 +128,7 @@ class _ReduceByBlocks(LocalFunction[Tensor]):
         try:
             if torch.is_grad_enabled():  # with create_graph, torch differentiates again
                 set_generator_states(ctx.states)
-                return None, *_differentiable_gradients(a, inputs, needs, grad)
+                return None, *differentiable_gradients(lambda own: (a.reduce_at_once(own),), inputs, needs, (grad,))
             rows = a.with_halos(inputs, halos)
             found = _Gradients(a, rows, needs)
 
@@ -214,16 +214,6 @@ def _flat(rows: Tensor) -> Tensor:
 
 def _arrived(pending: Sequence[Pending[Tensor] | None]) -> list[Tensor | None]:
     return [None if messages is None else messages.wait() for messages in pending]
-
-
-def _differentiable_gradients(
-    a: MessageBlocks, inputs: Sequence[Tensor], needs: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """The gradients by the inputs, of torch's functions, as these are differentiated (collective)."""
-    own = [x.view_as(x) for x in inputs]  # of a tensor that is given twice, each place has its own gradient
-    wanted = [x for x, needed in zip(own, needs, strict=True) if needed]
-    found = iter(torch.autograd.grad(a.reduce_at_once(own), wanted, grad, create_graph=True, allow_unused=True))
-    return [next(found) if needed else None for needed in needs]
 
 
 def reduce_by_blocks(a: MessageBlocks, inputs: Sequence[Tensor]) -> Tensor:

@@ -233,11 +233,14 @@ def _start_watch(session: Session, store: dist.Store) -> None:
     session.add(LossReason(why_lost))
 
 
+def installed_version(package: str) -> str | None:
+    """The version of a package; None: it is missing, or runs from a source tree. Not collective."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def _versions() -> dict[str, str]:
-    versions = {"torch": str(torch.__version__)}
-    for package in ("pyg_dist", "torch_geometric"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # run from a source tree
-            versions[package] = "not installed"
-    return versions
+    packages = ("pyg_dist", "torch_geometric")
+    return {"torch": str(torch.__version__)} | {name: installed_version(name) or "not installed" for name in packages}

@@ -5,7 +5,7 @@ The exception are attention weights, a number for each edge and head, if the cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from pyg_dist.backend import ops
 from pyg_dist.backend.autograd.linear_map import LinearMap, apply
 from pyg_dist.backend.comm.transport import Pending
-from pyg_dist.backend.local_function import Context, LocalFunction
+from pyg_dist.backend.local_function import Context, LocalFunction, differentiable_gradients
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
 from pyg_dist.backend.session.settings import REMEMBER_MIB
 from pyg_dist.backend.sparse.attention_by_edge import (
@@ -140,7 +140,8 @@ class _Attention(LocalFunction[Attended]):
         if grad_z is None and a.has_edge_sums:
             grad_z = torch.zeros_like(z)
         if torch.is_grad_enabled():  # with create_graph, torch differentiates again
-            return None, *_differentiable_gradients(a.by_edge, inputs, needs, (grad, grad_z, slope))
+            run = lambda own: a.by_edge(AttentionInputs._make(own))  # noqa: E731
+            return None, *differentiable_gradients(run, inputs, needs, (grad, grad_z, slope))
         delta, *of_outputs = a.at_targets([_dots(grad, grad_z, y, z, spec.heads), grad, grad_z])
         del y, z
         by_logits: Gradients = [None] * 6  # of the requested weights
@@ -273,23 +274,6 @@ def _by_target(a: RankAttention, inputs: AttentionInputs, far: Any, known: Any, 
     elif is_shared(inputs.edge_weight):
         by_weight = by_weight.sum(0, keepdim=True, dtype=ops.sum_dtype(by_weight))
     return [by_query, by_attr, by_weight, by_att]
-
-
-def _differentiable_gradients(
-    run: Callable[[AttentionInputs], Attended],
-    inputs: AttentionInputs,
-    needs: tuple[bool, ...],
-    gradients: tuple[Tensor | None, ...],
-) -> Gradients:
-    """The gradients by the inputs of ``run``, of torch's functions, as these are differentiated."""
-    # Views: of a tensor that is given twice, as value and as query, each place has its own gradient.
-    own = AttentionInputs._make(None if x is None else x.view_as(x) for x in inputs)
-    wanted = [x for x, needed in zip(own, needs, strict=True) if needed and x is not None]
-    # A rank without edges has weights of none, which follow from nothing.
-    pairs = [(out, g) for out, g in zip(run(own), gradients, strict=True) if g is not None and out.requires_grad]
-    outputs, grads = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
-    return [next(found) if needed and x is not None else None for x, needed in zip(own, needs, strict=True)]
 
 
 def attend(a: RankAttention, inputs: AttentionInputs) -> Attended:

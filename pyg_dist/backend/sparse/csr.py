@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from pyg_dist.backend import ops
+from pyg_dist.backend.host import in_few_bits
 from pyg_dist.backend.on_device import on_device, part_of, to_host
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
@@ -111,7 +112,7 @@ class CSR:
         if host.num_entries == 0:
             return self
         turned = host.transposed
-        placed, placed_turned = (replace(csr, place=_small(number(csr.edge)), first=0) for csr in (host, turned))
+        placed, placed_turned = (replace(csr, place=in_few_bits(number(csr.edge)), first=0) for csr in (host, turned))
         placed.__dict__["transposed"] = placed_turned
         return placed if self.host is None else placed.to(self.device)
 
@@ -141,7 +142,7 @@ class CSR:
             raise OptionError(
                 f"Expected fewer than 2^31 rows and columns on one rank (got {num_rows}, {num_cols}): use more ranks"
             )
-        place = None if edge is None else _small(edge.cpu())
+        place = None if edge is None else in_few_bits(edge.cpu())
         csr = CSR(*ops.csr_from_edges(row.cpu(), col.cpu(), place, num_rows, num_cols), num_cols)
         return csr if row.is_cpu else csr.to(row.device)
 
@@ -175,7 +176,7 @@ class CSR:
             if known is not None and torch.equal(rowptr, known.rowptr) and torch.equal(col, known.col):
                 rowptr, col = known.rowptr, known.col
                 break
-        place = _small(self.places(entry))
+        place = in_few_bits(self.places(entry))
         del entry
         trim_after(self.num_entries, each_step=True)
         return CSR(rowptr, col, place, self.num_rows)
@@ -339,9 +340,3 @@ def timed_forms() -> list[str]:
 
 
 _INT32_MAX = torch.iinfo(torch.int32).max
-
-
-def _small(numbers: Tensor) -> Tensor:
-    """In 32 bits where they fit."""
-    fits = numbers.numel() == 0 or int(numbers.max()) <= _INT32_MAX
-    return numbers.to(torch.int32) if fits else numbers

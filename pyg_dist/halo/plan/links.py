@@ -136,7 +136,7 @@ class RemoteLinks:
         row = torch.cat([arriving.row, leaving.row + len(arriving.rows)])
         sums_of = torch.cat([arriving.sum, leaving.sum + len(arriving.sums)])
         rowptr = torch.searchsorted(sums_of, host.arange(len(sums) + 1, dtype=torch.int32))
-        place = _small(torch.cat([arriving.edge, leaving.edge]))
+        place = host.in_few_bits(torch.cat([arriving.edge, leaving.edge]))
         return RemoteLinks(rows, sums, rowptr, row, place, load, LocalRows.of(share.node_id))
 
     def between(self, node_id: Tensor, device: torch.device, rank: int) -> tuple[tuple[OneWay, OneWay], Tensor]:
@@ -158,8 +158,3 @@ class RemoteLinks:
             )  # fmt: skip
 
         return (one_way(leaves=False), one_way(leaves=True)), at_row[:num_rows]
-
-
-def _small(numbers: Tensor) -> Tensor:
-    fits = numbers.numel() == 0 or int(numbers.max()) <= torch.iinfo(torch.int32).max
-    return numbers.to(torch.int32) if fits else numbers
