@@ -103,9 +103,9 @@ class DistributionPlan(ABC):
     def _machine(self, machine: Machine | None) -> Machine:
         """``machine``, or what stands for None."""
 
-    @abstractmethod
     def _described_model(self, model: Model | None) -> Model | None:
         """The model whose price is printed; None: none."""
+        return model
 
     @abstractmethod
     def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, object]:

@@ -104,19 +104,11 @@ class GridPlan(DistributionPlan):
         shape, mebibyte = self.shape, 2**-20
         places = map(shape.coordinates, range(self.ranks))
         edges = {(place["z"], place["x"]): count for place, count in zip(places, self.edges, strict=True)}
-        draw(
-            path,
-            f"mesh {shape}, {self.model}, plan {self.hash[:12]}",
-            HeatMap(
-                f"edges of a tile, {self.tries[-1].method} order",
-                [[edges[z, x] for x in range(shape.x)] for z in range(shape.z)],
-                "edges",
-                "x: sources",
-                "z: targets",
-            ),
-            Bars("sent in a step", {"sent": [work.num_bytes * mebibyte for work in self._works()]}, "MiB"),
-            Bars("memory", {"memory": [num_bytes * mebibyte for num_bytes in self.memory_bytes()]}, "MiB"),
-        )
+        tiles, order = [[edges[z, x] for x in range(shape.x)] for z in range(shape.z)], self.tries[-1].method
+        pairs = HeatMap(f"edges of a tile, {order} order", tiles, "edges", "x: sources", "z: targets")
+        sent = Bars("sent in a step", {"sent": [work.num_bytes * mebibyte for work in self._works()]}, "MiB")
+        memory = Bars("memory", {"memory": [num_bytes * mebibyte for num_bytes in self.memory_bytes()]}, "MiB")
+        draw(path, f"mesh {shape}, {self.model}, plan {self.hash[:12]}", pairs, sent, memory)
 
     def _works(self) -> list[Work]:
         return [work_of(self.model, self.shape, self.sums, rank) for rank in range(self.ranks)]

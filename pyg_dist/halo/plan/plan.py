@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,17 +16,19 @@ from pyg_dist.backend import host
 from pyg_dist.backend.ops.quantize import row_bytes
 from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import AgreementError, DataError, OptionError
+from pyg_dist.errors import DAMAGED, AgreementError, DataError, OptionError, refusing
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Counted, Crossings, Hierarchy, LevelCounts, is_dense
-from pyg_dist.halo.plan.plan_file import read_plan, write_plan
 from pyg_dist.halo.plan.sizes import ShareSizes, imbalance, size_table
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
 from pyg_dist.pricing.base import DistributionPlan
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw
+
+_FORMAT = 3
+"""Of the files of plans."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +204,6 @@ class Plan(DistributionPlan):
         given = machine is not None and not self.two_levels
         return machine_with(machine, None if given else self.ranks_per_node)
 
-    def _described_model(self, model: Model | None) -> Model | None:
-        return model
-
     def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, object]:
         """``bytes`` are of float32 or ``bits``. A node, in ``..._between_nodes``, is one of the machine's ranks."""
         levels = self._levels(machine)
@@ -274,9 +276,24 @@ class Plan(DistributionPlan):
         """
         if self.parts is None:
             raise DataError("Expected a plan with its parts, which rank 0 has: save it there, under is_main()")
-        content = asdict(replace(self, parts=None))
+        from safetensors.torch import save
+
+        content = asdict(replace(self, parts=None)) | {"format": _FORMAT}
         del content["parts"]
-        write_plan(path, content, self.parts, self.ranks)
+        narrow = self.parts.to("cpu", torch.from_numpy(np.empty(0, np.min_scalar_type(-self.ranks))).dtype)
+        header = {"plan": json.dumps(content)}
+        written = save({"parts": narrow.contiguous()}, header)  # not save_file, whose files only their owner may read
+        target = Path(path)
+        if target.exists() and not target.is_file():  # a device, such as /dev/null, is written to
+            target.write_bytes(written)
+            return
+        # A file that is there may be mapped by a loaded plan, so it is replaced, not overwritten.
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_bytes(written)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | Path, expected_hash: str | None = None) -> Plan:
@@ -296,7 +313,14 @@ class Plan(DistributionPlan):
             >>> again.plan.hash == data.plan.hash
             True
         """
-        plan = read_plan(path, lambda content, parts: replace(typed(Plan, content, "plan"), parts=parts))
+        import safetensors
+
+        with refusing(DataError, f"a plan in {path}", "plan again", *DAMAGED, OSError, safetensors.SafetensorError):
+            with safetensors.safe_open(path, "pt") as file:
+                content, parts = json.loads(file.metadata()["plan"]), file.get_tensor("parts")
+            if content.pop("format") != _FORMAT:
+                raise DataError(f"Expected a plan of format {_FORMAT} in {path}: plan again")
+            plan = replace(typed(Plan, content, "plan"), parts=parts)
         if expected_hash is not None and plan.hash != expected_hash:
             raise AgreementError(
                 f"Expected the plan in {path} to be for this graph, these parts and options (it is {plan.hash[:12]}, "
@@ -337,26 +361,12 @@ class Plan(DistributionPlan):
     def plot(self, path: str | Path, width: int = 256) -> None:
         """Draw bytes between ranks, and each rank's work and bytes, of an aggregation of ``width`` columns."""
         mebibyte, sizes = self.row_bytes(width) / 2**20, self.sizes
-        draw(
-            path,
-            f"{self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}",
-            HeatMap(
-                f"sent in one aggregation of {width} columns",
-                (self.rows_between() * mebibyte).tolist(),
-                "MiB",
-                "to rank",
-                "from rank",
-            ),
-            Bars("work: rows read and added", {"work": [s.work for s in sizes]}),
-            Bars(
-                "traffic of one aggregation",
-                {
-                    "sent": [s.rows_sent * mebibyte for s in sizes],
-                    "received": [s.rows_received * mebibyte for s in sizes],
-                },
-                "MiB",
-            ),
-        )
+        title = f"{self.partition} partition, {self.exchange} exchange, plan {self.hash[:12]}"
+        sent, received = ([getattr(s, rows) * mebibyte for s in sizes] for rows in ("rows_sent", "rows_received"))
+        between = (self.rows_between() * mebibyte).tolist()
+        pairs = HeatMap(f"sent in one aggregation of {width} columns", between, "MiB", "to rank", "from rank")
+        work = Bars("work: rows read and added", {"work": [s.work for s in sizes]})
+        draw(path, title, pairs, work, Bars("traffic of one aggregation", {"sent": sent, "received": received}, "MiB"))
 
 
 def machine_with(machine: Machine | None, ranks_per_node: int | None) -> Machine:
