@@ -6,7 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import socket
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -73,10 +73,8 @@ def gpus_of_all(store: dist.Store, rank: int, world_size: int, own: str) -> list
 
 def sharing(gpus: Sequence[str]) -> list[int]:
     """The ranks whose GPU another rank has, too."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, gpu in enumerate(gpus):
-        ranks[gpu].append(rank)
-    return sorted(rank for gpu, alike in ranks.items() if gpu and len(alike) > 1 for rank in alike)
+    ranks_of = Counter(gpus)
+    return [rank for rank, gpu in enumerate(gpus) if gpu and ranks_of[gpu] > 1]
 
 
 def backend_for(asked: str, default: str, gpus: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import Call, Standing, Wait, line_in_words
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.backend.plain_json import typed
-from pyg_dist.backend.session.rendezvous import own_connection
+from pyg_dist.backend.session.rendezvous import STORE_ERRORS, own_connection
 from pyg_dist.backend.session.settings import WATCH_SECONDS
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import DivergenceError, describe_ranks
@@ -53,8 +53,6 @@ _REMEDY = (
     "every rank must make the same calls from the same lines, so make none under is_main() or another condition that "
     "differs between ranks"
 )
-
-_STORE_ERRORS = (dist.DistError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -243,7 +241,7 @@ class DivergenceWatch:
             thread.join(SILENT_SECONDS)
         if self._threads[1].is_alive():  # the store does not answer
             return
-        with contextlib.suppress(*_STORE_ERRORS):
+        with contextlib.suppress(*STORE_ERRORS):
             self._publish(has_ended=True)
 
     def leave_store(self) -> None:
@@ -255,7 +253,7 @@ class DivergenceWatch:
 
     def look(self) -> None:
         """Read where all ranks stand, if all have begun. Not collective."""
-        with contextlib.suppress(*_STORE_ERRORS), self._lock:
+        with contextlib.suppress(*STORE_ERRORS), self._lock:
             if self._has_store and self._store.check(self._keys):
                 values = self._store.multi_get(self._keys)
                 self._places = [Place.parse(value) for value in values]
@@ -330,7 +328,7 @@ class DivergenceWatch:
                 else:
                     continue
                 published, next_beat = standing, now + BEAT_SECONDS
-            except _STORE_ERRORS:  # the store is gone, which the failure thread reports
+            except STORE_ERRORS:  # the store is gone, which the failure thread reports
                 return
 
     def _publish(self, has_ended: bool = False) -> None:

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from pyg_dist.backend.comm.connection import loss_of
 from pyg_dist.backend.comm.wires import is_lost
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line
-from pyg_dist.backend.session.rendezvous import has_agent_store, own_connection
+from pyg_dist.backend.session.rendezvous import STORE_ERRORS, has_agent_store, own_connection
 from pyg_dist.errors import ConnectionLostError, DivergenceError
 
 logger = logging.getLogger("pyg_dist")
@@ -47,8 +47,6 @@ _NEWS_SECONDS = 0.5  # from the first rank that leaves with a message to the las
 _SAME_SECONDS = 1.5  # for rank 0 to find the mistake that another rank has found, too: then one traceback is enough
 _SOON_SECONDS = 0.3  # likewise, where it is no mistake but a lost connection, or known of another rank already
 _HOST_SECONDS = 0.3  # the others' stores print stacks when the host goes while they hear that all have read
-
-_STORE_ERRORS = (dist.DistError, RuntimeError)  # of stores: those of sockets, and those of files and of memory
 
 
 def leave_word(store: dist.Store, rank: int, world_size: int, message: str, seconds: float) -> None:
@@ -120,7 +118,7 @@ class FailureWatch:
                     if self.rank == 0:
                         _write_to_all(self._store, self._world_size, "host ends")
                         self._wait_until_read(self._store)
-        except _STORE_ERRORS:  # the store's process was killed at this very moment: no rank is left to inform
+        except STORE_ERRORS:  # the store's process was killed at this very moment: no rank is left to inform
             pass
         self._thread.join(_LEAVE_SECONDS if self._has_heard.is_set() else _READ_SECONDS)
         if self._has_failed:
@@ -138,7 +136,7 @@ class FailureWatch:
             self._leave()
         try:
             self._spread(message, shows=True)
-        except _STORE_ERRORS:
+        except STORE_ERRORS:
             report(f"{message}; ending {self.name}, which cannot reach the others")
         self._leave()
 
@@ -150,7 +148,7 @@ class FailureWatch:
 
     def is_gone(self, rank: int) -> None:
         """Keep nobody waiting for a rank, which has been killed, to read a message."""
-        with contextlib.suppress(*_STORE_ERRORS):
+        with contextlib.suppress(*STORE_ERRORS):
             self._store.set(f"read/{rank}", "")
 
     def on_exception(self, error: BaseException, show: Callable[[], object]) -> None:
@@ -164,7 +162,7 @@ class FailureWatch:
         _tell_torchrun(one_line(error))
         try:
             told = self._told_by_rank_0()
-        except _STORE_ERRORS:
+        except STORE_ERRORS:
             self._report_lost_store()
             if self._own_line and not isinstance(error, dist.DistError):
                 show()
@@ -175,7 +173,7 @@ class FailureWatch:
             show()
         try:
             self._spread(_what_happened(self.rank, error))
-        except _STORE_ERRORS:
+        except STORE_ERRORS:
             self._report_lost_store()
 
     def _spread(self, message: str, shows: bool = False) -> None:
@@ -213,7 +211,7 @@ class FailureWatch:
     def _listen(self, store: dist.Store) -> None:
         try:
             store.wait([f"inbox/{self.rank}"], LONGEST_WAIT)
-        except _STORE_ERRORS:
+        except STORE_ERRORS:
             if not self._is_ending:
                 self._report_lost_store()
                 self._has_failed = True
@@ -225,7 +223,7 @@ class FailureWatch:
             return
         try:
             message = store.get(f"inbox/{self.rank}").decode()
-        except _STORE_ERRORS:  # rank 0 waits for readers of a failure, but goes when its own work is done
+        except STORE_ERRORS:  # rank 0 waits for readers of a failure, but goes when its own work is done
             message = "host ends"
         if message == "end":
             return
@@ -260,11 +258,11 @@ class FailureWatch:
 
     def _acknowledge(self, store: dist.Store) -> None:
         flush()  # under mpirun the first rank that leaves ends all
-        with contextlib.suppress(*_STORE_ERRORS):
+        with contextlib.suppress(*STORE_ERRORS):
             store.set(f"read/{self.rank}", "")
 
     def _wait_until_read(self, store: dist.Store) -> None:
-        with contextlib.suppress(*_STORE_ERRORS):  # a rank is gone or busy: the others are not kept for it
+        with contextlib.suppress(*STORE_ERRORS):  # a rank is gone or busy: the others are not kept for it
             store.wait([f"read/{rank}" for rank in range(self._world_size)], timedelta(seconds=_READ_SECONDS))
 
 

@@ -21,6 +21,8 @@ from pyg_dist.backend.session.mpi_store import MpiStore
 from pyg_dist.backend.session.settings import MPI_PROGRESS
 from pyg_dist.errors import LaunchError, MissingPackageError, describe_ranks
 
+STORE_ERRORS = (dist.DistError, RuntimeError)  # of stores: those of sockets, and those of files and of memory
+
 _ASK_SECONDS = 0.01  # from one look for questions of ranks to the next
 _LISTENS_SECONDS = 0.1  # from one look whether rank 0 has come to the next
 _SILENT_SECONDS = 20.0  # in which a store answers that listens

@@ -80,10 +80,6 @@ def _bits(given: str) -> tuple[Bits, Bits]:
     return found, found
 
 
-def _path(given: str) -> Path | None:
-    return Path(given) if given else None
-
-
 _SUMS: tuple[Literal["all_reduce", "reduce_scatter"], ...] = ("all_reduce", "reduce_scatter")
 _FORMS: tuple[Literal["plain", "blocks"], ...] = ("plain", "blocks")
 _PROGRESS: tuple[Literal["auto", "none", "thread", "library"], ...] = ("auto", "none", "thread", "library")
@@ -97,7 +93,9 @@ MESSAGE_MIB = Setting("PYG_DIST_MESSAGE_MIB", "512", "a number of MiB, 0 or more
 GRID_SUMS = Setting("PYG_DIST_GRID_SUMS", "", "all_reduce or reduce_scatter", _choice(_SUMS))
 GRID_BLOCKS = Setting("PYG_DIST_GRID_BLOCKS", "1", "a positive integer", _count)
 SPMM_FORM = Setting("PYG_DIST_SPMM_FORM", "", "plain or blocks", _choice(_FORMS), must_agree=False)
-MACHINE = Setting("PYG_DIST_MACHINE", "", "a file of constants", _path, must_agree=False)
+MACHINE = Setting(
+    "PYG_DIST_MACHINE", "", "a file of constants", lambda given: Path(given) if given else None, must_agree=False
+)
 WATCH_SECONDS = Setting("PYG_DIST_WATCH_SECONDS", "inf", "a number of seconds, 0 or more", _limit, must_agree=False)
 LOG = Setting("PYG_DIST_LOG", "", "debug, info, warning or error", _choice(_LEVELS), must_agree=False)
 
