@@ -90,12 +90,12 @@ class TileProduct:
         if target.transport.group.size == 1:
             whole = self.operator.multiply(x)
             return Pending(lambda: whole)
-        sums, done = [], [0] * len(target.sizes)
-        for block in range(self.num_blocks):
-            sizes = self._block_sizes(block)
+        sums = []
+        for block in range(self.num_blocks):  # some rows of each rank's piece
+            done, end = ([size * k // self.num_blocks for size in target.sizes] for k in (block, block + 1))
+            sizes = [high - low for low, high in zip(done, end, strict=True)]
             part = self._multiply_rows(x, done, sizes)
             sums.append(ReduceScatter(target.transport, sizes).start(part))
-            done = [d + size for d, size in zip(done, sizes, strict=True)]
 
         def finish() -> Tensor:
             pieces = [pending.wait() for pending in sums]
@@ -103,10 +103,6 @@ class TileProduct:
             return piece if target.is_scattered else AllGather(target.transport, target.sizes).start(piece).wait()
 
         return Pending(finish)
-
-    def _block_sizes(self, block: int) -> list[int]:
-        """How many rows of each rank's piece the block has."""
-        return [size * (block + 1) // self.num_blocks - size * block // self.num_blocks for size in self.target.sizes]
 
     def _multiply_rows(self, x: Tensor, done: list[int], sizes: list[int]) -> Tensor:
         """The product's next rows of every rank's piece."""

@@ -225,7 +225,7 @@ class GridProducts(CopiedToDevices):
 
     def _gcn_product(self, x: TileTensor, operator: TiledOperator) -> TileTensor:
         """GCN's aggregation with weights that learn; differentiable by x and by the weights (collective)."""
-        rows = x._sharding.with_width(1)
+        rows = self.grid.tile(x._sharding.layout, 1)
         dtype = accumulation_dtype(x.dtype)
         ones = TileTensor.from_local(torch.ones(rows.local_shape(1), dtype=dtype, device=self.device), rows)
         is_source = None if operator.norm.add_self_loops else self._sources

@@ -119,10 +119,6 @@ class Tile(_RowsOfGrid):
         """``[N, width]``."""
         return torch.Size((self.size, self.width))
 
-    def with_width(self, width: int) -> Tile:
-        """The same layout for another number of columns."""
-        return self.grid.tile(self.layout, width)
-
     def slice_columns(self, tensor: Tensor) -> Tensor:
         """The local columns (last dimension) of a replicated tensor; differentiable. All ranks raise, or none."""
         if tensor.shape[-1:] != (self.width,):

@@ -100,12 +100,11 @@ def specs_of(file: Any) -> dict[str, TensorSpec]:
     return {name: TensorSpec(one.get_dtype(), tuple(one.get_shape())) for name, one in found.items()}
 
 
-def require_rows(specs: Mapping[str, TensorSpec], content: Mapping[str, Any]) -> int:
-    """Check the sizes of a graph's tensors against each other; the number of edges."""
+def require_rows(specs: Mapping[str, TensorSpec], content: Mapping[str, Any]) -> None:
+    """Check the sizes of a graph's tensors against each other."""
     edges = specs[EDGE_INDEX]
     if edges.dtype != "I64" or len(edges.shape) != 2 or edges.shape[0] != 2:
         raise ValueError(f"edge_index of {edges.dtype} {list(edges.shape)}")
     for kind, size in (("node_attributes", int(content["num_nodes"])), ("edge_attributes", edges.shape[1])):
         if any(specs[name].shape[0] != size for name in content[kind]):
             raise ValueError("attributes of another number of rows")
-    return edges.shape[1]

@@ -193,8 +193,8 @@ meta_kernel("attention_csr")(nothing)
 
 
 @meta_kernel("attention_csr_by_target")
-def _(rowptr: Tensor, col: Tensor, edge: Tensor, value: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    edge_attr, form, heads = _facts(rest)
+def _(rowptr: Tensor, col: Tensor, edge: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    edge_attr, form, heads = rest[2], rest[6], rest[7]  # see _arguments
     num_rows, is_dynamic = rowptr.shape[0] - 1, form == 1
     storage, edge_columns = (0, 0) if edge_attr is None else edge_attr.shape
     return (
@@ -211,8 +211,3 @@ def _(
 ) -> tuple[Tensor, ...]:
     by_key = value.new_empty((0, 0)) if key is None else value.new_empty(key.shape)
     return value.new_empty(value.shape), by_key
-
-
-def _facts(rest: tuple[Any, ...]) -> tuple[Tensor | None, int, int]:
-    """Edge attributes, form and heads among what follows ``value`` in :data:`_Arguments`."""
-    return rest[2], rest[6], rest[7]
