@@ -24,12 +24,11 @@ from pyg_dist.cli.profile import peak_bytes
 from pyg_dist.cli.stored_plan import plan_of_store
 from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.sizes import imbalance
 from pyg_dist.partition import Batches
 from pyg_dist.partition.solver import PRESETS, SOLVERS, parse_bytes, require_memory
 from pyg_dist.plan.budget import solve_within
 from pyg_dist.plan.parts import METHODS, PartsOptions, solve
-from pyg_dist.pricing.base import columns
+from pyg_dist.pricing.base import columns, imbalance
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.pricing.plot import new_figure

@@ -28,10 +28,9 @@ from pyg_dist.halo.plan.cover import EXCHANGES
 from pyg_dist.halo.plan.levels import HIERARCHIES
 from pyg_dist.halo.plan.mini_batches import MiniBatchPlan
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.sizes import imbalance
 from pyg_dist.plan.parts import METHODS, PartsOptions, find_parts
 from pyg_dist.plan.prices import HaloCandidate, halo_candidates, reasons
-from pyg_dist.pricing.base import DistributionPlan, columns, fold
+from pyg_dist.pricing.base import DistributionPlan, columns, fold, imbalance
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 from pyg_dist.pricing.plot import new_figure, number_ranks, write_page

@@ -37,7 +37,7 @@ from pyg_dist.backend.autograd.replicated import CopyToRanks, SumOverRanks
 from pyg_dist.backend.comm.group import Group, group_within, world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Levels, Pending, Traffic, Transport
-from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape, in_order
+from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape, in_order, split
 
 
 class Mesh:
@@ -221,8 +221,7 @@ def sum_all(tensor: Tensor, transport: Transport) -> Tensor:
 
 def near_equal(size: int, num_parts: int) -> list[int]:
     """Sizes of ``num_parts`` near-equal ranges."""
-    bounds = [size * part // num_parts for part in range(num_parts + 1)]
-    return [high - low for low, high in pairwise(bounds)]
+    return [high - low for low, high in pairwise(split(size, num_parts))]
 
 
 def all_gather(piece: Tensor, transport: Transport, sizes: Sequence[int], dim: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from pyg_dist.backend import host
-from pyg_dist.errors import DataError
+from pyg_dist.errors import DataError, refusing
 
 
 def as_edges(edge_index: object) -> Tensor:
@@ -40,13 +40,11 @@ def check_ends(edge_index: Tensor, num_nodes: int, name: str) -> None:
 
 def as_parts(parts: object) -> Tensor:
     """Return ``parts``, of any form, as a CPU tensor of integers. Not collective."""
-    try:
+    with refusing(DataError, "'partition' to be a vector of integers", "one part a node", ValueError, TypeError):
         given = parts.detach().cpu() if isinstance(parts, Tensor) else np.asarray(parts)
         if isinstance(given, np.ndarray) and given.dtype.kind in "iu":  # of any byte order, strides and width
             given = np.array(given, dtype=np.int64)
         vector = host.as_tensor(given)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"Expected 'partition' to be a vector of integers (got: {error}): one part a node") from error
     if vector.is_floating_point() or vector.is_complex() or vector.dtype == torch.bool:
         raise DataError(f"Expected 'partition' to hold integers (got {vector.dtype}); use partition.long()")
     vector = vector.long()

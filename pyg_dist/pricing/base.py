@@ -124,6 +124,11 @@ class DistributionPlan(ABC):
         return f"{self.halo_bytes(width):,} bytes per aggregation"
 
 
+def imbalance(values: Sequence[int]) -> float:
+    """Largest over mean: 1.0 is even, or there is nothing."""
+    return max(values) * len(values) / sum(values) if sum(values) else 1.0
+
+
 T = TypeVar("T")
 WIDTH = 120
 

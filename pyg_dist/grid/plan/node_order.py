@@ -23,6 +23,7 @@ from pyg_dist.grid.plan.mesh_shape import (
     split,
     tilings,
 )
+from pyg_dist.pricing.base import imbalance
 
 
 class NodeOrder(ABC):
@@ -170,12 +171,6 @@ def edge_blocks(
     )
 
 
-def imbalance_of(counts: Tensor) -> float:
-    """Largest over mean; 1.0 where there is nothing."""
-    total = int(counts.sum())
-    return float(counts.max()) * counts.numel() / total if total else 1.0
-
-
 EdgeChunks = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 """All edges in pieces, (sources, targets); each call begins anew."""
 
@@ -213,7 +208,7 @@ def choose_orders(
         for source, target in edges():
             for count, kind in zip(counts, kinds, strict=True):
                 count += tile_counts(target, source, *kind)
-        return max(imbalance_of(count) for count in counts)
+        return max(imbalance(count.view(-1).tolist()) for count in counts)
 
     if all(shape[a] * shape[b] == 1 for a, b in tilings(sums)):
         return (ListedOrder.of(loops),), (Balance("original", 1.0),)

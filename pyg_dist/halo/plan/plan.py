@@ -20,9 +20,9 @@ from pyg_dist.errors import DAMAGED, AgreementError, DataError, OptionError, ref
 from pyg_dist.halo.plan.cost import ELEMENT_BYTES, memory_bytes
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Counted, Crossings, Hierarchy, LevelCounts, is_dense
-from pyg_dist.halo.plan.sizes import ShareSizes, imbalance, size_table
+from pyg_dist.halo.plan.sizes import ShareSizes, size_table
 from pyg_dist.partition.inputs import as_edges, as_parts, check_ends, check_given
-from pyg_dist.pricing.base import DistributionPlan
+from pyg_dist.pricing.base import DistributionPlan, imbalance
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
 from pyg_dist.pricing.plot import Bars, HeatMap, draw

@@ -13,8 +13,7 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts, shares_machines
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, machine_with, pairs_of
-from pyg_dist.halo.plan.sizes import imbalance
-from pyg_dist.pricing.base import aligned, fold
+from pyg_dist.pricing.base import aligned, fold, imbalance
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
 

@@ -12,7 +12,7 @@ from pyg_dist.backend import host
 from pyg_dist.halo.plan.cover import EXCHANGES, Candidates, Cover, ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.share import HaloShare
 from pyg_dist.halo.plan.two_level import MachineEdges
-from pyg_dist.pricing.base import aligned
+from pyg_dist.pricing.base import aligned, imbalance
 
 _PASSES = 8
 """Over all parts, at most: with many parts the last ones gain next to nothing, and each takes O(P^2) time."""
@@ -57,11 +57,6 @@ _MOST_LINES = 32
 """With more ranks, a table has half as many: those with most to do."""
 
 _COLUMNS = ("nodes", "inner", "edges", "halo_edges", "work", "rows_sent", "rows_received", "messages")
-
-
-def imbalance(values: Sequence[int]) -> float:
-    """Largest over mean: 1.0 is even."""
-    return max(values) * len(values) / sum(values) if sum(values) else 1.0
 
 
 def size_table(sizes: Sequence[ShareSizes]) -> list[str]:
