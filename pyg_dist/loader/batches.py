@@ -1,11 +1,11 @@
-"""``BatchLoader``: the batches that a sampler draws, in advance where possible, restartable."""
+"""``BatchLoader``: the batches that a :class:`Sampler` draws, in advance where possible, restartable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -14,8 +14,38 @@ from pyg_dist.backend.session.agreement import require_equal
 from pyg_dist.backend.session.rendezvous import running_mpi
 from pyg_dist.data import batch as batches_of_one_type
 from pyg_dist.errors import OptionError
+from pyg_dist.graph.sample import Subset, TypedSubset
 from pyg_dist.loader.prefetch import Prefetcher
-from pyg_dist.loader.sampler import Sampler
+
+
+class Sampler(Protocol):
+    """What :class:`BatchLoader` needs of a sampler, which says what the batch of a step has; this is the whole of it.
+
+    Subsets are functions of :attr:`options` and the step: the same however many ranks there are, and the same again
+    after a restart.
+    """
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch; steps are counted over all epochs."""
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What the subsets follow from, by name: equal on every rank, and part of ``state_dict``."""
+
+    @property
+    def sends(self) -> bool:
+        """Whether :meth:`sample` sends messages: it is collective then, and all ranks draw the same steps in one order.
+
+        It has a group for them alone (:func:`~pyg_dist.backend.session.agreement.group_of_thread`).
+        """
+
+    def sample(self, step: int) -> Subset | TypedSubset:
+        """The subset of a step. It changes nothing: a thread runs it while a step trains.
+
+        A sampler may have ``prepare(step)``, too, which draws some of what the next ``sample(step)`` returns: the
+        thread calls it when it has made the batch of the step before.
+        """
 
 
 class BatchLoader:
@@ -27,7 +57,7 @@ class BatchLoader:
 
     Args:
         data: the graph; a plain ``Data`` in one process, for samplers that name the edges.
-        sampler: a :class:`~pyg_dist.loader.sampler.Sampler`.
+        sampler: a :class:`Sampler`.
         prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs, until a ``break``,
             the end of the session, or of the loader. Not where the sampler sends messages and MPI is for one thread.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.backend.session import session
-from pyg_dist.backend.session.agreement import raise_together, require_equal
+from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.data import DistributedData
 from pyg_dist.errors import DataError, OptionError, PygDistError, UnsupportedError
 from pyg_dist.loader import inputs
@@ -61,9 +62,7 @@ class _Neighbors(BatchLoader):
         subgraph_type = options["subgraph_type"]
         options["subgraph_type"] = getattr(subgraph_type, "value", subgraph_type)  # of an enum of PyG's
         num_groups = data.graph.data_group[1] if isinstance(data, DistributedData) else 1
-        error: PygDistError | None = None
-        found: Inputs | None = None
-        try:
+        with raised_on_all_ranks((PygDistError,)) if is_distributed(data) else nullcontext():
             _check(type(self).__name__, data, options)
             counts, found = inputs.fan_outs(data, num_neighbors), read()
             if found.size < options["batch_size"] * num_groups and options["drop_last"]:
@@ -71,14 +70,8 @@ class _Neighbors(BatchLoader):
                     f"Expected at least one batch of {options['batch_size'] * num_groups} inputs (got {found.size} "
                     f"inputs and drop_last=True): pass a smaller batch_size"
                 )
-        except PygDistError as caught:
-            error = caught
         if is_distributed(data):
-            raise_together(error)
             require_equal({f"option {k}": str(options[k]) for k in _COMPARED}, "give every rank the same loader")
-        elif error is not None:
-            raise error
-        assert found is not None
         if any(options.get(what) for what in _OF_WORKERS) and session.is_main():
             what = next(what for what in _OF_WORKERS if options.get(what))
             warnings.warn(f"{what} has no effect: a thread makes the next batch (prefetch)", stacklevel=3)

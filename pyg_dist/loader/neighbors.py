@@ -37,7 +37,7 @@ _NUMBERS = ("edge_label_index", *_ENDS)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NeighborSampling:
-    """A :class:`~pyg_dist.loader.sampler.Sampler` of nodes that are reached from seeds along drawn edges, by hop.
+    """A :class:`~pyg_dist.loader.batches.Sampler` of nodes that are reached from seeds along drawn edges, by hop.
 
     A hop draws, for each relation, in-edges of the nodes of its targets' type that the hop before has reached. Which
     in-edges of a node are kept is a function of the seed, the step, the hop, the data group, the relation and the node.
@@ -63,6 +63,7 @@ class NeighborSampling:
     replace: bool = False  # whether an edge may be drawn several times
     subgraph_type: SubgraphType = "directional"  # which edges a batch has
     disjoint: bool = False  # whether each seed has nodes of its own
+    _ahead: _Ahead = field(default_factory=lambda: _Ahead(), init=False)
 
     @property
     def sends(self) -> bool:
@@ -135,10 +136,6 @@ class NeighborSampling:
         drawn = side_by_side(_Batch(self, each).subset() for each in steps)
         ahead.end = steps.stop
         ahead.drawn.update(zip(steps, drawn, strict=True))
-
-    @cached_property
-    def _ahead(self) -> _Ahead:
-        return _Ahead()
 
 
 @dataclass

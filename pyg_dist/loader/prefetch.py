@@ -112,15 +112,12 @@ class Prefetcher(Generic[T]):
             self._work.check()
             return make()
 
-    def stop(self) -> None:
-        """End the thread once it has made what it is making; does not wait for that."""
-        self._end(waits=False)
-
     def close(self) -> None:
         """:meth:`stop`, and wait."""
-        self._end(waits=True)
+        self.stop(waits=True)
 
-    def _end(self, waits: bool) -> None:
+    def stop(self, waits: bool = False) -> None:
+        """End the thread once it has made what it is making; this waits for that only if it is to."""
         thread, self._thread, self._next = self._thread, None, None
         if thread is not None:
             thread.shutdown(wait=waits)

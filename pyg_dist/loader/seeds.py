@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -60,10 +59,7 @@ class Steps:
     @property
     def options(self) -> dict[str, object]:
         """What determines them, by name."""
-        return {
-            "seed": self.seed, "batch_size": self.batch_size, "shuffle": self.shuffle, "drop_last": self.drop_last,
-            "num_groups": self.num_groups,
-        }  # fmt: skip
+        return {name: getattr(self, name) for name in ("seed", "batch_size", "shuffle", "drop_last", "num_groups")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,42 +89,25 @@ class Listed(Steps):
 
 
 @dataclass(frozen=True, eq=False)
-class Seeds(ABC):
-    """What batches begin with, by step."""
-
-    steps: Steps
-
-    @property
-    @abstractmethod
-    def options(self) -> dict[str, object]:
-        """What determines them, by name."""
-
-    @property
-    @abstractmethod
-    def max_seeds(self) -> int:
-        """An upper bound of the seeds of a step in a disjoint batch, all data groups together."""
-
-    @abstractmethod
-    def at(self, step: int, is_disjoint: bool) -> Start:
-        """Of a step."""
-
-
-@dataclass(frozen=True, eq=False)
-class NodeSeeds(Seeds):
+class NodeSeeds:
     """Input nodes."""
 
+    steps: Steps
     node: Tensor  # distinct, int64 ``[n]``
     input_id: Tensor  # of each in batches, int64 ``[n]``
 
     @property
     def options(self) -> dict[str, object]:
+        """What determines them, by name."""
         return {**self.steps.options, "input_nodes": digest(self.node)}
 
     @property
     def max_seeds(self) -> int:
+        """An upper bound of the seeds of a step in a disjoint batch, all data groups together."""
         return self.steps.size_of_step
 
     def at(self, step: int, is_disjoint: bool) -> Start:
+        """Those of a step."""
         place = self.steps.at(step)
         count = place.numel()
         attributes = {"batch_size": count, "input_id": self.input_id.index_select(0, place)}
@@ -151,9 +130,10 @@ class Negatives:
 
 
 @dataclass(frozen=True, eq=False)
-class LinkSeeds(Seeds):
+class LinkSeeds:
     """The ends of edges, int64 ``[2, n]``, and of negative ones."""
 
+    steps: Steps
     ends: tuple[range, range]  # ids of the nodes that may be sources, and targets, of negative edges
     edges: Tensor
     label: Tensor | None
@@ -161,6 +141,7 @@ class LinkSeeds(Seeds):
 
     @property
     def options(self) -> dict[str, object]:
+        """What determines them, by name."""
         negatives = self.negatives
         tensors = {
             "edge_label_index": self.edges, "edge_label": self.label, "src_weight": negatives.source_weight,
@@ -173,9 +154,11 @@ class LinkSeeds(Seeds):
 
     @property
     def max_seeds(self) -> int:
+        """As of :class:`NodeSeeds`."""
         return self.steps.size_of_step * self.negatives.ends_of_edge
 
     def at(self, step: int, is_disjoint: bool) -> Start:
+        """Those of a step."""
         input_id = self.steps.at(step)
         source, target = self.edges[:, input_id]
         mode, num_edges = self.negatives.mode, input_id.numel()
@@ -213,9 +196,7 @@ class LinkSeeds(Seeds):
         pieces = zip(*(self.steps.by_group(end) for end in ends), strict=True)
         pieces_of_tree = zip(*(self.steps.by_group(tree) for tree in tree_of), strict=True)
         for piece, tree in zip(pieces, pieces_of_tree, strict=True):
-            by_negative = [
-                end.movedim(0, -1) for end in piece
-            ]  # of each edge the first negative end, then the second ...
+            by_negative = [end.movedim(0, -1) for end in piece]  # of each edge the first one, then the second ...
             flat = torch.cat([end.reshape(-1) for end in by_negative])
             if is_disjoint:
                 node, number = flat, host.arange(flat.numel())
@@ -238,3 +219,7 @@ class LinkSeeds(Seeds):
         if sums is None:
             return ids.start + (uniform * len(ids)).long()
         return ids.start + torch.searchsorted(sums, uniform * sums[-1], right=True)
+
+
+Seeds = NodeSeeds | LinkSeeds
+"""What batches begin with, by step."""

@@ -33,9 +33,8 @@ class UniformVertexLoader(BatchLoader):
     r"""Iterates over subgraphs that B uniformly drawn nodes induce, each a ``DistributedData``.
 
     The sample of a step is a function of the seed, the step, N and B: every rank computes it and selects its own rows
-    and edges, and no message is sent until the batch is used (ScaleGNN, III-D and IV). A batch has the attributes of
-    ``data``, and ``n_id`` and ``e_id``: ``t[batch.n_id]`` selects the batch's rows of any node tensor of ``data``, with
-    gradients and without communication.
+    and edges, and no message is sent until the batch is used (ScaleGNN, III-D and IV). What a batch has, and how steps
+    go on over epochs, is said of :class:`~pyg_dist.loader.BatchLoader`.
 
     With several data groups (``mesh={"data": 2, "part": 2}``, on the grid ``mesh={"data": 2, "x": 2}``) each group
     draws its own sample, and the batch is the disjoint union of all (ScaleGNN, IV-A): losses, norms and gradients are
@@ -45,9 +44,6 @@ class UniformVertexLoader(BatchLoader):
     :math:`p = (B - 1) / (N - 1)`; self loops stay (eq. 23-24). ``GCNConv`` keeps the norm of the whole graph,
     means of ``SAGEConv`` its degree: with these and all convs that sum rows natively (``GINConv`` ...), an aggregation
     is on average that of the whole graph. Convs with messages of their own use the induced subgraph as it is.
-
-    The numbers of steps continue over epochs. An iteration ends with its epoch; after a ``break`` the next one
-    continues.
 
     Args:
         data: the graph.
@@ -59,8 +55,7 @@ class UniformVertexLoader(BatchLoader):
             ``max(1, round(B * number / N))``; the others are drawn from the rest. Weights are divided by the
             probabilities of these pairs.
         rescale: divide the weights; False: every conv sees the induced subgraph, as from ``data.subgraph``.
-        prefetch: whether a thread makes the next batch while this one trains. It lasts over epochs, until a ``break``,
-            the end of the session, or of the loader.
+        prefetch: whether a thread makes the next batch while this one trains.
 
     Raises:
         DataError: ``data`` is no ``DistributedData``, or ``input_nodes`` are no nodes of it.
@@ -101,23 +96,16 @@ class UniformVertexLoader(BatchLoader):
         if given is not None and given.numel() == 0:
             raise DataError("Expected input_nodes to be at least one node (got none): leave it out")
         ready(data)
-        num_nodes = data.num_nodes
-        others = None
-        if given is not None:
-            is_other = host.ones(num_nodes, dtype=torch.bool)
-            is_other[given] = False
-            others = host.flatnonzero(is_other)
         group, num_groups = data.graph.data_group
         sampler = UniformSampling(
-            num_nodes,
+            data.num_nodes,
             int(batch_size),
-            math.ceil(num_nodes / (batch_size * num_groups)) if num_steps is None else int(num_steps),
+            math.ceil(data.num_nodes / (batch_size * num_groups)) if num_steps is None else int(num_steps),
             int(seed),
             group,
             num_groups,
             cover=bool(cover),
             input_nodes=given,
-            other_nodes=others,
             rescale=bool(rescale),
         )
         super().__init__(data, sampler, prefetch)
@@ -138,7 +126,7 @@ class UniformVertexLoader(BatchLoader):
                     f"{none:.0%} of the batches have no node of train_mask, and a mean over none is NaN: pass "
                     f"input_nodes=data.train_mask, or a larger batch_size"
                 )
-        if s.input_nodes is not None and s.other_nodes is not None and s.rescale:
+        if s.input_nodes is not None and s.rescale:
             pairs = zip(s.sizes, (s.input_nodes.numel(), s.other_nodes.numel()), strict=True)
             if any(drawn < min(number, 2) for drawn, number in pairs):
                 messages.append(
@@ -182,7 +170,7 @@ def _is_integer(value: object) -> bool:
 class UniformSampling:
     """Uniform samples without replacement (ScaleGNN, III-D), each from the first places of a keyed permutation.
 
-    A :class:`~pyg_dist.loader.sampler.Sampler` without messages, equal on every machine. O(B) time and memory, whatever
+    A :class:`~pyg_dist.loader.batches.Sampler` without messages, equal on every machine. O(B) time and memory, whatever
     N is.
     """
 
@@ -195,7 +183,6 @@ class UniformSampling:
     cover: bool = False  # an epoch is one permutation, cut into batches whose sizes differ by one at most
     # ascending ids of the nodes of which every batch has the same number; ``None``: no such nodes
     input_nodes: Tensor | None = None
-    other_nodes: Tensor | None = None  # ascending ids of the others, where there are input nodes
     rescale: bool = True  # whether subsets have the probabilities of their pairs
     sends = False  # every rank knows all that a sample follows from
 
@@ -230,7 +217,7 @@ class UniformSampling:
         if self.cover:
             return self._piece(step, group)
         words = (self.seed, step, group, self.num_nodes, self.batch_size)
-        if self.input_nodes is None or self.other_nodes is None:
+        if self.input_nodes is None:
             return _drawn(self.num_nodes, self.batch_size, ops.mixed_seed(*words, 0))
         lists = (self.input_nodes, self.other_nodes)
         picked = [
@@ -258,17 +245,22 @@ class UniformSampling:
         return ascending(ops.keyed_permutation(host.arange(low, high), self.num_nodes, seed), self.num_nodes)
 
     def _pairs(self, batch_size: int) -> PairProbability:
-        if self.input_nodes is None or self.other_nodes is None:
+        if self.input_nodes is None:
             return PairProbability.uniform(batch_size, self.num_nodes)
         sizes = self.input_nodes.numel(), self.other_nodes.numel()
         return PairProbability.of_kinds(self.sizes, sizes, self._is_other)
 
     @cached_property
     def _is_other(self) -> Tensor:
-        """Bool ``[N]``, where there are input nodes."""
-        is_other = host.zeros(self.num_nodes, dtype=torch.bool)
-        is_other[self.other_nodes] = True
+        """Whether a node is none of the input nodes, bool ``[N]``."""
+        is_other = host.ones(self.num_nodes, dtype=torch.bool)
+        is_other[self.input_nodes] = False
         return is_other
+
+    @cached_property
+    def other_nodes(self) -> Tensor:
+        """Ascending ids of the nodes that are no input nodes, where there are any of these."""
+        return host.flatnonzero(self._is_other)
 
     def probability_of_none(self, num_marked: int) -> float:
         """How probable it is that a batch has none of ``num_marked`` nodes: hypergeometric."""
