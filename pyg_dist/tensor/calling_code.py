@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import dropwhile, takewhile
+from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import TypeVar
 
@@ -79,10 +80,7 @@ def name_of(layer: nn.Module) -> str:
 
 def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
     """The running frames, innermost first, from ``frame`` on if it is given."""
-    frame = sys._getframe(1) if frame is None else frame
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return (found for found, _ in walk_stack(sys._getframe(1) if frame is None else frame))
 
 
 def running_layer() -> str:

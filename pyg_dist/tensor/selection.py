@@ -41,12 +41,6 @@ def _picked(rows: RowSharding, places: Tensor) -> RowSharding:
 
 
 @lasting
-def rows_by_whole_mask(rows: RowSharding, mask: Tensor) -> Selection:
-    """The rows where ``mask`` (bool ``[size]``, equal on every rank, which is checked) holds (collective)."""
-    return rows_by_mask(rows, rows.slice_alike(mask))
-
-
-@lasting
 def rows_by_index(rows: RowSharding, index: Tensor) -> Selection:
     """The rows at the positions ``index`` (int64 ``[k]``, equal on every rank), repeats and any order allowed.
 

@@ -21,7 +21,7 @@ from pyg_dist.tensor.operands import by_row_mask, moved_to
 from pyg_dist.tensor.registry import TAKES_OUT, Function, dims_of, implements, refuse
 from pyg_dist.tensor.row_index import PickedRows, RowIndex
 from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor, as_row_tensor_, copied_slice, local_tensors
-from pyg_dist.tensor.selection import Selection, elements_of, rows_by_index, rows_by_whole_mask
+from pyg_dist.tensor.selection import Selection, elements_of, rows_by_index, rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding
 
 _ALL = slice(None)
@@ -53,7 +53,7 @@ def select_rows(rows: RowSharding, index: object) -> Selection:
             f"Expected a mask over {rows} (got {index.shape[0]} entries): use a mask of this graph, "
             f"or .to_local() rows with a local mask"
         )
-    return rows_by_whole_mask(rows, index)
+    return rows_by_mask(rows, rows.slice_alike(index))
 
 
 def _split(x: RowTensor, index: object) -> tuple[object, tuple[Any, ...]]:

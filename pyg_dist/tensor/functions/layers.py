@@ -135,19 +135,12 @@ def relu(function: Function, *args: object, **kwargs: object) -> Tensor:
     return on_rows(large_tensors.relu, *args, **kwargs)
 
 
-def _group_norm(
-    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-    *_: object,
-) -> Tensor:  # fmt: skip
-    return torch.group_norm(x, num_groups, weight, bias, eps)
-
-
 @implements("group_norm")
 def group_norm(function: Function, x: Tensor, num_groups: int, *args: object, **kwargs: object) -> Tensor:
     """Of each row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
     if isinstance(x, RowTensor) and x.numel() == num_groups:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
-    return with_parameters(run=_group_norm)(function, x, num_groups, *args, **kwargs)
+    return with_parameters(run=torch.group_norm)(function, x, num_groups, *args, **kwargs)
 
 
 @implements("conv1d", "conv2d")

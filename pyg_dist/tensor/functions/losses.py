@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,18 +25,11 @@ from pyg_dist.tensor.sharding import RowSharding
 _PER_ROW = ("input", "target", "input1", "input2", "anchor", "positive", "negative")
 
 
-class _Call(NamedTuple):
-    """A call of a loss: its operands as they meet local rows, its reduction, and the rows."""
-
-    operands: dict[str, Any]
-    reduction: str
-    rows: RowSharding
-
-
 _signature = cache(inspect.signature)
 
 
-def _call(function: Function, *args: object, **kwargs: object) -> _Call:
+def _bound(function: Function, args: Args, kwargs: Kwargs) -> tuple[dict[str, Any], str, RowSharding]:
+    """The operands of a loss as they meet local rows, its reduction, and the rows."""
     bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -59,7 +52,7 @@ def _call(function: Function, *args: object, **kwargs: object) -> _Call:
             given[key] = rows.slice(value)
         elif key not in _PER_ROW and not (key == "var" and isinstance(value, RowTensor)):
             given[key] = as_operand(function, value, rows, num_dims)
-    return _Call(given, reduction, rows)
+    return given, reduction, rows
 
 
 _FOR_OTHERS = ("weight", "pos_weight", "size_average", "reduce")
@@ -99,8 +92,8 @@ def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Ten
     if by_torch is not None:
         return by_torch
     with local_tensors():
-        call = _call(function, *args, **kwargs)
-        dims = {call.operands[name].dim() for name in ("input", "target") if name in call.operands}
+        operands, reduction, rows = _bound(function, args, kwargs)
+        dims = {operands[name].dim() for name in ("input", "target") if name in operands}
         if function is F.multilabel_soft_margin_loss and 1 in dims:
             raise MixedRowsError(f"{public_name(function)} expected scores and targets [rows, classes] (got [rows])")
         per_row = function in (F.multi_margin_loss, F.multilabel_margin_loss)
@@ -109,21 +102,21 @@ def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Ten
                 f"{public_name(function)} would align rows with columns: give 'input' and 'target' the same number of "
                 f"dimensions, .view(-1, 1) or .view(-1)"
             )
-        dtype = _widen(call.operands) if function is F.binary_cross_entropy_with_logits else None
-        values = as_row_tensor_(function(**call.operands, reduction="none"), call.rows)
+        dtype = _widen(operands) if function is F.binary_cross_entropy_with_logits else None
+        values = as_row_tensor_(function(**operands, reduction="none"), rows)
     if dtype is not None:
-        loss = values if call.reduction == "none" else values.sum() if call.reduction == "sum" else values.mean()
+        loss = values if reduction == "none" else values.sum() if reduction == "sum" else values.mean()
         return loss.to(dtype)
-    if call.reduction == "none":
+    if reduction == "none":
         return values
-    if call.reduction == "batchmean":
-        return values.sum() / call.rows.size
-    weight = call.operands.get("weight")
-    if call.reduction == "mean" and weight is not None and function in (F.mse_loss, F.l1_loss):
+    if reduction == "batchmean":
+        return values.sum() / rows.size
+    weight = operands.get("weight")
+    if reduction == "mean" and weight is not None and function in (F.mse_loss, F.l1_loss):
         with local_tensors():
             weight = weight.sum()
-        return values.sum() / call.rows.reduce_from_ranks(weight)
-    return values.sum() if call.reduction == "sum" else values.mean()
+        return values.sum() / rows.reduce_from_ranks(weight)
+    return values.sum() if reduction == "sum" else values.mean()
 
 
 def _widen(operands: dict[str, Any]) -> torch.dtype | None:
@@ -144,19 +137,19 @@ def class_loss(function: Function, *args: object, **kwargs: object) -> Tensor:
     if by_torch is not None:
         return by_torch
     with local_tensors():
-        call = _call(function, *args, **kwargs)
-        scores, target = call.operands["input"], call.operands["target"]
+        operands, reduction, rows = _bound(function, args, kwargs)
+        scores, target = operands["input"], operands["target"]
         if scores.dim() < 2:
             raise MixedRowsError(f"{public_name(function)} expected scores of shape [rows, classes] (got 1 dimension)")
-        if call.reduction == "none":
-            return as_row_tensor_(function(**call.operands, reduction="none"), call.rows)
-        total = _total(function, call.operands)
-        if call.reduction == "sum":
-            return call.rows.reduce_from_ranks(total)
-        number = _weight_of_targets(target, call.operands["weight"], call.operands["ignore_index"], scores.shape[1])
+        if reduction == "none":
+            return as_row_tensor_(function(**operands, reduction="none"), rows)
+        total = _total(function, operands)
+        if reduction == "sum":
+            return rows.reduce_from_ranks(total)
+        number = _weight_of_targets(target, operands["weight"], operands["ignore_index"], scores.shape[1])
         # One message for both; the second is a constant.
         pair = torch.stack([total.to(accumulation_dtype(total.dtype)), number.to(accumulation_dtype(total.dtype))])
-        total_of_all, number_of_all = call.rows.reduce_from_ranks(pair).unbind()
+        total_of_all, number_of_all = rows.reduce_from_ranks(pair).unbind()
         return (total_of_all / number_of_all.detach()).to(total.dtype)
 
 

@@ -30,7 +30,7 @@ _MATMUL = ("matmul", "mm", "mv", "spmm", "bmm", "__matmul__", "__rmatmul__")
 
 
 def matrix_of_edges(matrix: Any, rows: Any) -> Any:
-    """A plain sparse matrix as an ``adj_t`` over the nodes of ``rows``: :mod:`pyg_dist.graph.sparse_matrix` sets it."""
+    """A plain sparse matrix as an ``adj_t`` over the nodes of ``rows``: :mod:`pyg_dist.graph.adjacency` sets it."""
     return None
 
 

@@ -41,50 +41,34 @@ def own_randomness(rank: int | None, device: torch.device) -> Iterator[None]:
     ``device`` begins anew with that draw; else both are unchanged. Without a rank, which stands for some of its rows,
     drawing raises: the values would be others than for all rows.
     """
-    generator = torch.default_generator
-    before = generator.get_state()
+    here = torch.device("cpu")
+    kinds = {here, device}
+    before = {kind: _random_state(kind) for kind in kinds}
     seed = draw_seed()
-    after = generator.get_state()
-    own_seed = seed + (rank or 0)
-    generator.manual_seed(own_seed)
-    fresh = generator.get_state()
-    other = None if device.type == "cpu" else _DeviceGenerator(device)
-    before_there = None if other is None else other.restart(own_seed)
-    has_drawn = False
+    after = _random_state(here)
+    fresh = {kind: torch.Generator(kind).manual_seed(seed + (rank or 0)).get_state() for kind in kinds}
+    for kind in kinds:
+        _random_state(kind, fresh[kind])
+    drew: dict[torch.device, bool] = {}
     try:
         yield
     finally:
-        has_drawn = not torch.equal(generator.get_state(), fresh)
-        if other is not None and before_there is not None:
-            drew_there = other.has_drawn()
-            has_drawn |= drew_there
-            if drew_there:
-                other.restart(seed)
-            else:
-                other.set_state(before_there)
-        generator.set_state(after if has_drawn else before)
-    if has_drawn and rank is None:
+        drew = {kind: not torch.equal(_random_state(kind), fresh[kind]) for kind in kinds}
+        for kind in kinds - {here}:
+            _random_state(kind, torch.Generator(kind).manual_seed(seed).get_state() if drew[kind] else before[kind])
+        _random_state(here, after if any(drew.values()) else before[here])
+    if any(drew.values()) and rank is None:
         raise MixedRowsError("Random numbers without keys differ from block to block: use torch.nn.functional.dropout")
 
 
-class _DeviceGenerator:
-    """The default generator of a device. Its state is the host's knowledge: nothing is waited for."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._module = device, torch.get_device_module(device)
-
-    def restart(self, seed: int) -> Tensor:
-        """Begin with a seed; returns the state before."""
-        before: Tensor = self._module.get_rng_state(self._device)
-        self._fresh = torch.Generator(self._device).manual_seed(seed).get_state()
-        self.set_state(self._fresh)
-        return before
-
-    def has_drawn(self) -> bool:
-        return not torch.equal(self._module.get_rng_state(self._device), self._fresh)
-
-    def set_state(self, state: Tensor) -> None:
-        self._module.set_rng_state(state, self._device)
+def _random_state(device: torch.device, new: Tensor | None = None) -> Tensor:
+    """The state of a device's default generator, known to the host: nothing is waited for. With ``new``, set that."""
+    of_device = () if device.type == "cpu" else (device,)
+    module: Any = torch.random if device.type == "cpu" else torch.get_device_module(device)
+    if new is not None:
+        module.set_rng_state(new, *of_device)
+    state: Tensor = module.get_rng_state(*of_device) if new is None else new
+    return state
 
 
 @implements("dropout")

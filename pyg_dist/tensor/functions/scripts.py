@@ -71,25 +71,23 @@ class _Context(FunctionCtx):
         return tuple(map(_as_rows, self._node.saved_tensors, self._rows_of_saved))
 
 
-class _OnRows(LocalFunction):
-    script: Any
+@lru_cache(maxsize=256)
+def _on_rows(script: Any) -> Any:
+    """The function that runs in place of a script's, by its name."""
 
-    @classmethod
-    def _forward(cls, node: Any, *args: Any) -> object:
+    def forward(node: Any, *args: Any) -> object:
         node.context = context = _Context(node, args)
-        if _is_setup_context_defined(cls.script.setup_context):
-            out = cls.script.forward(*args)
-            cls.script.setup_context(context, args, out)
+        if _is_setup_context_defined(script.setup_context):
+            out = script.forward(*args)
+            script.setup_context(context, args, out)
         else:
-            out = cls.script.forward(context, *args)
+            out = script.forward(context, *args)
         context.output_rows = [_rows_of(value) for value in (out if isinstance(out, tuple) else (out,))]
         return out
 
-    @classmethod
-    def _backward(cls, node: Any, *gradients: object) -> object:
+    def backward(node: Any, *gradients: object) -> object:
         context: _Context = node.context
         seen: Any = list(map(_as_rows, gradients, context.output_rows))
-        script = cls.script
         run = script.backward if script.vjp is torch.autograd.Function.vjp else script.vjp
         out = run(context, seen) if getattr(script, "boxed_grads_call", False) else run(context, *seen)
         out = out if isinstance(out, tuple) else (out,)
@@ -100,6 +98,9 @@ class _OnRows(LocalFunction):
             _gradient(value, context.input_rows[k], context.input_shapes[k]) if k < len(wanted) and wanted[k] else value
             for k, value in enumerate(out)
         )
+
+    body = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": script.__module__}
+    return type(script.__name__, (LocalFunction,), body)
 
 
 def _gradient(value: object, rows: Rows, shape: Any) -> object:
@@ -124,19 +125,6 @@ def _summed_to(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     pairs = zip(value.shape, shape, strict=False)
     dims = [k for k, (has, wants) in enumerate(pairs) if wants == 1 != has]
     return value.sum(dims, keepdim=True) if dims else value
-
-
-@lru_cache(maxsize=256)
-def _on_rows(script: Any) -> Any:
-    """The function that runs in place of a script's, by its name."""
-    body = {
-        "script": script,
-        "forward": staticmethod(lambda node, *args: on_rows._forward(node, *args)),
-        "backward": staticmethod(lambda node, *gradients: on_rows._backward(node, *gradients)),
-        "__module__": script.__module__,
-    }
-    on_rows: Any = type(script.__name__, (_OnRows,), body)
-    return on_rows
 
 
 def _is_ours(cls: object) -> bool:
