@@ -15,7 +15,7 @@ from pyg_dist.backend.session.leaving import stop_requested
 from pyg_dist.backend.session.session import init, is_main, rank, world_size
 from pyg_dist.cli.profile import Profile, profile
 from pyg_dist.data import DistributedData, save_graph
-from pyg_dist.graph import sparse_matrix as _sparse_matrix
+from pyg_dist.graph import adjacency as _adjacency
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.model import distribute
 from pyg_dist.tensor import EdgeTensor, NodeTensor
@@ -29,7 +29,7 @@ _steps.configure_log()
 _generators.start_alike()
 _devices.choose_when_started()
 _leaving.way_out.watch_start()
-_sparse_matrix.install()
+_adjacency.install()
 
 __all__ = [
     "DistributedData",

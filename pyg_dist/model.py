@@ -25,9 +25,9 @@ from torch_geometric.nn.pool.connect import FilterEdges
 from torch_geometric.nn.pool.select import SelectTopK
 
 from pyg_dist.conv.any_conv import convs_of, distributed_class_of
+from pyg_dist.conv.graph_functions import DistributedFilterEdges, DistributedGraphUNet, DistributedSelectTopK
 from pyg_dist.conv.hetero_conv import DistributedHeteroConv
 from pyg_dist.conv.joined_types import join_types
-from pyg_dist.conv.pools import DistributedFilterEdges, DistributedGraphUNet, DistributedSelectTopK
 from pyg_dist.errors import OptionError, UnsupportedError
 from pyg_dist.nn.norms import DistributedGraphNorm, DistributedInstanceNorm
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm

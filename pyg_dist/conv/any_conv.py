@@ -299,11 +299,10 @@ class _OnEdges(MessagePassing):
             plain = "use a stock conv on the plain Data"
             if self.stock.__module__.startswith("torch_geometric."):
                 advice = plain
-            elif isinstance(error, MixedRowsError) and any(
-                str(frame.f_globals.get("__name__")).startswith("torch_geometric.utils.")
-                for frame, _ in walk_tb(error.__traceback__)
-            ):  # raised in a function of PyG's that none of ours replaces
-                advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
+            elif isinstance(error, MixedRowsError):
+                names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
+                if any(name.startswith("torch_geometric.utils.") for name in names):  # one that none of ours replaces
+                    advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
             raise UnsupportedError(
                 f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
             ) from error
@@ -445,11 +444,8 @@ class _OnEdges(MessagePassing):
 
     def __reduce_ex__(self, protocol: object) -> Any:  # the class has no name that pickle could find
         # What is kept belongs to this run: a saved or copied conv makes it anew.
-        return (
-            _restore,
-            (self.stock, type(self) is not distributed_class(self.stock)),
-            self.__dict__ | dict.fromkeys(self._kept()),
-        )
+        is_inner = type(self) is not distributed_class(self.stock)
+        return _restore, (self.stock, is_inner), self.__dict__ | dict.fromkeys(self._kept())
 
     def __repr__(self) -> str:
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names

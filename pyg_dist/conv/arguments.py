@@ -79,10 +79,8 @@ class Arguments:
         return forward(*bound.args, **bound.kwargs)
 
 
-@cache
-def arguments_of(stock: type[MessagePassing]) -> Arguments:
-    """What the forward of a class takes."""
-    return Arguments(stock)
+arguments_of = cache(Arguments)
+"""What the forward of a class takes."""
 
 
 @contextmanager

@@ -38,14 +38,13 @@ NORMS: dict[type, Norm] = {SumAggregation: Norm.SUM, MeanAggregation: Norm.MEAN}
 STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
 """The steps that PyG's hooks see, but for ``edge_updater``."""
 
-STEP_HOOKS = tuple(f"_{step}_forward{kind}_hooks" for step in STEPS for kind in ("_pre", ""))
-
-step_hooks = itemgetter(*STEP_HOOKS)
-"""Those of a conv's attributes, in the order of :data:`STEP_HOOKS`."""
+step_hooks = itemgetter(*(f"_{step}_forward{kind}_hooks" for step in STEPS for kind in ("_pre", "")))
+"""Those of a conv's attributes."""
 
 _module_hooks = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-_CODE = ("forward", "message", "message_basic", "edge_update", "aggregate", "update", "message_and_aggregate")
+CODE = ("forward", "message", "message_basic", "edge_update", "aggregate", "update", "message_and_aggregate")
+"""The methods that make a conv what it is."""
 
 _NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
 """Aggregations whose modules are not called: kernels compute what they stand for."""
@@ -56,11 +55,10 @@ class FastPath(NamedTuple):
 
     conv: type  # the class
     run: Run
-    code: tuple[str, ...] = _CODE  # the methods that must be the class's own
+    code: tuple[str, ...] = CODE  # the methods that must be the class's own
     sums: tuple[type, ...] = tuple(NORMS)  # the aggregations that it knows
-    of_class: Callable[[type[MessagePassing]], object] | None = (
-        None  # what else must hold for a class; asked once for each
-    )
+    # what else must hold for a class; asked once for each
+    of_class: Callable[[type[MessagePassing]], object] | None = None
     when: Callable[[MessagePassing], bool] | None = None  # what else must hold for a conv; asked in each call
     # whether edges have to be on the ranks of their targets; else operators and rows at the ends of edges, wherever
     # these lie, are enough
@@ -102,7 +100,7 @@ def _paths(stock: type[MessagePassing], step: Step) -> tuple[FastPath, ...]:
 def by_fast_path(conv: MessagePassing, step: Step, edges: object, given: Given) -> Any:
     """What a fast path makes in place of a step of ``conv`` as it is now; ``None``: there is none, or not for these."""
     paths = _paths(conv.stock, step)
-    if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:
+    if not paths or conv.decomposed_layers > 1 or has_changed_step(conv):
         return None
     is_batch = any(map(_is_batch, given.values()))
     return next((path.run(conv, edges, given) for path in paths if path.fits(conv, is_batch)), None)
@@ -115,26 +113,20 @@ def _is_batch(value: Any) -> bool:
 def needs_no_edges(conv: MessagePassing) -> bool:
     """Whether all steps of ``conv`` take operators, and rows at the ends of edges wherever these lie."""
     paths = [path for step in _TABLE for path in _paths(conv.stock, step) if not path.needs_edges]
-    if not paths or conv.decomposed_layers > 1 or changed_step(conv) is not None:
+    if not paths or conv.decomposed_layers > 1 or has_changed_step(conv):
         return False
     return any(path.fits(conv) for path in paths)
 
 
-def changed_step(conv: MessagePassing) -> str | None:
-    """The step that this one conv, and not its class, has changed: it is explained, hooked or replaced."""
-    if conv.explain:
-        return "explain"
-    state = vars(conv)
-    for name in STEP_HOOKS:
-        if state[name]:
-            return name[1:].partition("_forward")[0]
+def has_changed_step(conv: MessagePassing) -> bool:
+    """Whether this one conv, and not its class, has changed a step: it is explained, hooked or replaced."""
+    state, module = vars(conv), conv.aggr_module
+    if conv.explain or any(step_hooks(state)):
+        return True
     for name in ("update", *STEPS):
-        if name in state and (conv.aggr_module is None or not _is_pygs(conv, state[name])):
-            return name
-    module = conv.aggr_module
-    if type(module) in _NATIVE and ("forward" in vars(module) or is_hooked(module)):
-        return "aggr_module"
-    return None
+        if name in state and (module is None or not _is_pygs(conv, state[name])):
+            return True
+    return type(module) in _NATIVE and ("forward" in vars(module) or is_hooked(module))
 
 
 def _is_pygs(conv: MessagePassing, step: object) -> bool:

@@ -10,7 +10,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.aggr import SumAggregation
 
 from pyg_dist.conv.any_conv import own_form, run_on_edges
-from pyg_dist.conv.fast_paths import changed_step
+from pyg_dist.conv.fast_paths import has_changed_step
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, has_batch, require_floats, snapshot
 from pyg_dist.conv.lazy_norm import norm_of
 from pyg_dist.conv.one_rank import stock_result, stock_twin
@@ -76,7 +76,7 @@ class DistributedGCNConv(GCNConv):
         handle = None if isinstance(x, (tuple, list)) else edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, edge_weight)  # type: ignore[no-any-return]
-        if not is_sum or changed_step(self) is not None:
+        if not is_sum or has_changed_step(self):
             return run_on_edges(self, x, edge_index, edge_weight)
         graph = handle.graph
         if graph.loop_rule != "remaining":  # PyG does not look at edge_weight beside a sparse adj_t, which has values

@@ -3,6 +3,10 @@
 The code of a conv runs as PyG wrote it; the names ``softmax``, ``add_self_loops`` ... in it lead here
 (:mod:`pyg_dist.conv.function_patching`). Functions of edges that have no form here are PyG's, of all edges, which are
 gathered. Given plain tensors, each function is PyG's.
+
+PyG's pools that keep nodes (``TopKPooling``, ``SAGPooling``, ``GraphUNet``) call two of them: ``SelectTopK`` chooses
+nodes among the scores of all, ``FilterEdges`` keeps the edges between these. Rows stay on their ranks; each rank cuts
+its own edges (:meth:`~pyg_dist.graph.protocol.DistributedGraph.among`).
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ from typing import Any, cast
 import torch
 import torch_geometric.utils as pyg
 from torch import Tensor
-from torch_geometric.nn import pool
+from torch_geometric.nn import GraphUNet, pool
 from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.nn.pool.connect import FilterEdges
+from torch_geometric.nn.pool.select import SelectTopK
 
 from pyg_dist.backend import host
 from pyg_dist.backend.autograd.linear_map import append
+from pyg_dist.conv.function_patching import patched
 from pyg_dist.conv.inputs import moved_values, require_all_at, require_all_nodes, require_floats, rows_along
-from pyg_dist.conv.lazy_norm import LazyNorm, NormedEdges, NormWeight, made, norm_of
+from pyg_dist.conv.lazy_norm import LazyNorm, made, norm_of
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edge_sets import pick
@@ -155,12 +162,7 @@ def add_self_loops(
     """Append a loop for each node; its value is given, or reduced from those of the node's in-edges."""
     _require_no_values("add_self_loops", edge_index)
     require_all_nodes("add_self_loops", edge_index.graph, num_nodes)
-    edges = edge_index.with_loops
-    weight = None
-    if edge_attr is not None:
-        values = _local(edge_attr, edge_index.rows)
-        weight = edges.tensor(append([values, _filled(values, fill_value, edge_index)]))
-    return _loops_at(edges, weight, edge_index, num_nodes)
+    return _looped(edge_index, edge_attr, fill_value, num_nodes)
 
 
 def _knows_all_nodes(edges: Edges, num_nodes: object) -> bool:
@@ -194,21 +196,23 @@ def add_remaining_self_loops(
 ) -> tuple[Edges, Tensor | None]:
     """One loop for each node, behind the other edges; a node that has one keeps its value."""
     _require_no_values("add_remaining_self_loops", edge_index)
-    return _one_loop_each(edge_index, edge_attr, fill_value, num_nodes, "remaining")
-
-
-def _one_loop_each(
-    edge_index: Edges, edge_attr: Tensor | None, fill_value: object, num_nodes: object, rule: LoopRule
-) -> tuple[Edges, Tensor | None]:
-    """One loop for each node, behind the other edges; ``rule``: what becomes of the values of loops that were there."""
     require_all_nodes("add_remaining_self_loops", edge_index.graph, num_nodes)
-    others, places = edge_index.without_loops
-    edges = others.with_loops
-    weight = None
+    return _looped(edge_index, edge_attr, fill_value, num_nodes, "remaining")
+
+
+def _looped(
+    edge_index: Edges, edge_attr: Tensor | None, fill_value: object, num_nodes: object, rule: LoopRule | None = None
+) -> tuple[Edges, Tensor | None]:
+    """A loop for each node behind the edges; with a ``rule`` for values of loops that exist, it takes their place."""
+    others, places = edge_index.without_loops if rule is not None else (edge_index, None)
+    edges, weight = others.with_loops, None
     if edge_attr is not None:
         values = _local(edge_attr, edge_index.rows)
-        filled = edge_index.with_loop_values(_filled(values, fill_value, edge_index), values, rule)
-        weight = edges.tensor(append([values.index_select(0, places), filled]))
+        filled = _filled(values, fill_value, edge_index)
+        if rule is not None and places is not None:
+            filled = edge_index.with_loop_values(filled, values, rule)
+            values = values.index_select(0, places)
+        weight = edges.tensor(append([values, filled]))
     return _loops_at(edges, weight, edge_index, num_nodes)
 
 
@@ -242,7 +246,7 @@ def gcn_norm(
         edge_index, edge_weight, norm, dtype if edge_weight is None else edge_weight.dtype,  # type: ignore[arg-type]
         lambda edges, weight: _gcn_norm(edges, weight, improved, add_self_loops, dtype, num_nodes=graph.targets.size),
     )  # fmt: skip
-    return NormedEdges.of_lazy(lazy), NormWeight.of_lazy(lazy)
+    return lazy.stand_ins()
 
 
 def _gcn_norm(
@@ -260,7 +264,7 @@ def _gcn_norm(
         rule = edge_index.graph.loop_rule
         if edge_weight is None and rule == "add":  # one and one are two
             edge_weight = _ones(edge_index, dtype)
-        edge_index, edge_weight = _one_loop_each(edge_index, edge_weight, fill_value, num_nodes, rule)
+        edge_index, edge_weight = _looped(edge_index, edge_weight, fill_value, num_nodes, rule)
     source, target = edge_index.end(0), edge_index.end(1)
     weight = _ones(edge_index, dtype) if edge_weight is None else edge_weight
     end = source if by_source else target
@@ -358,10 +362,28 @@ def _of_all_edges(stock: Function) -> Function:
 
 
 def _full(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, (Edges, RowTensor, MovedRows)) else value
+    return value.full_tensor() if isinstance(value, (DistributedEdgeIndex, Edges, RowTensor, MovedRows)) else value
 
 
 for _name in {*pyg.__all__} - {"trim_to_layer"}:
     _stock = getattr(pyg, _name)
     if isinstance(_stock, FunctionType) and "edge_index" in signature(_stock).parameters and _stock not in SUBSTITUTES:
         _stands_for(_stock)(_of_all_edges(_stock))
+
+
+class DistributedSelectTopK(SelectTopK):
+    """Its own code; the highest scores are found among those of all nodes (collective). Exact."""
+
+    forward = patched(SelectTopK.forward, SUBSTITUTES)
+
+
+class DistributedFilterEdges(FilterEdges):
+    """Its own code, with the edges between the nodes that were chosen (collective). Exact."""
+
+    forward = patched(FilterEdges.forward, SUBSTITUTES)
+
+
+class DistributedGraphUNet(GraphUNet):
+    """Its own code; every rank computes the paths of two edges of the whole graph (collective). Exact."""
+
+    augment_adj = _of_all_edges(GraphUNet.augment_adj)

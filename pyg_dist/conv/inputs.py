@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
 from functools import cache, partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.session.state import world_size
 from pyg_dist.conv.fast_paths import STEPS
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
+from pyg_dist.graph.adjacency import adjacency
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView, End, NodeSharding, nodes_at
-from pyg_dist.graph.sparse_matrix import adjacency
 from pyg_dist.partition.inputs import as_edges
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
@@ -60,14 +60,15 @@ def edge_handle(
         if type(edge_index) is MovedRows:  # ends that a script has stacked
             edge_index = edge_index.full_tensor()
         is_plain = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
-        laid_out = None
+        laid_out: DistributedEdgeIndex | None = None
         if is_plain and isinstance(features, NodeTensor):
             edges = as_edges(edge_index)
             whole, device = features._sharding.whole, features.device
             targets = at_targets._sharding.whole if isinstance(at_targets, NodeTensor) else whole
-            ends = (targets, whole) if turns else (whole, targets)
-            end = ends[1] if hyperedges is None else hyperedges
-            laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, end, device, sources=ends[0])
+            ends: Any = (targets, whole) if turns else (whole, targets)
+            if all(isinstance(nodes, NodeSharding) for nodes in ends):
+                end: Any = ends[1] if hyperedges is None else hyperedges
+                laid_out = DistributedEdgeIndex.over(edges.flip(0) if turns else edges, end, device, sources=ends[0])
         elif at_targets is None:
             laid_out = adjacency(edge_index, features)
         if laid_out is None:
@@ -191,9 +192,8 @@ def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: obj
             )
     if isinstance(x, NodeTensor):
         if not graph.owns(x, 1 if rows is graph.targets else 0):
-            permuted = rows.align_by_position(
-                x.to_local(), x._sharding
-            )  # x[torch.randperm(N)], as contrastive methods have it
+            # x[torch.randperm(N)], as contrastive methods have it
+            permuted = rows.align_by_position(x.to_local(), x._sharding)
             if permuted is not None:
                 return NodeTensor.from_local(permuted, rows)
             if x._sharding.whole is rows:
@@ -273,7 +273,7 @@ def flat_weight(weight: EdgeTensor) -> EdgeTensor:
     """A weight for each edge, ``[E]`` or ``[E, 1]``, as ``[E]``."""
     if weight.dim() == 1:
         return weight
-    return _derived(weight, weight._sharding, lambda w: w.view(-1).clone())  # type: ignore[return-value]
+    return derived(weight, weight._sharding, lambda w: w.view(-1).clone())  # type: ignore[return-value]
 
 
 def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowSharding) -> EdgeTensor:
@@ -294,8 +294,8 @@ def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
     if value.shape[:1] != (rows.size,):
         return None
     if not isinstance(value, RowTensor):
-        return _derived(value, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))
-    return _derived(value, rows, lambda w: _moved(w, rows))
+        return derived(value, rows, lambda w: EdgeTensor.from_local(rows.slice(w), rows))
+    return derived(value, rows, lambda w: _moved(w, rows))
 
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:
@@ -317,28 +317,28 @@ def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:
 
 def snapshot(weight: EdgeTensor) -> EdgeTensor:
     """A copy of constant edge weights: the same object for all callers until they change."""
-    return _derived(weight, weight._sharding, lambda w: w.detach().clone())  # type: ignore[return-value]
+    return derived(weight, weight._sharding, lambda w: w.detach().clone())  # type: ignore[return-value]
 
 
 W = TypeVar("W", bound=Tensor)
 D = TypeVar("D")
 
-_DERIVED: MutableMapping[Tensor, list[Any]] = (
-    WeakIdKeyDictionary()
-)  # by tensor: (rows, version, derived), the latest few
+_DERIVED: MutableMapping[Tensor, list[Any]] = WeakIdKeyDictionary()
+"""By tensor: rows, version, and what was derived; of the latest few."""
 
 _MOST_DERIVED = 4
 
 
-def _derived(weight: W, rows: RowSharding, derive: Callable[[W], D]) -> D:
+def derived(weight: W, rows: RowSharding | None, derive: Callable[[W], D]) -> D:
     """``derive(weight)``, no view; for a constant the same object as last time, since operators are cached by it."""
     version = version_of(weight)
     if weight.requires_grad or version is None:
         return derive(weight)
-    known = [entry for entry in _DERIVED.get(weight, ()) if entry[1] == version]
-    for its_rows, _, derived in known:
-        if its_rows is rows:
-            return cast(D, derived)
-    derived = derive(weight)
-    _DERIVED[weight] = [*known, (rows, version, derived)][-_MOST_DERIVED:]
-    return derived
+    known = _DERIVED.get(weight, [])
+    for its_rows, its_version, found in known:
+        if its_rows is rows and its_version == version:
+            return found  # type: ignore[no-any-return]
+    made = derive(weight)
+    still = (entry for entry in known if entry[1] == version)
+    _DERIVED[weight] = [*still, (rows, version, made)][-_MOST_DERIVED:]
+    return made

@@ -43,10 +43,8 @@ def joined_edges(
     """
     whole = [one.full_tensor().cpu() + host.tensor(add).view(2, 1) for one, add in zip(relations, offsets, strict=True)]
     graph, pieces = relations[0].graph, [one.rows for one in relations]
-    joined = DistributedEdgeIndex.over(
-        torch.cat(whole, 1), targets, graph.device, graph.loop_rule, is_kept=False, sources=sources
-    )
-    assert joined is not None
+    edges = torch.cat(whole, 1)
+    joined = DistributedEdgeIndex.over(edges, targets, graph.device, graph.loop_rule, is_kept=False, sources=sources)
     ordered, place = _positions(pieces).sort()
     rows = joined.graph.edge_sharding
     rows.pieces, rows.order_in_pieces = pieces, place[torch.searchsorted(ordered, rows.position)]

@@ -15,32 +15,13 @@ from torch import Tensor
 
 from pyg_dist.conv.inputs import snapshot
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.graph.edges import SINGLE_EDGES, Edges
+from pyg_dist.graph.edges import ALIKE, SINGLE_EDGES, Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView, Norm, Operator
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.registry import Args, Function, Kwargs, mapped
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of
-from pyg_dist.tensor.sharding import lasting
 
 Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, Tensor]"]
-
-
-class _Kept:
-    """Edges and weights that are kept until a conv writes to them; PyG makes them in each call."""
-
-    def __init__(self, make: Make) -> None:
-        self._make = make
-        self._known: tuple[Edges | None, Tensor, int | None] | None = None
-
-    @lasting
-    def get(self, edges: Edges, weight: EdgeTensor | None) -> tuple[Edges, Tensor]:
-        """Edges and constant weights, the same objects in each call (collective where they are made)."""
-        known = self._known
-        if known is None or known[2] is None or version_of(known[1]) != known[2]:
-            found, values = self._make(edges, weight)
-            # The edges keep this, and must not be kept by it.
-            known = self._known = None if found is edges else found, values, version_of(values)
-        return edges if known[0] is None else known[0], known[1]
 
 
 class LazyNorm:
@@ -55,13 +36,27 @@ class LazyNorm:
         """Whether these are the edges that came with the weights."""
         return isinstance(edges, NormedEdges) and edges.lazy is self
 
+    def stand_ins(self) -> tuple[NormedEdges, NormWeight]:
+        """What a conv gets for edges and weights: they are made when they are looked at."""
+        edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(NormedEdges)
+        edges.lazy, edges.graph, edges.weight = self, self.graph, None
+        weight = torch.empty(0, dtype=self.dtype, device="meta").as_subclass(NormWeight)
+        weight.lazy = self
+        return edges, weight
+
     @cached_property
     def made(self) -> tuple[Edges, Tensor]:
         """The edges and their weights (collective at the first use); those of constant weights are kept."""
-        if self._learns:
-            return self._make(self._all, self._weight)
-        kept = self._all.kept.get((self._norm, self.dtype), self._weight, lambda: _Kept(self._make))
-        return kept.get(self._all, self._weight)
+        if not self._learns:
+            edges, values, version = self._all.kept.get((self._norm, self.dtype), self._weight, self._made_to_last)
+            if version is not None and version == version_of(values):  # no conv has written to them
+                return self._all if edges is None else edges, values
+        return self._make(self._all, self._weight)
+
+    def _made_to_last(self) -> tuple[Edges | None, Tensor, int | None]:
+        """Edges, weights and their version; ``None`` for all edges, which keep this, and must not be kept by it."""
+        edges, values = self._make(self._all, self._weight)
+        return None if edges is self._all else edges, values, version_of(values)
 
     @property
     def _learns(self) -> bool:
@@ -111,13 +106,6 @@ class NormedEdges(Edges):
 
     lazy: LazyNorm
 
-    @staticmethod
-    def of_lazy(lazy: LazyNorm) -> NormedEdges:
-        """See the class."""
-        edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(NormedEdges)
-        edges.lazy, edges.graph, edges.weight = lazy, lazy.graph, None
-        return edges
-
     def __getattribute__(self, name: str) -> object:
         if name == "rows" or name in SINGLE_EDGES:
             return getattr(self.lazy.made[0], name)
@@ -125,16 +113,9 @@ class NormedEdges(Edges):
 
     @classmethod
     def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
-        if func in _ALIKE:
+        if func in ALIKE or func == Tensor.device.__get__:
             return super().__torch_function__(func, types, args, kwargs)
         return func(*made(args), **made(kwargs or {}))
-
-
-_ALIKE = {
-    *(getattr(Tensor, name).__get__ for name in ("dtype", "layout", "device", "is_sparse", "requires_grad", "ndim")),
-    *(Tensor.dim, Tensor.__hash__, Tensor.__len__),
-}
-"""Questions that the edges, once made, answer alike."""
 
 
 class NormWeight(DerivedOperand):
@@ -145,13 +126,6 @@ class NormWeight(DerivedOperand):
     """
 
     lazy: LazyNorm
-
-    @staticmethod
-    def of_lazy(lazy: LazyNorm) -> NormWeight:
-        """See the class."""
-        weight = torch.empty(0, dtype=lazy.dtype, device="meta").as_subclass(NormWeight)
-        weight.lazy = lazy
-        return weight
 
     @classmethod
     def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:

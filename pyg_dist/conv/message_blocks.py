@@ -26,7 +26,7 @@ from pyg_dist.backend import ops
 from pyg_dist.backend.session.generators import generator_states, set_generator_states
 from pyg_dist.backend.session.settings import MESSAGE_MIB
 from pyg_dist.backend.sparse.csr import Block, Place
-from pyg_dist.conv.fast_paths import changed_step, is_hooked
+from pyg_dist.conv.fast_paths import has_changed_step, is_hooked
 from pyg_dist.conv.inputs import node_rows, place_of_nodes
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.graph.edge_blocks import BlockEdges
@@ -78,7 +78,7 @@ _bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[object, int]] = weakre
 
 def _may_run(conv: MessagePassing) -> bool:
     """Whether the steps of ``conv`` are neither changed nor hooked."""
-    if changed_step(conv) is not None or conv.decomposed_layers > 1:
+    if has_changed_step(conv) or conv.decomposed_layers > 1:
         return False
     if any(is_hooked(part) for part in conv.modules() if part is not conv):
         return False

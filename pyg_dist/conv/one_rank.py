@@ -19,13 +19,11 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from pyg_dist.backend import timing
 from pyg_dist.backend.dense.indexed_rows import select, sum_rows
-from pyg_dist.conv.fast_paths import is_hooked, step_hooks
+from pyg_dist.conv.fast_paths import CODE, is_hooked, step_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
-
-_CHANGED = ("message", "aggregate", "update", "message_and_aggregate", "edge_update", "forward")
 
 _OTHERS_DRAW = frozenset({"SuperGATConv"})
 """Convs of PyG that draw more than dropout."""
@@ -121,7 +119,7 @@ def _runs_plainly(conv: MessagePassing, stock: object) -> bool:
     return (
         _is_pygs(stock)
         and not (conv.explain or state.get("cached") or any(step_hooks(state)))
-        and state.keys().isdisjoint(_CHANGED)
+        and state.keys().isdisjoint(CODE)
         and _is_unobserved(conv)
         and not (timing.is_recording() or torch._C._get_tracing_state() is not None)
         and not torch._C._are_functorch_transforms_active()

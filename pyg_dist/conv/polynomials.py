@@ -60,7 +60,6 @@ class _Hops:
 
     @staticmethod
     def of(operator: object, polynomial: _Polynomial) -> _Hops:
-        """The one object of an operator and its powers."""
         own = _HOPS.setdefault(operator, {})
         key = polynomial.degree, polynomial.factors
         return own.setdefault(key, _Hops(*key))
@@ -106,8 +105,6 @@ def polynomial_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tens
 
 @dataclass(frozen=True)
 class _Run:
-    """A polynomial over a graph."""
-
     conv: MessagePassing
     graph: Any
     operator: Operator

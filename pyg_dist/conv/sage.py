@@ -10,7 +10,7 @@ from torch_geometric.nn import SAGEConv
 
 from pyg_dist.backend.ops.library import sum_dtype
 from pyg_dist.conv.any_conv import own_form, run_on_edges
-from pyg_dist.conv.fast_paths import NORMS, changed_step
+from pyg_dist.conv.fast_paths import NORMS, has_changed_step
 from pyg_dist.conv.hetero_conv import LinearTerms
 from pyg_dist.conv.inputs import edge_handle, edge_rows, features, has_batch, require_all_nodes
 from pyg_dist.conv.local_aggregation import aggregate_neighbours
@@ -61,7 +61,7 @@ class DistributedSAGEConv(SAGEConv):
         handle = edge_handle(self, edge_index, x, calls_message=False)
         if handle is None:
             return super().forward(x, edge_index, size)  # type: ignore[no-any-return]
-        if changed_step(self) is not None:
+        if has_changed_step(self):
             return run_on_edges(self, x, edge_index, size)
         graph = handle.graph
         require_all_nodes(type(self).__name__, graph, size)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from math import isclose
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.nn import (
     APPNP,
     ARMAConv,
@@ -33,12 +31,12 @@ from torch_geometric.nn.aggr import (
 
 from pyg_dist.conv.fast_paths import NORMS, Given, fast_path
 from pyg_dist.conv.graph_functions import add_self_loops, degree, gcn_norm, remove_self_loops
+from pyg_dist.conv.inputs import derived
 from pyg_dist.conv.lazy_norm import made
 from pyg_dist.conv.weighted_sum import add_into_, commutes, sum_by
 from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.tensor import NodeTensor
-from pyg_dist.tensor.row_tensor import version_of
 
 
 @fast_path(FAConv, step="propagate", code=("message", "update", "aggregate"))
@@ -187,9 +185,7 @@ def initial_residual_forward(conv: MessagePassing, edges: Edges, given: Given) -
 def _is_personalized(conv: MessagePassing) -> bool:
     """Whether alpha is a number, and no edges are dropped; without norm ``A^k`` alone may be too large."""
     is_plain = isinstance(conv.alpha, (int, float)) and not (conv.dropout > 0 and conv.training)
-    return (
-        is_plain and conv.K >= 1 and conv.normalize and not conv.cached
-    )  # PyG keeps a cached norm, whatever the edges
+    return is_plain and conv.K >= 1 and conv.normalize and not conv.cached  # PyG keeps a norm, whatever the edges
 
 
 @fast_path(APPNP, when=_is_personalized)
@@ -219,25 +215,20 @@ def _with_identity(weight: Tensor, beta: float, scale: float) -> Tensor:
     return torch.add(identity * (scale * (1 - beta)), weight, alpha=scale * beta)
 
 
-_FACTORS: MutableMapping[Tensor, tuple[int | None, float | None]] = WeakIdKeyDictionary()
-
-
 def _factor_of_root(conv: GINConv) -> float | None:
     """``1 + eps``; ``None`` where eps was changed since the conv was made: an operator is kept for each value.
 
     Read again only where eps was written to, since reading waits for the device.
     """
-    version = version_of(conv.eps)
-    known = _FACTORS.get(conv.eps)
-    if known is None or version is None or known[0] != version:
-        rounding = max(torch.finfo(dtype).eps for dtype in (conv.eps.dtype, torch.float32))  # it may have been cast
-        is_initial = isclose(conv.eps, conv.initial_eps, rel_tol=rounding)
-        known = _FACTORS[conv.eps] = version, float(1 + conv.eps) if is_initial else None
-    return known[1]
+
+    def factor(eps: Tensor) -> float | None:
+        rounding = max(torch.finfo(dtype).eps for dtype in (eps.dtype, torch.float32))  # it may have been cast
+        return float(1 + eps) if isclose(eps, conv.initial_eps, rel_tol=rounding) else None
+
+    return derived(conv.eps, None, factor)
 
 
 def _side_by_side(weight: Tensor) -> Tensor:
-    """Matrices ``[K, F, G]`` as one, ``[F, K G]``."""
     return weight.transpose(0, 1).flatten(1)
 
 

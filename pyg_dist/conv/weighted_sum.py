@@ -122,8 +122,6 @@ class _Column(NamedTuple):
 
 
 class _Weights:
-    """Stands for weights of edges."""
-
     def view(self, *shape: object) -> _Column:
         if shape not in ((-1, 1), ((-1, 1),), ([-1, 1],)):
             raise NotImplementedError  # not the form looked for
@@ -219,12 +217,9 @@ def operator_of(
     """The matrix of :func:`sum_by` and the dtype of its products; ``None`` where there is none (collective)."""
     if not isinstance(x, NodeTensor) or not edges.graph.owns(x, 0) or x.dim() != 2 or x.dtype not in ops.FLOATS:
         return None, torch.get_default_dtype()
-    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, _dtype(weight))
+    of_weight: Any = weight.lazy if isinstance(weight, NormWeight) else weight
+    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, of_weight.dtype)
     return _operator(edges, norm, weight, flattens, dtype), dtype
-
-
-def _dtype(weight: Any) -> torch.dtype:
-    return weight.lazy.dtype if isinstance(weight, NormWeight) else weight.dtype
 
 
 def _operator(edges: Edges, norm: Norm, weight: Any, flattens: bool, dtype: torch.dtype) -> Operator | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.backend import host
 from pyg_dist.backend.on_device import copied_to, on_device
@@ -16,7 +16,7 @@ from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import SampledGraph
-from pyg_dist.graph.sample import Subset
+from pyg_dist.graph.sample import KeptEdges, Subset
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.operands import by_row_mask
 from pyg_dist.tensor.row_index import PickedEdges, PickedNodes
@@ -116,10 +116,8 @@ def cut(
             index = nodes if isinstance(value, NodeTensor) else edges
             is_tile = graph is not None and graph.parent.owns(value)
             rows = value._sharding
-            if (
-                index is not None and not is_tile and _are_chosen(rows, index, nodes, edges)
-            ):  # as they are, as PyG has them
-                found[name] = value
+            if index is not None and not is_tile and _are_chosen(rows, index, nodes, edges):
+                found[name] = value  # as it is, as PyG has it
                 continue
             if index is None or not (rows is index.source or is_tile):
                 raise LayoutMismatchError(
@@ -145,28 +143,31 @@ def _are_chosen(rows: RowSharding, index: PickedNodes | PickedEdges, *picks: Pic
 
 def plain_batch(data: Data, subset: Subset) -> Data:
     """The batch of a graph that one process has, as PyG makes it; for a subset that names its edges."""
-    kept = subset.kept
-    assert kept is not None
-    batch, order = data.__class__(), kept.key.argsort()
-    edge_id = kept.edge_id[order]
-    for name, value in data.items():
-        if name == "edge_index":
-            value = kept.edge_index(order).to(value.device)
-        elif data.is_node_attr(name):
-            value = plain_rows(value, subset.node_id, data.__cat_dim__(name, value))
-        elif data.is_edge_attr(name):
-            value = plain_rows(value, edge_id, data.__cat_dim__(name, value))
-        batch[name] = value
-    batch.num_nodes = subset.node_id.numel()
-    batch.n_id, batch.e_id = subset.node_id, edge_id
-    return batch.update({**subset.attributes, **subset.node_attributes})
+    found = plain_attributes(data, data._store, subset, subset.kept)
+    return data.__class__().update({**found, **subset.attributes, **subset.node_attributes})
 
 
-def plain_rows(value: object, ids: Tensor, dim: int = 0) -> object:
-    """Some rows of an attribute of a plain graph: entries of dimension ``dim``."""
-    if isinstance(value, np.ndarray):  # as of a file that is mapped into memory: only these rows are read
-        return torch.from_numpy(value.take(ids.numpy(), axis=dim))
-    return value.index_select(dim, ids.to(value.device)) if isinstance(value, Tensor) else value
+def plain_attributes(
+    data: Data | HeteroData, store: Any, nodes: Subset | None, kept: KeptEdges | None
+) -> dict[str, object]:
+    """Those of a plain graph, or of one of its types or relations, at a sample of its nodes, edges, or both."""
+    found, node_id = dict[str, object](), None if nodes is None else nodes.node_id
+    order: Any = None if kept is None else kept.key.argsort()
+    edge_id = None if kept is None else kept.edge_id[order]
+    for name, value in store.items():
+        if kept is not None and name == "edge_index":
+            found[name] = kept.edge_index(order).to(value.device)
+            continue
+        ids = node_id if store.is_node_attr(name) else edge_id if store.is_edge_attr(name) else None
+        dim = 0 if ids is None else data.__cat_dim__(name, value, store)
+        if ids is not None and isinstance(value, np.ndarray):  # of a file mapped into memory: these rows are read
+            value = torch.from_numpy(value.take(ids.numpy(), axis=dim))
+        elif ids is not None and isinstance(value, Tensor):
+            value = value.index_select(dim, ids.to(value.device))
+        found[name] = value
+    if nodes is not None:
+        found |= {"num_nodes": nodes.size, "n_id": node_id}
+    return found if kept is None else {**found, "e_id": edge_id}
 
 
 def chosen_nodes(data: Data, subset: object, what: str = "subset") -> Tensor:

@@ -21,7 +21,6 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.backend.session.steps import set_up, step
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
-from pyg_dist.data.hyperedges import options_of_hyperedges, with_hyperedges
 from pyg_dist.data.layout_choice import lay_out
 from pyg_dist.data.options import Options, agree
 from pyg_dist.data.storage import DistributedStorage, LocalGraph, OnDevice, refused
@@ -161,7 +160,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
                 rest, hyperedges = take_hyperedges(data)
                 graph_input = read_graph(rest, allow_nan, warn=session.is_main())
                 if hyperedges is not None:
-                    graph_input.hyperedges, options = hyperedges, options_of_hyperedges(options)
+                    graph_input.hyperedges, options = hyperedges, options.with_hyperedges()
                 if nodes_of is not None:
                     _check_nodes(nodes_of, graph_input, options)
             with step("compare the ranks' inputs"):
@@ -173,7 +172,11 @@ class DistributedData(OfThisRun, OnDevice, Data):
                 graph = graph_over(graph_input.edge_index, nodes, nodes, graph_input.form.loop_rule)
             release_free_memory()
             local = LocalGraph.of(graph_input, graph.to(graph_input.device), plan)
-            self._fill(local if hyperedges is None else with_hyperedges(local, hyperedges, options))
+            if hyperedges is not None:
+                from pyg_dist.data.typed_layout import with_hyperedges  # only who has some loads what handles them
+
+                local = with_hyperedges(local, hyperedges, options)
+            self._fill(local)
             kept = self._store._mapping  # in the input's order, which keys() of Data, a set's, have lost
             kept.update({name: kept.pop(name) for name in data.to_dict() if name in kept})
         logger.debug(
@@ -185,8 +188,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
     __signature__ = Signature([*signature(__init__).parameters.values()][1:])
 
     def _fill(self, local: LocalGraph) -> None:
-        super().__init__()
-        self.__dict__.update(graph=local.graph, plan=local.plan, _store=DistributedStorage(_parent=self))
+        self._adopt_rows(local.graph, local.plan, {})
         if isinstance(local.plan, DistributionPlan):
             _plans[id(local.plan)] = local.plan
         if local.graph_key is not None:
@@ -247,7 +249,6 @@ class DistributedData(OfThisRun, OnDevice, Data):
             [(2, 2), (2, 1)]
         """
         edges = DistributedEdgeIndex.over(edge_index, self.graph.node_sharding, self.graph.device, is_kept=False)
-        assert edges is not None
         if edge_attr is not None:
             sharding = edges.graph.edge_sharding
             edges = DistributedEdgeIndex(edges.graph)  # its own: other values may come with the same edges
@@ -360,24 +361,28 @@ class DistributedData(OfThisRun, OnDevice, Data):
             return True
         return bool(self._whole_edges().is_coalesced())
 
-    def _graph_of_edges(self) -> DistributedGraph:
+    def _edges(self) -> DistributedEdgeIndex:
         if self._store.hyperedges is not None and not self.graph.edge_sharding.size:
             raise UnsupportedError("Expected edges between nodes (got hyperedges alone): ask before DistributedData")
-        return self.graph
+        return DistributedEdgeIndex(self.graph)
 
     def _whole_edges(self) -> Data:
-        whole = Data(edge_index=self._graph_of_edges().full_edge_index(), num_nodes=self.num_nodes)
+        whole = Data(edge_index=self._edges().full_tensor(), num_nodes=self.num_nodes)
         if "edge_attr" in self:
             whole.edge_attr = self.edge_attr.full_tensor()
         return whole
 
     def has_isolated_nodes(self) -> bool:
         """Whether some node has no edge other than self loops (collective)."""
-        return self._graph_of_edges().has_isolated_nodes()
+        edges = self._edges().edges(by_operator=True)
+        row, col = edges.end(0), edges.end(1)
+        is_other = (row != col).float()
+        return bool((row.add_up(is_other) + col.add_up(is_other) == 0).any())
 
     def has_self_loops(self) -> bool:
         """Whether some edge is a self loop (collective)."""
-        return self._graph_of_edges().has_self_loops()
+        row, col = self._edges()
+        return bool((row == col).any())
 
     @property
     def _device(self) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch_geometric.data import HeteroData
@@ -15,11 +15,11 @@ from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks
 from pyg_dist.backend.session.steps import set_up, step
-from pyg_dist.data.batch import cut, drawn_rows, moved, plain_rows
+from pyg_dist.data.batch import cut, drawn_rows, moved, plain_attributes
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import OnDevice, TypedEdges, TypedNodes, require_name
+from pyg_dist.data.storage import OnDevice, TypedEdges, TypedNodes, refused, require_name
 from pyg_dist.data.typed_layout import LocalTypes, NodesByType, owners_of_all, parts_by_type, types_on_halo
-from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.sample import TypedSubset
 from pyg_dist.halo.plan.plan import Plan
@@ -139,11 +139,9 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
             whole[relation].edge_index = store.handle.graph.full_edge_index()
         return whole
 
-    def subgraph(self, *args: object, **kwargs: object) -> NoReturn:
-        """Refused: the nodes and edges are fixed, and types have their names."""
-        raise MixedRowsError("This would change a distributed graph with types: apply it before DistributedData")
-
-    edge_subgraph = to_homogeneous = rename = coalesce = sort = subgraph
+    # The nodes and edges are fixed, and types have their names.
+    subgraph, edge_subgraph, to_homogeneous = map(refused, ("subgraph", "edge_subgraph", "to_homogeneous"))
+    rename, coalesce, sort = map(refused, ("rename", "coalesce", "sort"))
 
     @property
     def _device(self) -> torch.device:
@@ -219,24 +217,11 @@ def plain_batch(data: HeteroData, sample: TypedSubset) -> HeteroData:
     batch = data.__class__()
     batch._global_store._mapping.update(data._global_store._mapping)
     for kind, store in data.node_items():
-        nodes, its = sample.nodes[kind], batch[kind]
-        for name, value in store.items():
-            if store.is_node_attr(name):
-                value = plain_rows(value, nodes.node_id, data.__cat_dim__(name, value, store))
-            its[name] = value
-        its.num_nodes, its.n_id = nodes.size, nodes.node_id
-        its.update({**nodes.attributes, **nodes.node_attributes})
+        nodes = sample.nodes[kind]
+        found = plain_attributes(data, store, nodes, None)
+        batch[kind].update({**found, **nodes.attributes, **nodes.node_attributes})
     for relation, store in data.edge_items():
-        kept, its = sample.edges[relation], batch[relation]
-        order = kept.key.argsort()
-        for name, value in store.items():
-            if name == "edge_index":
-                its.edge_index = kept.edge_index(order).to(value.device)
-            elif store.is_edge_attr(name):
-                its[name] = plain_rows(value, kept.edge_id[order], data.__cat_dim__(name, value, store))
-            else:
-                its[name] = value
-        its.e_id = kept.edge_id[order]
+        batch[relation].update(plain_attributes(data, store, None, sample.edges[relation]))
     for relation, attributes in sample.edge_attributes.items():
         batch[relation].update(attributes)
     return batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
@@ -13,6 +13,7 @@ from pyg_dist.backend.comm.topology import ranks_per_machine
 from pyg_dist.backend.session.agreement import digest, on_main, require_equal
 from pyg_dist.backend.session.settings import SETTINGS, Bits
 from pyg_dist.errors import OptionError, UnsupportedError
+from pyg_dist.graph.protocol import NO_HYPEREDGES
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.levels import HIERARCHIES, Hierarchy
 from pyg_dist.halo.plan.plan import Plan
@@ -111,6 +112,12 @@ class Options:
                 f"Expected a mesh without data groups with layout='auto', which prices one copy of the graph (got "
                 f"{self.mesh}): choose layout='grid'"
             )
+
+    def with_hyperedges(self) -> Options:
+        """Those of a graph with hyperedges, whose layout is the halo."""
+        if self.layout == "grid":
+            raise UnsupportedError(NO_HYPEREDGES)
+        return replace(self, layout="halo")
 
     @property
     def bits_by_direction(self) -> tuple[Bits, Bits]:

@@ -141,13 +141,12 @@ class DistributedStorage(RowStorage, GlobalStorage):
             if not isinstance(value, Tensor) or value.dim() == 0:
                 return value
         elif graph.owns(value) or graph.edge_sharding.is_equivalent(value._sharding):
-            return graph.place_attribute(key, value)
+            return _as_kept(key, value, graph)
         kind = _assigned_to(key, value, graph.node_sharding.size, graph.edge_sharding.size)
         if kind is None:  # also rows of a selection, or rows that a script has appended
             return value
-        return graph.place_attribute(
-            key, _with_rows(key, value, graph.edge_sharding if kind == "edge" else graph.node_sharding)
-        )
+        rows = graph.edge_sharding if kind == "edge" else graph.node_sharding
+        return _as_kept(key, _with_rows(key, value, rows), graph)
 
     @property
     def hyperedges(self) -> tuple[str, DistributedGraph] | None:
@@ -174,7 +173,7 @@ class DistributedStorage(RowStorage, GlobalStorage):
 
     def _further_edges(
         self, graph: DistributedGraph, edges: Tensor, loop_rule: LoopRule, values: Tensor | None
-    ) -> DistributedEdgeIndex | None:
+    ) -> DistributedEdgeIndex:
         """A sparse matrix beside the graph's own, as ``full_adj_t``: these, where they are the same (collective)."""
         own: DistributedEdgeIndex | None = next((self._mapping[k] for k in GRAPH_KEYS if k in self._mapping), None)
         has_as_many = own is not None and own.is_sparse and graph.edge_sharding.size == edges.shape[1]
@@ -187,7 +186,7 @@ class DistributedStorage(RowStorage, GlobalStorage):
             if is_own:
                 return own
         laid_out = DistributedEdgeIndex.over(edges, graph.node_sharding, graph.device, loop_rule, is_kept=False)
-        return None if laid_out is None else DistributedAdjacency(laid_out.graph).set_value(values)
+        return DistributedAdjacency(laid_out.graph).set_value(values)
 
 
 class TypedNodes(RowStorage, NodeStorage):
@@ -264,6 +263,12 @@ class TypedEdges(RowStorage, EdgeStorage):
             is_first = not any(key in self._mapping for key in GRAPH_KEYS)
             return _same_nodes(key, value, None if is_first else self.handle.graph)
         return _placed(key, value, self.handle.graph.edge_sharding, "edge")
+
+
+def _as_kept(key: str, value: RowTensor, graph: DistributedGraph) -> RowTensor:
+    """An attribute of nodes or edges as its layout keeps it (collective where whole rows become tiles)."""
+    rows = graph.attribute_sharding(key, value) if isinstance(value, NodeTensor) else graph.node_sharding
+    return value if rows is graph.node_sharding else value.redistribute(rows)
 
 
 def _with_rows(key: str, value: Tensor, rows: RowSharding) -> RowTensor:

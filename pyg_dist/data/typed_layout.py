@@ -1,10 +1,14 @@
-"""A checked graph of several types in the halo layout: parts, nodes by type, the graph of each relation, plan."""
+"""A checked graph of several types in the halo layout: parts, nodes by type, the graph of each relation, plan.
+
+Hyperedges of a graph with one type are nodes of a second set.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +23,7 @@ from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node, lev
 from pyg_dist.data.options import Options
 from pyg_dist.data.storage import LocalGraph, local_rows
 from pyg_dist.errors import DataError
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.halo.graph import HaloGraph
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.relations import HeteroPlan, Relation, relation_hash, rows_in_order
@@ -30,6 +35,7 @@ from pyg_dist.partition.stream import chunks_of
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.model import Model
 from pyg_dist.store.graph_input import HeteroInput, as_one_type
+from pyg_dist.store.hyperedges import Hyperedges
 from pyg_dist.store.manifest import LoopRule
 
 
@@ -172,3 +178,35 @@ def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor
 
     whole = torch.cat(list(parts.values())).to(torch.int32) if group.rank == 0 and parts else None
     return TypedGraph.of(rows, hetero.num_nodes, options, group, shares(), whole)
+
+
+def with_hyperedges(local: LocalGraph, given: Hyperedges, options: Options) -> LocalGraph:
+    """A rank's part of a graph and of its hyperedges, each of which is on the rank that has most of its nodes.
+
+    Collective.
+    """
+    nodes, device = local.graph.node_sharding, local.graph.device
+    handle = DistributedEdgeIndex.over(given.incidence, given.size, device, is_kept=False, sources=nodes)
+    graph = handle.graph
+    attributes: dict[str, object] = {given.key: handle}  # before the rows that lie as it says
+    for rows, found in ((graph.targets, given.attributes), (graph.edge_sharding, given.values)):
+        attributes |= {name: local_rows(value, rows, device) for name, value in found.items()}
+    return replace(
+        local,
+        graph_key=local.graph_key if local.graph.edge_sharding.size else None,
+        plan=_plan_with_hyperedges(local, graph, given, options),
+        attributes=attributes | local.attributes,
+    )
+
+
+def _plan_with_hyperedges(local: LocalGraph, graph: Any, given: Hyperedges, options: Options) -> Any:
+    """That of the edges, if there are any, and of what goes from nodes to hyperedges (collective)."""
+    if not isinstance(local.plan, Plan):
+        return local.plan
+    nodes, hyperedges = graph.sources, graph.targets
+    owners = nodes.parts(), hyperedges.parts()
+    identity = relation_hash(given.incidence, *owners, nodes.group.size, nodes.exchange)
+    plan = gathered_plan(graph.share, nodes.group, options, local.plan.partition, None, identity)
+    plans = {("node", "to", "node"): local.plan} if local.graph.edge_sharding.size else {}
+    plans["node", "in", "hyperedge"] = plan
+    return HeteroPlan({"node": nodes.counts, "hyperedge": hyperedges.counts}, plans, local.plan.parts)

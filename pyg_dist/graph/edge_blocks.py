@@ -8,7 +8,7 @@ ranks that share the rows, which raises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -128,10 +128,9 @@ class BlockEdges(Edges):
 
     @staticmethod
     def _of(graph: _BlockGraph, rows: RowSharding, source: Tensor, target: Tensor) -> BlockEdges:
-        made: Any = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(BlockEdges)
-        made.graph, made.rows, made.source, made.target = graph, rows, source, target
-        made.weight, made.has_all_remote, made.pieces = None, False, {}
-        return made  # type: ignore[no-any-return]
+        made = BlockEdges.of(graph, rows, source, target)  # type: ignore[arg-type]  # as far as blocks need a graph
+        made.pieces = {}
+        return made
 
     def lift(self, nodes: Tensor, end: int) -> EdgeTensor:
         """Each edge's row of what stands for ``nodes``."""

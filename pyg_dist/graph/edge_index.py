@@ -20,9 +20,9 @@ from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked, of_whole_graphs
 from pyg_dist.tensor.functions.indexing import select_rows
-from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of
+from pyg_dist.tensor.registry import Args, Function, Kwargs
 from pyg_dist.tensor.row_tensor import RowTensor
-from pyg_dist.tensor.sharding import RowSharding, require_same
+from pyg_dist.tensor.sharding import require_same
 
 _NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
 
@@ -128,24 +128,16 @@ class DistributedEdgeIndex(EdgeHandle):
     def cpu(self) -> DistributedEdgeIndex:
         return self.to("cpu")
 
-    def new_ones(self, *size: Any, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Tensor:
-        """Like ``Tensor.new_ones``: a plain tensor."""
-        return torch.ones(*size, dtype=dtype, device=self.device, **kwargs)
-
-    def new_zeros(self, *size: Any, **kwargs: Any) -> Tensor:
-        """Like ``Tensor.new_zeros``: a plain tensor."""
-        return self.new_ones(*size, **kwargs).zero_()
-
     @staticmethod
     def over(
         edge_index: Tensor,
-        nodes: RowSharding | int,
+        nodes: NodeSharding | int,
         device: torch.device,
         loop_rule: LoopRule = "remaining",
         is_kept: bool = True,
-        sources: RowSharding | None = None,
-    ) -> DistributedEdgeIndex | None:
-        """A script's own edges, laid out over nodes of a ``DistributedData``; ``None`` for other rows.
+        sources: NodeSharding | None = None,
+    ) -> DistributedEdgeIndex:
+        """A script's own edges, laid out over nodes of a ``DistributedData``.
 
         They are known again by their values, of the latest few sets, so that it does not matter whether a script keeps
         the tensor or makes it anew in each forward. Collective: digests are compared, and new edges planned.
@@ -158,9 +150,8 @@ class DistributedEdgeIndex(EdgeHandle):
             AgreementError: The ranks have different edges.
             DataError: They are no edges between these nodes.
         """
-        sources = sources if sources is not None or isinstance(nodes, int) else nodes
-        if not (isinstance(nodes, (NodeSharding, int)) and isinstance(sources, NodeSharding)):
-            return None
+        sources = nodes if sources is None else sources  # type: ignore[assignment]
+        assert isinstance(sources, NodeSharding), "hyperedges have their nodes named"
         edge_index = as_edges(edge_index)
         identity = digest(edge_index)
         require_same(sources.group, identity, "edge_index")
@@ -198,11 +189,8 @@ class DistributedEdgeIndex(EdgeHandle):
     def reversed(self) -> DistributedEdgeIndex:
         """The same edges from targets to sources, made once (collective: gathers all edges)."""
         graph = self.graph
-        turned = self.over(
-            graph.full_edge_index().flip(0), graph.sources, graph.device, graph.loop_rule, sources=graph.targets
-        )
-        assert turned is not None
-        return turned
+        ends = graph.full_edge_index().flip(0)
+        return self.over(ends, graph.sources, graph.device, graph.loop_rule, sources=graph.targets)
 
     def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex | Tensor:
         """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
@@ -234,20 +222,6 @@ class DistributedEdgeIndex(EdgeHandle):
             return self.full_tensor()[all_edges(index)]
         return DistributedEdgeIndex(self.graph.select(select_rows(self.graph.edge_sharding, rest[0])))
 
-    def t(self) -> DistributedEdgeIndex | Tensor:
-        """The transpose of all edges, plain (collective)."""
-        return self.full_tensor().t()
-
-    @property
-    def T(self) -> DistributedEdgeIndex | Tensor:
-        """Like ``Tensor.T``."""
-        return self.t()
-
-    def transpose(self, dim0: int, dim1: int) -> DistributedEdgeIndex | Tensor:
-        """Like ``Tensor.transpose``."""
-        first, second = dims_of((dim0, dim1), 2)
-        return self if first == second else self.t()
-
     @staticmethod
     def _refuse(what: str) -> NoReturn:
         raise MixedRowsError(
@@ -269,10 +243,6 @@ class DistributedEdgeIndex(EdgeHandle):
     def __array__(self, dtype: Any = None, copy: object = None) -> np.typing.NDArray[Any]:
         return np.asarray(self.full_tensor().cpu(), dtype)
 
-    def numpy(self) -> np.typing.NDArray[Any]:
-        """All edges (collective)."""
-        return np.asarray(self)
-
     def __dlpack_device__(self) -> NoReturn:  # torch.tensor, torch.sparse_coo_tensor and EdgeIndex ask for it
         raise MixedRowsError(
             "edge_index is no tensor, and each rank holds only its own edges: edge_index.full_tensor() is"
@@ -284,11 +254,13 @@ class DistributedEdgeIndex(EdgeHandle):
         """What a plain tensor of all edges has; it is gathered when it is asked for (collective)."""
         if name.startswith("__") or not (self.is_sparse or hasattr(Tensor, name)):
             raise AttributeError(f"edge_index has no attribute {name!r}")
+        if name.startswith("new_"):  # as PyG's explainers and convs make other tensors beside edges
+            return getattr(torch.empty(0, dtype=torch.int64, device=self.device), name)
         if self.is_sparse:
             self._refuse(f"adj_t.{name}")
         if message := of_whole_graphs():  # a loader of PyG's asks what edges are, and would read its part of them
             raise MixedRowsError(message)
-        if name.startswith(("new_", "is_", "requires_grad")):
+        if name.startswith(("is_", "requires_grad")):
             return getattr(torch.empty(0, dtype=self.dtype, device=self.device), name)
         if name.endswith("_"):
             raise MixedRowsError(f"edge_index.{name} would change a distributed edge_index, which is fixed: copy it")

@@ -24,13 +24,14 @@ from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.operands import by_row_mask, local_values
-from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, public_name
+from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, public_name, writes
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.selection import rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 T = TypeVar("T")
+E = TypeVar("E", bound="Edges")
 
 
 def _asked(make: Callable[[Edges], T]) -> Callable[[Edges], T]:
@@ -82,18 +83,19 @@ class Edges(Tensor):
         values = None if weight is None else cast(EdgeTensor, weight.redistribute(rows))
         return Edges.of(graph, rows, *graph.ends(), values, has_all_remote=True)
 
-    @staticmethod
+    @classmethod
     def of(
+        cls: type[E],
         graph: EdgeView,
         rows: RowSharding,
         source: Tensor,
         target: Tensor,
         weight: EdgeTensor | None = None,
         has_all_remote: bool = False,
-    ) -> Edges:
+    ) -> E:
         # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
         # How many there are is counted when it is first read: in a batch that is collective.
-        edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(Edges)
+        edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(cls)
         edges.graph, edges.rows, edges.source, edges.target, edges.weight = graph, rows, source, target, weight
         edges.has_all_remote = has_all_remote
         return edges
@@ -275,9 +277,8 @@ class Edges(Tensor):
 
     def tensor(self, local: Tensor) -> EdgeTensor:
         """The edge tensor with these local values, a fresh plain tensor."""
-        return cast(
-            EdgeTensor, as_row_tensor_(local, self.rows)
-        )  # not from_local: code of a conv may write to it in place
+        # not from_local: code of a conv may write to it in place
+        return cast(EdgeTensor, as_row_tensor_(local, self.rows))
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.end(0), self.end(1)))
@@ -292,7 +293,7 @@ class Edges(Tensor):
     def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         edges = args[0] if args else None
         if isinstance(edges, Edges):
-            if func in _SAME:
+            if func in ALIKE or func in _SIZES:
                 given = torch.empty(2, edges.rows.size, device="meta") if func in _SIZES else edges
                 with local_tensors():
                     return func(given, *args[1:], **(kwargs or {}))
@@ -323,9 +324,7 @@ def of_all_edges(func: Function, args: Args, kwargs: Kwargs | None) -> object:
     Raises:
         MixedRowsError: It would change them.
     """
-    name = public_name(func).rpartition(".")[2]
-    writes = name[-1] == "_" != name[-2] or (name[:3] == "__i" and hasattr(Tensor, f"__{name[3:]}"))
-    written = args[:1] if writes or name == "__setitem__" else ((kwargs or {}).get("out"),)
+    written = args[:1] if writes(func) else ((kwargs or {}).get("out"),)
     if written and isinstance(written[0], (EdgeHandle, Edges)):
         raise MixedRowsError(f"{public_name(func)} would change a distributed edge_index, which is fixed: copy it")
     return func(*map(all_edges, args), **{key: all_edges(value) for key, value in (kwargs or {}).items()})
@@ -363,7 +362,8 @@ SINGLE_EDGES = frozenset(
 _PROPERTIES = "dtype layout is_sparse requires_grad ndim".split()
 _METHODS = (Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
 _SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel}  # type: ignore[attr-defined]
-_SAME = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS, *_SIZES}
+ALIKE = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
+"""Questions that all edges answer alike."""
 
 
 class SelectedEdges(NamedTuple):

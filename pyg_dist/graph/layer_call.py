@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -48,32 +48,29 @@ def call_of(layer: nn.Module) -> Call | None:
 
 
 @contextmanager
-def running(layer: nn.Module, given: Mapping[str, object] | None = None) -> Iterator[None]:
-    """Context of a call of ``layer``: exchanges are its own, and a node tensor is exchanged once; not in a message."""
+def _during(call: Call) -> Iterator[None]:
     global _call
+    outer, _call = _call, call
+    try:
+        yield
+    finally:
+        _call = outer
+
+
+def running(layer: nn.Module, given: Mapping[str, object] | None = None) -> AbstractContextManager[None]:
+    """Context of a call of ``layer``: exchanges are its own, and a node tensor is exchanged once; not in a message."""
     if _call is not None and _call.is_message:
         name, outer_name = (type(one).__name__.removeprefix("Distributed") for one in (layer, _call.layer))
         raise UnsupportedError(
             f"{outer_name} calls {name} within its message, which some ranks run more often than others: call it in "
             f"the forward, before propagate, and pass what it gives to propagate"
         )
-    outer, _call = _call, Call(layer, given or {})
-    try:
-        yield
-    finally:
-        _call = outer
+    return _during(Call(layer, given or {}))
 
 
-@contextmanager
-def no_layer_within(layer: nn.Module) -> Iterator[None]:
+def no_layer_within(layer: nn.Module) -> AbstractContextManager[None]:
     """Context for the messages of ``layer``: another layer that runs within it would wait for other ranks."""
-    global _call
-    outer = _call
-    _call = Call(layer, is_message=True, exchanged={} if outer is None else outer.exchanged)
-    try:
-        yield
-    finally:
-        _call = outer
+    return _during(Call(layer, is_message=True, exchanged={} if _call is None else _call.exchanged))
 
 
 def neighbour_rows(x: RowTensor, graph: EdgeView) -> Tensor:

@@ -304,9 +304,6 @@ class DistributedGraph(GraphProducts, Protocol):
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
         """The sharding of a new node attribute."""
 
-    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
-        """An attribute of nodes or edges as it is kept (may be collective)."""
-
     # ---- Linear algebra --------------------------------------------------------------------------------------------
 
     def start(self, x: NodeTensor, operator: Any, layer: nn.Module | None = None) -> Pending[NodeTensor]:
@@ -336,12 +333,6 @@ class DistributedGraph(GraphProducts, Protocol):
 
     def full_edge_index(self) -> Tensor:
         """All edges by global ids in the input's order, int64 ``[2, E]``, on every rank (collective)."""
-
-    def has_isolated_nodes(self) -> bool:
-        """Whether some node has no edge other than self loops (collective)."""
-
-    def has_self_loops(self) -> bool:
-        """Whether some edge is a self loop (collective)."""
 
     @property
     def data_group(self) -> tuple[int, int]:

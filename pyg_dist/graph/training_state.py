@@ -33,8 +33,8 @@ _SCALARS = (bool, int, float, str)
 # a script does otherwise on one rank, it mostly does from the first steps on.
 _EVERY, _FIRST = 8, 4
 
-# By layer, parameter or buffer: its path, and what is compared of it.
-_State = tuple[tuple[Any, ...], ...]
+# What is compared: names, which begin with that of the model, and values.
+_State = tuple[tuple[str, object], ...]
 
 
 class _Model:
@@ -54,7 +54,11 @@ class _Model:
             self._look(model)
         self._num_calls += 1
         name, state, num_steps = type(model).__name__, self._state, self.num_steps
-        return Settings("model", hash((self._digest, num_steps)), lambda: _model_in_words(name, state, num_steps))
+
+        def in_words() -> dict[str, object]:
+            return {"": name, **{name + key: value for key, value in state}, "steps of its optimizers": num_steps}
+
+        return Settings("model", hash((self._digest, num_steps)), in_words)
 
     def holds(self, parameter: Tensor) -> bool:
         own = self._parameters.get(id(parameter))
@@ -68,16 +72,18 @@ class _Model:
             return None
 
     def _look(self, model: nn.Module) -> None:
-        state: list[tuple[object, ...]] = []
+        state: list[tuple[str, object]] = []
         self._layers, self._parameters = [], {}
         for path, layer in model.named_modules():
+            path = f".{path}" if path else ""
             numbers = dict(_numbers(layer.__dict__)) if _is_library(type(layer)) else {}
-            state.append((path, type(layer).__name__, layer.training, tuple(numbers.items())))
+            state += [(path, type(layer).__name__), (f"{path}.training", layer.training)]
+            state += [(f"{path}.{name}", value) for name, value in numbers.items()]
             self._layers.append((weakref.ref(layer), itemgetter("training", *numbers)))
             for name, tensor in (*layer._parameters.items(), *layer._buffers.items()):
                 if tensor is not None:
-                    shape = () if is_lazy(tensor) else tuple(tensor.shape)
-                    state.append((f"{path}.{name}".lstrip("."), str(tensor.dtype)[6:], shape, tensor.requires_grad))
+                    key, shape = f"{path}.{name}", [] if is_lazy(tensor) else list(tensor.shape)
+                    state += [(key, f"{str(tensor.dtype)[6:]} {shape}"), (f"{key}.requires_grad", tensor.requires_grad)]
             self._parameters |= {id(p): weakref.ref(p) for p in layer._parameters.values() if p is not None}
         if tuple(state) != self._state:
             self._state = tuple(state)
@@ -86,14 +92,12 @@ class _Model:
 
 
 class _Optimizer:
-    """What is known of an optimizer."""
-
     def __init__(self, optimizer: torch.optim.Optimizer, models: Collection[_Model]) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.num_models = len(models)  # of which it may be
         self.models = [known for known in models if any(map(known.holds, parameters))]
         self.num_steps = 0
-        self._groups: _State | None = None
+        self._groups: tuple[_State, ...] | None = None
         self._digest = 0
 
     def settings(self, optimizer: torch.optim.Optimizer) -> Settings:
@@ -105,8 +109,6 @@ class _Optimizer:
 
 
 class _Known:
-    """The models and optimizers of a run."""
-
     def __init__(self) -> None:
         self.models: weakref.WeakKeyDictionary[nn.Module, _Model] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Optimizer] = weakref.WeakKeyDictionary()
@@ -175,18 +177,7 @@ def _set_in(group: dict[str, Any]) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _model_in_words(model: str, state: _State, num_steps: int) -> dict[str, object]:
-    values: dict[str, object] = {"": model}
-    for path, first, second, third in state:
-        name = f"{model}.{path}".rstrip(".")
-        if isinstance(third, tuple):
-            values |= {name: first, f"{name}.training": second, **{f"{name}.{k}": v for k, v in third}}
-        else:
-            values |= {name: f"{first} {list(second)}", f"{name}.requires_grad": third}
-    return {**values, "steps of its optimizers": num_steps}
-
-
-def _optimizer_in_words(optimizer: str, groups: _State) -> dict[str, object]:
+def _optimizer_in_words(optimizer: str, groups: tuple[_State, ...]) -> dict[str, object]:
     named = len(groups) > 1
     values = {f"param_groups[{k}].{n}" if named else n: v for k, group in enumerate(groups) for n, v in group}
     return {"": optimizer, **values}

@@ -32,12 +32,11 @@ from pyg_dist.grid.collectives import AllGather, all_gather, reduce_scatter, sum
 from pyg_dist.grid.operator import TiledOperator
 from pyg_dist.grid.plan.mesh_shape import GRID_AXES, INPUT, WHOLE_ROWS, TileLayout, split
 from pyg_dist.grid.products import GridProducts
-from pyg_dist.grid.sharding import Grid, GridNodes, Tile
-from pyg_dist.grid.tile_tensor import as_tile
+from pyg_dist.grid.sharding import Grid, GridNodes
 from pyg_dist.grid.whole_rows import EdgeEnds, OperatorEdges, WholeRows
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.row_index import PickedEdges
-from pyg_dist.tensor.row_tensor import NodeTensor, RowTensor
+from pyg_dist.tensor.row_tensor import RowTensor
 from pyg_dist.tensor.selection import Selection, rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
@@ -116,21 +115,8 @@ class GridGraph(GridProducts):
         is_features = name == "x" and value.dim() == 2 and value.is_floating_point()
         return self.feature_sharding(value.shape[1]) if is_features else self.node_sharding
 
-    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
-        """An attribute as it is kept (collective where whole rows become features)."""
-        rows = self.attribute_sharding(name, value)
-        return as_tile(value, rows) if isinstance(rows, Tile) and isinstance(value, NodeTensor) else value
-
     def full_edge_index(self) -> Tensor:
         return self.edge_sharding.gather(self.edge_index.t()).t().contiguous().to(self.device)
-
-    def has_isolated_nodes(self) -> bool:
-        linked = host.zeros(self.grid.num_nodes, dtype=torch.bool)
-        linked[self.edge_index[:, self.edge_index[0] != self.edge_index[1]].view(-1)] = True
-        return not bool(self.group.all_reduce_(linked, "max").all())
-
-    def has_self_loops(self) -> bool:
-        return not self.group.all_true(not bool((self.edge_index[0] == self.edge_index[1]).any()))
 
     @cached_property
     @lasting

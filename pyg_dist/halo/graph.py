@@ -91,22 +91,8 @@ class HaloGraph(HaloProducts):
     def attribute_sharding(self, name: str, value: Tensor) -> RowSharding:
         return self.node_sharding
 
-    def place_attribute(self, name: str, value: RowTensor) -> RowTensor:
-        return value
-
     def full_edge_index(self) -> Tensor:
         return Edges.all_of(self).full_tensor()
-
-    def has_isolated_nodes(self) -> bool:
-        the_one(self.sources, self.targets)
-        row = self.local.row()
-        linked = torch.zeros(self.num_local, dtype=torch.bool, device=self.device)
-        other = row != self.local.col
-        linked[row[other]] = True
-        linked[self.local.col[other].long()] = True
-        linked[self.num_local - self.num_boundary + self.halo.row()] = True
-        linked[self._feeds_halos] = True
-        return not self.group.all_true(bool(linked.all()))
 
     @property
     def data_group(self) -> tuple[int, int]:

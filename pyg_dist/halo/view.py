@@ -280,14 +280,11 @@ class HaloView(CopiedToDevices):
         """Which local nodes have out-edges, bool ``[n]`` (collective at the first use)."""
         return self._feeds_halos.index_fill(0, self.local.col.long(), True)
 
-    def has_self_loops(self) -> bool:
-        the_one(self.sources, self.targets)
-        return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
-
     @cached_property
     def loops_exist(self) -> bool:
-        """:meth:`has_self_loops`, computed once (collective at the first use)."""
-        return self.has_self_loops()
+        """Whether some edge is a self loop (collective at the first use)."""
+        the_one(self.sources, self.targets)
+        return not self.group.all_true(not bool((self.local.row() == self.local.col).any()))
 
 
 def _halo(flat: Tensor, transfer: HaloTransfer) -> Tensor:

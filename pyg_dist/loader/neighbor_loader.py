@@ -220,7 +220,6 @@ def _named(loader: type, num_named: int, more: tuple[object, ...]) -> dict[str, 
 
 
 def _check(loader: str, data: object, options: dict[str, Any]) -> None:
-    """Check each option by itself."""
     if not isinstance(data, Data | HeteroData):
         raise DataError(
             f"Expected a Data or DistributedData (got {type(data).__name__}): wrap a graph, or a HeteroData"
@@ -252,7 +251,6 @@ def _check(loader: str, data: object, options: dict[str, Any]) -> None:
 
 
 def _check_weight(store: Any, name: object, is_distributed: bool) -> None:
-    """Check the weights of a graph, or of a relation."""
     weight: Any = store.get(name) if isinstance(name, str) else None
     is_of_edges = isinstance(weight, EdgeTensor if is_distributed else Tensor)
     if not is_of_edges or not store.is_edge_attr(name) or weight.dim() != 1:

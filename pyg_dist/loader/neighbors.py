@@ -328,7 +328,6 @@ class _Batch:
         return nodes[given if isinstance(given, str) else given[_ENDS[name]]].attributes
 
     def _ends(self, edges: Edges) -> tuple[Tensor, Tensor]:
-        """The numbers of sources and targets in the batch."""
         return self.nodes.numbers_at(edges.source), edges.target
 
     def _both_ways(self, drawn: Edges, every: Edges, num_nodes: int) -> Edges:

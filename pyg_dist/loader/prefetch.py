@@ -34,13 +34,11 @@ class _Work:
         self.error: BaseException | None = None  # of what was done ahead
 
     def add(self, number: int) -> None:
-        """So much more, or less."""
         with self._changed:
             self._left += number
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until all is done."""
         with self._changed:
             self._changed.wait_for(lambda: self._left == 0)
 

@@ -139,7 +139,6 @@ class UniformVertexLoader(BatchLoader):
 
 
 def _check(data: object, batch_size: Any, num_steps: Any, seed: Any, cover: object, input_nodes: object) -> None:
-    """Check each option by itself."""
     if not isinstance(data, DistributedData):
         remedy = "use NeighborLoader" if isinstance(data, HeteroData) else "wrap the graph, DistributedData(data)"
         raise DataError(f"Expected a DistributedData with one type of nodes (got {type(data).__name__}): {remedy}")
@@ -207,7 +206,9 @@ class UniformSampling:
         scale = self._pairs(node_id.numel()) if self.rescale else None
         if self.num_groups == 1:
             return Subset(node_id, scale=scale)
-        sizes = [self._size(step, g) for g in range(self.num_groups)]
+        sizes = [self.batch_size] * self.num_groups
+        if self.cover:
+            sizes = [len(range(*self._bounds(step, g))) for g in range(self.num_groups)]
         group = DataGroup(self.group, sum(sizes[: self.group]), sum(sizes))
         return Subset(node_id, scale=scale, group=group)
 
@@ -225,13 +226,6 @@ class UniformSampling:
             for kind, (nodes, size) in enumerate(zip(lists, self.sizes, strict=True), start=1)
         ]
         return ascending(torch.cat(picked), self.num_nodes)
-
-    def _size(self, step: int, group: int) -> int:
-        """Nodes of a group's sample."""
-        if not self.cover:
-            return self.batch_size
-        low, high = self._bounds(step, group)
-        return high - low
 
     def _bounds(self, step: int, group: int) -> tuple[int, int]:
         """First and last place, exclusive, of a batch in its epoch's permutation."""

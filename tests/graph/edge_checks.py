@@ -38,7 +38,7 @@ def questions(graph: Data, data: Any, how: Layout) -> None:
     seen = set()
     for name, edge_index in cases.items():
         whole = Data(x=graph.x, edge_index=edge_index)
-        laid = type(data)(whole, **how).graph
+        laid = type(data)(whole, **how)
         answers = laid.has_isolated_nodes(), laid.has_self_loops()
         assert answers == (whole.has_isolated_nodes(), whole.has_self_loops()), name
         seen.add(answers)

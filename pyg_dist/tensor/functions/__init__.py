@@ -1,6 +1,6 @@
 """What torch's functions do to row tensors, one file for each subject. Importing a file fills its part of the table."""
 
-from pyg_dist.tensor.functions import (
+from pyg_dist.tensor.functions import (  # noqa: F401
     along,
     attention,
     autograd,
@@ -18,8 +18,3 @@ from pyg_dist.tensor.functions import (
     scripts,
     shapes,
 )
-
-__all__ = [
-    "along", "attention", "autograd", "distributions", "full_tensor", "indexing", "layers", "losses", "moved_rows",
-    "pointwise", "products", "random", "reductions", "scatter", "scripts", "shapes",
-]  # fmt: skip

@@ -51,7 +51,6 @@ def _require_no_dropout(function: Function, p: float) -> None:
 
 
 def _as_seen(local: Tensor, place: int, rows: RowSharding) -> Tensor:
-    """Rows in dimension ``place``."""
     return MovedRows.make(as_row_tensor_(local.movedim(place, 0).contiguous(), rows), place)
 
 
@@ -76,7 +75,6 @@ def attention_layer(function: Function, query: Tensor, *args: object, **kwargs: 
 
 
 def _by_row(function: Function, bound: dict[str, Any]) -> object:
-    """A sequence for each row."""
     sequences = [bound[name] for name in ("query", "key", "value")]
     if any(type(s) is not MovedRows or s.dim() != 3 or s.place != 1 for s in sequences):
         raise MixedRowsError(
