@@ -10,81 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from batch_cases import laid_out
+from neighbor_cases import OPTIONS, N, graph_of, loader_of, trained, whole_of
 from random_graphs import random_graph
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
-from torch_geometric.utils import k_hop_subgraph, to_undirected
 from workers import Workers
 
 Pools = Callable[[int], Workers]
 LAYOUTS = [(1, None), (2, {"x": 2}), (3, {"y": 3})]  # in turn, beside three ranks in the halo layout
-N = 41
-OPTIONS: dict[str, dict[str, Any]] = {
-    "directional": {"shuffle": True},
-    "induced": {"subgraph_type": "induced"},
-    "bidirectional": {"subgraph_type": "bidirectional"},
-    "disjoint": {"disjoint": True, "shuffle": True},
-    "disjoint, induced": {"disjoint": True, "subgraph_type": "induced"},
-    "replace": {"replace": True},
-    "all": {"num_neighbors": [-1, -1]},
-    "no hops": {"num_neighbors": []},
-    "no hop's edges": {"num_neighbors": [2, 0, 2], "drop_last": True},
-}
-
-
-def graph_of(name: str) -> Data:
-    graph = random_graph(N, 150)
-    if name == "bidirectional":
-        graph.edge_index, graph.edge_weight = to_undirected(graph.edge_index, graph.edge_weight)
-        graph.edge_attr = torch.stack([graph.edge_weight, graph.edge_weight**2, graph.edge_weight.cos()], dim=1)
-    return graph
-
-
-def loader_of(data: Any, name: str) -> Any:
-    from pyg_dist.loader import NeighborLoader
-
-    options = {"num_neighbors": [3, 2], "batch_size": 8, **OPTIONS[name]}
-    return NeighborLoader(data, input_nodes=data.train_mask, **options)
-
-
-def model() -> nn.ModuleList:
-    torch.manual_seed(0)
-    return nn.ModuleList([SAGEConv(5, 8), GATConv(8, 6, edge_dim=3), GCNConv(6, 4)]).double()
-
-
-def step(convs: nn.ModuleList, batch: Any) -> Any:
-    x = convs[0](batch.x, batch.edge_index).relu()
-    x = convs[1](x, batch.edge_index, edge_attr=batch.edge_attr).relu()
-    x = convs[2](x, batch.edge_index, batch.edge_weight)
-    return F.cross_entropy(x[: batch.batch_size], batch.y[: batch.batch_size])
-
-
-def whole_of(rows: Any) -> Any:
-    return rows.full_tensor() if hasattr(rows, "full_tensor") else rows
-
-
-def trained(name: str, mesh: dict[str, int] | str | None) -> list[tuple[Any, ...]]:
-    """Facts of each batch of an epoch, and its loss while training; ``"stock"``: with PyG alone, in one process."""
-    import pyg_dist
-
-    graph = graph_of(name)
-    data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
-    convs: Any = model() if isinstance(mesh, str) else pyg_dist.distribute(model())
-    optimizer, found = torch.optim.SGD(convs.parameters(), lr=0.1), []
-    for batch in loader_of(data, name):
-        optimizer.zero_grad()
-        loss = step(convs, batch)
-        loss.backward()
-        optimizer.step()
-        whole = [whole_of(batch[key]).tolist() for key in ("n_id", "e_id", "edge_index")]
-        facts = [batch.get(key) for key in ("batch_size", "num_sampled_nodes", "num_sampled_edges")]
-        trees = whole_of(batch.batch).tolist() if "disjoint" in name else None
-        found.append((*whole, batch.input_id.tolist(), facts, trees, loss.item()))
-    return found
 
 
 SLOW = ("induced", "disjoint", "replace")
@@ -104,26 +40,11 @@ def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
         if trees is not None:
             assert trees[: facts[0]] == list(range(facts[0]))
             assert torch.equal(torch.tensor(trees)[edges[0]], torch.tensor(trees)[edges[1]])
-    for size, mesh in ((3, None), LAYOUTS[list(OPTIONS).index(name) % 3]):
+    layouts = [(3, None), LAYOUTS[list(OPTIONS).index(name) % 3], *[(4, {"x": 2, "y": 2})] * (name == "directional")]
+    for size, mesh in layouts:
         for found in workers(size).run(trained, name, mesh):
             assert [batch[:-1] for batch in found] == [batch[:-1] for batch in stock]
             torch.testing.assert_close([b[-1] for b in found], [b[-1] for b in stock], rtol=0, atol=1e-10)
-
-
-def test_a_large_fan_out_gives_the_k_hop_subgraph() -> None:
-    from pyg_dist.loader import NeighborLoader
-
-    graph = random_graph(N, 150)
-    for num_neighbors in ([-1, -1], [150, 150]):
-        for subgraph_type in ("directional", "induced"):
-            for batch in NeighborLoader(graph, num_neighbors, batch_size=5, subgraph_type=subgraph_type):
-                seeds = batch.n_id[: batch.batch_size]
-                nodes, _, _, mask = k_hop_subgraph(seeds, 2, graph.edge_index, num_nodes=N)
-                if subgraph_type == "directional":
-                    inner, *_ = k_hop_subgraph(seeds, 1, graph.edge_index, num_nodes=N)
-                    mask = torch.isin(graph.edge_index[1], inner)
-                assert torch.equal(batch.n_id.sort().values, nodes)
-                assert torch.equal(batch.e_id.sort().values, mask.nonzero().view(-1))
 
 
 def test_counts_of_edges() -> None:
@@ -189,6 +110,36 @@ def test_a_batch_of_some_inputs(workers: Pools) -> None:
     ]
     for size, mesh in ((1, None), (2, None), (2, {"x": 2})):
         assert all(found == stock for found in workers(size).run(of_some_inputs, mesh))
+
+
+def disjoint_links(mesh: dict[str, int] | str | None, negatives: str) -> list[Any]:
+    """As PyG's: each end has a tree, and a tree's number is that of its edge."""
+    from pyg_dist.loader import LinkNeighborLoader
+
+    graph = random_graph(N, 150)
+    data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
+    found = []
+    for batch in LinkNeighborLoader(data, [3, 2], batch_size=50, disjoint=True, neg_sampling=negatives):
+        n_id, tree, edge_index = (whole_of(batch[key]) for key in ("n_id", "batch", "edge_index"))
+        assert torch.equal(tree[edge_index[0]], tree[edge_index[1]])
+        n = len(batch.input_id)
+        if negatives == "binary":
+            assert torch.equal(batch.edge_label_index, torch.arange(4 * n).view(2, 2, n).transpose(0, 1).reshape(2, -1))
+            assert torch.equal(tree[batch.edge_label_index], torch.stack([torch.arange(2 * n)] * 2))
+            assert torch.equal(n_id[batch.edge_label_index[:, :n]], graph.edge_index[:, batch.input_id])
+        else:
+            ends = [batch.src_index, batch.dst_pos_index, batch.dst_neg_index]
+            assert torch.equal(torch.cat(ends), torch.arange(3 * n))
+            assert all(torch.equal(tree[end], torch.arange(n)) for end in ends)
+        found.append((n_id.tolist(), tree.tolist(), edge_index.tolist(), whole_of(batch.e_id).tolist()))
+    return found
+
+
+@pytest.mark.parametrize("negatives", ["binary", "triplet"])
+def test_disjoint_links(negatives: str, workers: Pools) -> None:
+    (stock,) = workers(1).run(disjoint_links, "stock", negatives)
+    for size, mesh in ((3, None), (2, {"x": 2})):
+        assert all(found == stock for found in workers(size).run(disjoint_links, mesh, negatives))
 
 
 def link_losses(mesh: dict[str, int] | str | None, negatives: str) -> list[tuple[Any, ...]]:
