@@ -40,6 +40,7 @@ import struct
 import sys
 import tempfile
 import threading
+import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,13 @@ is_option = not words or (words[0].startswith("-") and words[0] not in ("-m", "-
 if is_option or os.environ.get("PYG_DIST_ISA") != {isa!r}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX)
-server.connect({address!r})
+def lost(error):
+    last = open({address!r} + ".txt").read() if os.path.exists({address!r} + ".txt") else "nothing is known of its end"
+    sys.exit(f"the server that forks the tests' processes is gone ({{error}}): {{last}}")
+try:
+    server.connect({address!r})
+except OSError as error:
+    lost(error)
 files = []
 for file in map(int, os.listdir("/proc/self/fd")):
     try:
@@ -75,7 +82,10 @@ for number in {signals!r}:
     signal.signal(number, lambda number, frame: server.send(bytes([number])))
 server.sendmsg([struct.pack("i", len(start))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
 server.sendall(start)
-status = struct.unpack("i", server.recv(4))[0]
+try:
+    status = struct.unpack("i", server.recv(4))[0]
+except (OSError, struct.error) as error:
+    lost(error)
 if os.WIFSIGNALED(status):
     signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
     os.kill(os.getpid(), os.WTERMSIG(status))
@@ -111,7 +121,8 @@ class _Server:
     def run(self) -> None:
         while True:
             for key, _ in self._selector.select():
-                if key.fd in self._selector.get_map():  # unless the one before has closed it
+                # Unless the one before has closed it, after which another may have its number.
+                if self._selector.get_map().get(key.fd) is key:
                     key.data()
 
     def when_readable(self, file: int, call: Callable[[], None]) -> None:
@@ -196,7 +207,11 @@ def _serve(listener: socket.socket, program: str) -> None:
     server, parent = _Server(listener, program), multiprocessing.parent_process()
     assert parent is not None
     server.when_readable(parent.sentinel, end)
-    server.run()
+    try:
+        server.run()
+    except BaseException:
+        Path(f"{listener.getsockname()}.txt").write_text(traceback.format_exc())
+        raise
 
 
 def _place(files: dict[int, int]) -> None:

@@ -209,3 +209,48 @@ def test_a_program_that_is_killed_as_it_starts_ends_no_other(said: bytes) -> Non
         killed.sendall(said)
     ended = subprocess.run([program, "-c", "print(1)"], capture_output=True, text=True, check=True)
     assert ended.stdout == "1\n"
+
+
+def test_a_file_with_the_number_of_a_closed_one_is_another(tmp_path: Path) -> None:
+    """All three can be read at once: the first closes the second, whose number the third then has."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "server"))
+        listener.listen()
+        server = forked_python._Server(listener, "")
+        ends = [os.pipe() for _ in range(3)]
+        for _, end in ends:
+            os.write(end, b" ")
+        (first, _), (second, _), (third, _) = ends
+        called: list[str] = []
+
+        def replace() -> None:
+            called.append("first")
+            server._selector.unregister(first)
+            server._selector.unregister(second)
+            os.dup2(third, second)
+            server.when_readable(second, stop)
+
+        def stop() -> None:
+            called.append("third")
+            raise KeyboardInterrupt
+
+        server.when_readable(first, replace)
+        server.when_readable(second, lambda: called.append("second"))
+        with pytest.raises(KeyboardInterrupt):
+            server.run()
+        assert called == ["first", "third"]
+        for file in (file for pair in ends for file in pair):
+            os.close(file)
+
+
+def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
+    (tmp_path / "server.txt").write_text("its last words")
+    words = {"python": sys.executable, "isa": os.environ.get("PYG_DIST_ISA"), "signals": []}
+    program = forked_python._PROGRAM.format(address=str(tmp_path / "server"), **words)
+    (tmp_path / "python").write_text(program)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "python", "-c", "print(1)"], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("the server that forks the tests' processes is gone ([Errno 2]"), ended.stderr
+    assert "its last words" in ended.stderr
