@@ -6,7 +6,6 @@ run is the session's, which goes on from body to body, and with which all of it 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import operator
@@ -70,6 +69,7 @@ class _Places:
         self._of_module: dict[str, tuple[dict[str, Namespace], dict[str, Sized]]] = {}
         self.namespaces: dict[str, Namespace] = {}
         self.containers: dict[str, Sized] = {}
+        self.blocked: list[str] = []  # modules that cannot be imported
 
     def find(self) -> None:
         """Once for each module that is imported."""
@@ -77,6 +77,7 @@ class _Places:
         if len(modules) == len(self._modules) and all(map(operator.is_, modules.values(), self._modules.values())):
             return
         before, self._modules = self._modules, modules
+        self.blocked = sorted(name for name, module in modules.items() if module is None)
         for name, module in modules.items():
             if name not in before or before[name] is not module:
                 self._of_module[name] = (dict(_namespaces(name, module)), dict(_containers(name, module)))
@@ -118,8 +119,7 @@ def state(has_caches: bool = True, collects: bool = True, before: State | None =
     if has_caches and collects:
         gc.collect()
     _places.find()
-    known = {} if before is None else before.attributes
-    attributes = {name: _copied(found, known.get(name)) for name, found in _places.namespaces.items()}
+    attributes = _copied(_places.namespaces, {} if before is None else before.attributes)
     sizes = {name: len(container) for name, container in _places.containers.items()} if has_caches else {}
     return State(_settings(), attributes, sizes, len(sys.modules))
 
@@ -164,12 +164,17 @@ def difference(before: State, after: State) -> list[str]:
     return lines
 
 
-def _copied(found: Namespace, known: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy, or the known one if names and objects are the same. Values compare by identity first, without Python."""
-    with contextlib.suppress(Exception):  # of another object, whose == gives no bool
-        if known is not None and known == found:
-            return known
-    return found.copy()
+def _copied(namespaces: dict[str, Namespace], known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Copies, or the known ones where names and objects are the same. Values compare by identity first, in C."""
+    copies = {}
+    for name, found in namespaces.items():
+        copy = known.get(name)
+        try:
+            is_same = copy == found
+        except Exception:  # of another object, whose == gives no bool
+            is_same = False
+        copies[name] = copy if copy is not None and is_same else found.copy()
+    return copies
 
 
 def _is_of_imports(name: str) -> bool:
@@ -193,18 +198,12 @@ def _settings() -> dict[str, Any]:
         "warnings' filters": list(warnings.filters),
         "the garbage collector": gc.isenabled(),
         "the logger": (logger.level, list(logger.handlers), logger.propagate),
-        "modules that cannot be imported": _blocked(),
+        "modules that cannot be imported": _places.blocked,
         "the session's options": _options(),
         **{f"the handler of {number.name}": signal.getsignal(number) for number in _SIGNALS},
         "threads of the package": _threads(),
         "hooks on torch without rows": _hooks(),
     }
-
-
-def _blocked() -> list[str]:
-    return (
-        sorted(name for name, module in sys.modules.items() if module is None) if None in sys.modules.values() else []
-    )
 
 
 _LASTING = ("failures", "waits", "divergence", "progress", "store")
