@@ -43,8 +43,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: .venv/.ready
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 examples/digits.py
 
-# Every process of the tests finds what the first one has compiled.
-test: export PYTHONDONTWRITEBYTECODE :=
 test: export PYG_DIST_TEST_TRANSPORT = $(TRANSPORT)
 test: .venv/.ready
 	@$(BIN)/python -m pytest -n $(TESTS) --dist worksteal $(if $(strip $(ARGS)),$(ARGS),-m "not slow")

@@ -25,6 +25,7 @@ QUICK_FILES = ("test_generated.py", "test_links.py", "test_where.py")
 LONG_FILES = ("test_ops_cuda.py", "test_ops_isa.py", "test_gpu_all.py", "test_examples.py", "test_mpi.py")
 """With tests of a minute or more, from the longest on."""
 
+import bytecode  # noqa: E402, F401
 import leftovers  # noqa: E402
 import shortcuts  # noqa: E402
 from mpirun_ranks import by_mpirun  # noqa: E402

@@ -303,7 +303,7 @@ def new_output(folder: str, rank: int) -> str:
 def fork_server() -> multiprocessing.context.ForkServerContext:
     """The server that ranks are forked from; it has imported what ``preloaded`` and ``preloaded_convs`` list."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["preloaded", "preloaded_convs"])
+    context.set_forkserver_preload(["bytecode", "preloaded", "preloaded_convs"])
     # Thread pools are sized when their library is loaded, and modules found where the path was at the start.
     environ = {**_ENVIRON, **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")}
     folder = os.path.dirname(os.path.abspath(__file__))
