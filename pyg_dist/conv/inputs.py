@@ -190,28 +190,28 @@ def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: obj
                 f"{name} expected features on {graph.device}, where the edges are (got them on {device}): "
                 f"data.to('{device.type}') moves both"
             )
-    if isinstance(x, NodeTensor):
-        if not graph.owns(x, 1 if rows is graph.targets else 0):
-            # x[torch.randperm(N)], as contrastive methods have it
-            permuted = rows.align_by_position(x.to_local(), x._sharding)
-            if permuted is not None:
-                return NodeTensor.from_local(permuted, rows)
-            if x._sharding.whole is rows:
-                raise LayoutMismatchError(
-                    f"{name} expected features of all {rows.size} nodes (got {x._sharding.size} selected ones): select "
-                    f"edges, edge_index[:, mask], and rows of the output"
-                )
-            if graph.sources is not graph.targets:
-                end_name = "targets" if rows is graph.targets else "sources"
-                raise LayoutMismatchError(
-                    f"{name} expected a row for each of the {rows.size} {end_name} of the edges (got rows of "
-                    f"{x._sharding.size} other nodes): pass the pair (x_src, x_dst) of the edges' types"
-                )
-            raise LayoutMismatchError(
-                f"{name} got node features and an edge_index of two different graphs ({x._sharding.size} and "
-                f"{rows.size} nodes): take both from one DistributedData"
-            )
+    if isinstance(x, NodeTensor) and graph.owns(x, 1 if rows is graph.targets else 0):
         return x
+    if isinstance(x, NodeTensor) or (isinstance(x, RowTensor) and x._sharding.size == rows.size):
+        # x[torch.randperm(N)], as contrastive methods have it
+        permuted = rows.align_by_position(x.to_local(), x._sharding)
+        if permuted is not None:
+            return NodeTensor.from_local(permuted, rows)
+        if x._sharding.whole is rows:
+            raise LayoutMismatchError(
+                f"{name} expected features of all {rows.size} nodes (got {x._sharding.size} selected ones): select "
+                f"edges, edge_index[:, mask], and rows of the output"
+            )
+        if graph.sources is not graph.targets:
+            end_name = "targets" if rows is graph.targets else "sources"
+            raise LayoutMismatchError(
+                f"{name} expected a row for each of the {rows.size} {end_name} of the edges (got rows of "
+                f"{x._sharding.size} other nodes): pass the pair (x_src, x_dst) of the edges' types"
+            )
+        raise LayoutMismatchError(
+            f"{name} got node features and an edge_index of two different graphs ({x._sharding.size} and "
+            f"{rows.size} nodes): take both from one DistributedData"
+        )
     if isinstance(x, Tensor) and x.layout != torch.strided:
         raise UnsupportedError(f"{name} expected dense features (got {x.layout}): use .to_dense()")
     if isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows.size:

@@ -259,8 +259,8 @@ class RowSharding(OfThisRun):
         """``local``, of the rows ``other``, on the ranks of these rows by position; differentiable (collective).
 
         ``None`` where that is likely a mistake. It is none where one of the two was selected by a list, as both ends of
-        edges are, ``z[source] * z[target]``; nor where nodes meet edges that a mask selects, such as self loops
-        (``ClusterGCNConv``).
+        edges are, ``z[source] * z[target]``; nor where nodes meet as many edges: self loops (``ClusterGCNConv``), or a
+        graph with as many edges as nodes, whose attributes' names do not tell of which they are.
         """
         if not self._pairs_with(other):
             return None
@@ -270,11 +270,10 @@ class RowSharding(OfThisRun):
         return apply(self._moves[other], local)
 
     def _pairs_with(self, other: RowSharding) -> bool:
-        kinds_differ = self.kind != other.kind
-        is_picked = any(r.derives_from_index or (r.is_masked and kinds_differ) for r in (self, other))
+        is_meant = self.kind != other.kind or self.derives_from_index or other.derives_from_index
         are_whole = "tile" not in (self.kind, other.kind)
         is_one_axis = self.group is other.group or self.group.size == other.group.size == 1
-        return is_picked and are_whole and self.size == other.size and is_one_axis
+        return is_meant and are_whole and self.size == other.size and is_one_axis
 
     @property
     def undivided(self) -> tuple[RowSharding, int]:

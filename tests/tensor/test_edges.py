@@ -181,3 +181,37 @@ def views(mesh: dict[str, int] | None) -> None:
 def test_edges(workers: Pools, world_size: int) -> None:
     workers(world_size).run(views, None)
     workers(world_size).run(views, {"x": world_size})
+
+
+def as_many_edges_as_nodes(mesh: dict[str, int] | None) -> None:
+    """Values of a graph with as many edges as nodes, whose names do not say of which they are, are of both."""
+    from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+
+    import pyg_dist
+
+    data = random_graph(NUM_NODES, NUM_NODES, seed=4)
+    data.flow = torch.rand(NUM_NODES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    options: dict[str, Any] = {"partition": "random"} if mesh is None else {"layout": "grid", "mesh": mesh}
+    results = []
+    for graph in (data, pyg_dist.DistributedData(data, **options)):
+        torch.manual_seed(2)
+        convs = torch.nn.ModuleList([GCNConv(5, 3), GATConv(5, 3, edge_dim=1), SAGEConv(1, 3)]).double()
+        gcn, gat, sage = convs if graph is data else pyg_dist.distribute(convs)
+        x, edge_index, (source, target) = graph.x.detach().clone().requires_grad_(), graph.edge_index, graph.edge_index
+        found = {
+            "weights": gcn(x, edge_index, graph.flow),
+            "features of edges": gat(x, edge_index, graph.flow.view(-1, 1)),
+            "features of nodes": sage(graph.edge_weight.view(-1, 1), edge_index),
+            "differences": (x[source] - x[target]).norm(dim=1) - graph.flow,
+            "a mask": gcn(x, edge_index[:, graph.flow > 0.5]),
+            "both": graph.edge_weight * x[:, 0],
+        }
+        sum(value.square().sum() for value in found.values()).backward()  # type: ignore[union-attr]
+        results.append({name: value.detach() for name, value in found.items()} | {"x.grad": x.grad})
+    assert_same(results[1], results[0])
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_as_many_edges_as_nodes(workers: Pools, world_size: int) -> None:
+    workers(world_size).run(as_many_edges_as_nodes, None)
+    workers(world_size).run(as_many_edges_as_nodes, {"x": world_size})
