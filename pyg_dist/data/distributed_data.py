@@ -342,6 +342,9 @@ class DistributedData(OfThisRun, OnDevice, Data):
 
     batch_size = num_graphs
 
+    def __len__(self) -> int:
+        return self.num_graphs if "ptr" in self._store else super().__len__()
+
     @property
     def traffic(self) -> Traffic:
         """Bytes, rows and messages of halos that this rank has sent so far."""

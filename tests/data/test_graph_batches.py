@@ -147,7 +147,7 @@ def looks(data: Any) -> Results:
     """What scripts ask of edges and of a batch."""
     edges = data.edge_index
     return {
-        "num_graphs": data.num_graphs, "batch": data.batch, "ptr": data.ptr, "largest": edges.max(),
+        "num_graphs": data.num_graphs, "len": len(data), "batch": data.batch, "ptr": data.ptr, "largest": edges.max(),
         "smallest": edges.min(), "list": edges.tolist(), "array": torch.from_numpy(edges.numpy()),
         "targets": edges[1, :], "first": edges[0, :7], "counts": torch.bincount(edges[1], minlength=data.num_nodes),
         "in": degree(edges[1], data.num_nodes, torch.float64), "loops": (edges[0] == edges[1]).sum(),
