@@ -31,6 +31,7 @@ _STAYS = {
         "torch.as_tensor",
         "torch.asarray",
         "torch.sparse_coo_tensor",
+        "torch.save",
     ),  # hooks that live while distributed rows do
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies

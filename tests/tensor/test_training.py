@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +26,15 @@ from against_stock import (
     assert_same,
     compare,
     gradients,
+    graph,
     sides,
 )
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from workers import Workers
+
+from pyg_dist.errors import MixedRowsError
 
 Pools = Callable[[int], Workers]
 
@@ -180,6 +185,27 @@ def saved_models(side: Side) -> Results:
     again.load_state_dict(torch.load(state, weights_only=True))
     results["from state"], results["from file"] = forward(again), forward(torch.load(whole, weights_only=False))
     return results | {name: value.shape for name, value in net.state_dict().items()}
+
+
+def saved_to_one_path(path: str) -> None:
+    """Every rank saves to one path and loads from it, as scripts do that stop early: all read whole files."""
+    import pyg_dist
+
+    data = pyg_dist.DistributedData(graph(), partition="random")
+    for step in range(60):
+        state = {"sum": data.x.sum() * step, "weight": torch.full((1 << 12 + step % 5,), float(step))}
+        torch.save(state, path)
+        found = torch.load(path)
+        assert_same(found, state)
+    with pytest.raises(MixedRowsError, match="cannot be pickled"):
+        torch.save(data.x, path)
+    assert torch.load(path)["weight"][0] == 59
+    torch.save(data.num_nodes, os.devnull)
+
+
+def test_saved_to_one_path(workers: Pools, tmp_path: Path) -> None:
+    workers(3).run(saved_to_one_path, str(tmp_path / "best.pt"))
+    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
 
 
 # ---- Modes, dtypes ---------------------------------------------------------------------------------------------------

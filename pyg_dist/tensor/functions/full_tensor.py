@@ -8,13 +8,16 @@ refused with the remedy. Functions that are not in the table raise a general err
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.ops.late_errors import raise_found
 from pyg_dist.backend.pickling import refuse
 from pyg_dist.errors import MixedRowsError
@@ -111,6 +114,27 @@ def _remove() -> None:
 
 
 living.watch(_add, _remove)
+
+_torch_save = torch.save
+
+
+@functools.wraps(_torch_save)
+def _save(obj: object, f: Any, *args: Any, **options: Any) -> None:
+    # All ranks of a script save to one path, and load from it: each writes a file of its own, which replaces it whole.
+    is_path = isinstance(f, (str, os.PathLike)) and (Path(f).is_file() or not Path(f).exists())
+    if world_group().size == 1 or not is_path:
+        _torch_save(obj, f, *args, **options)
+        return
+    path = os.path.realpath(f)
+    own = Path(f"{path}.rank{world_group().rank}")
+    try:
+        _torch_save(obj, own, *args, **options)
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)
+
+
+living.watch(functools.partial(setattr, torch, "save", _save), functools.partial(setattr, torch, "save", _torch_save))
 
 
 @implements("__reduce_ex__")
