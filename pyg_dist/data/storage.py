@@ -73,7 +73,7 @@ class RowStorage(BaseStorage):
     def __setitem__(self, key: str, value: object) -> None:
         stored = self.distributed(key, value)
         if isinstance(stored, RowTensor):
-            stored._is_attribute, stored._sparse_form = True, SparseForm()
+            stored._attribute, stored._sparse_form = key, SparseForm()
         super().__setitem__(key, stored)
 
     def distributed(self, key: str, value: object) -> object:

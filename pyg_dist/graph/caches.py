@@ -167,7 +167,7 @@ def lookup(x: NodeTensor, operator: object) -> CachedAggregate | None:
 def is_cacheable(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool:
     """Whether results of x with these rows are worth keeping: up to a number of bytes a rank, on average."""
     # Autograd refuses tensors made in inference mode, later.
-    if not (_may_cache(x) and (x._is_attribute or x._is_reused)) or torch.is_inference_mode_enabled():
+    if not (_may_cache(x) and (x._attribute or x._is_reused)) or torch.is_inference_mode_enabled():
         return False
     return fits(x, rows, num_results)
 
@@ -179,7 +179,7 @@ def fits(x: NodeTensor, rows: RowSharding, num_results: int = 1) -> bool:
 
 def store(x: NodeTensor, operator: object, result: Tensor, graph: object) -> CachedAggregate:
     """Remember the local rows of what ``operator``, over the edges of ``graph``, made of x."""
-    form = SparseForm() if x._is_attribute else None  # from its first time on, so that a run's steps have the same bits
+    form = SparseForm() if x._attribute else None  # from its first time on, so that a run's steps have the same bits
     known = CachedAggregate(weakref.ref(x), weakref.ref(graph), version_of(x), operator, result, result._version, form)
     kept = [r.or_its_place() for r in x._cached_aggregates if r.operator is not operator]
     alike = [r for r in kept if type(r.operator) is type(operator) and r.graph() is graph]
@@ -195,4 +195,4 @@ def _may_cache(x: NodeTensor) -> bool:
             return False
     # In a checkpoint, what is computed again must take the same way, whatever was remembered meanwhile: an attribute
     # is remembered from its first time on, another tensor would be from its second one.
-    return x._is_attribute or torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+    return bool(x._attribute) or torch._C._autograd._top_saved_tensors_default_hooks(True) is None

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pyg_dist.backend.comm.checks import replicas
+from pyg_dist.backend.comm.checks.noted import Settings, digest_of_words
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 from pyg_dist.tensor.registry import Function, public_name
 from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors, version_of
@@ -66,6 +68,9 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
     A mask with columns selects elements of rows with as many columns. A mask over other rows is matched by position
     where one of the two was selected by a list, as pairs are by a mask over their edges.
     """
+    if mask._attribute and rows.group.size > 1:  # a loop over a set of names has an order of its own on each rank
+        name = mask._attribute
+        replicas.noted().here(Settings("mask", digest_of_words(name), lambda: {"": name}))
     with local_tensors():
         version, known = version_of(mask), mask._selection
         if known is not None and known[0] == version and known[1] is rows:

@@ -68,7 +68,7 @@ class PickedRows(RowTensor):
 
     def noted(self, values: RowTensor, x: RowTensor) -> RowTensor:
         """``values``, noted as rows of ``x`` until they change (:func:`origin_of`)."""
-        if x.is_leaf or x._is_attribute:  # what is computed goes when its last user does
+        if x.is_leaf or x._attribute:  # what is computed goes when its last user does
             values._origin = version_of(values), x, self
         return values
 

@@ -68,7 +68,7 @@ class RowTensor(Tensor):
 
     kind: Kind
     _sharding: RowSharding
-    _is_attribute: bool = False  # of a DistributedData; this and the next are for pyg_dist.graph.caches
+    _attribute: str = ""  # its name in a DistributedData; for pyg_dist.graph.caches, as the next one
     _is_reused: bool = False
     # Caches (KEPT) are valid for this object at one version. They never reference a leaf's autograd graph, which would
     # be a cycle.

@@ -112,6 +112,11 @@ def written(data: Any) -> None:
     x.mean()
 
 
+def masked(data: Any) -> None:
+    for name in ("train_mask", "other_mask", "other_mask" if odd() else "train_mask"):
+        data.x[data[name]].sum()
+
+
 def gate(data: Any) -> None:
     """A learning factor, on whose way there is noise."""
     alpha = torch.zeros(FEATURES, dtype=torch.float64, requires_grad=True)
@@ -136,6 +141,7 @@ CASES: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "a gate": (gate, "tensor float64 [5]", "drawn(FEATURES)).sigmoid()"),
     "all rows": (lambda data: (data.x + drawn(5)).full_tensor(), "tensor float64 [5]", "data.x + drawn(5)"),
     "a sample": (lambda data: data.x[drawn(N).argsort()[:7]].sum(), "list of nodes", "drawn(N).argsort()[:7]"),
+    "masks by a set of names": (masked, "mask", "data.x[data[name]].sum()"),
     "a drifted parameter": (drifted, "parameter float64 [4, 5]", "self.conv(data.x, data.edge_index)"),
     "a parameter loaded on one rank": (loaded, "parameter float64 [4, 5]", "self.conv(data.x, data.edge_index)"),
     "statistics": (statistics, "tensor float64 [4]", "self.norm("),
@@ -144,8 +150,9 @@ CASES: dict[str, tuple[Callable[[Any], object], str, str]] = {
 
 
 def differing(options: dict[str, Any]) -> dict[str, str]:
-    data = pyg_dist.DistributedData(random_graph(N, 160, FEATURES, seed=2), **options)
-    found = {}
+    graph = random_graph(N, 160, FEATURES, seed=2)
+    graph.other_mask = ~graph.train_mask
+    data, found = pyg_dist.DistributedData(graph, **options), {}
     for name, (case, _, _) in CASES.items():
         with pytest.raises(AgreementError) as caught:
             case(data)
@@ -160,7 +167,8 @@ def test_what_differs_is_named(workers: Pools, world_size: int, options: dict[st
         for name, (_, what, code) in CASES.items():
             message = messages[name]
             assert message.startswith(f"Expected the same {what}"), (name, message)
-            assert "on every rank (got another on rank 1)" in message, message
+            other = "train_mask on ranks 0, 2, other_mask on rank 1" if what == "mask" else "another on rank 1"
+            assert f"on every rank (got {other})" in message, message
             assert "at test_replicas.py:" in message, message
             assert code in message, message
             assert "\n" not in message

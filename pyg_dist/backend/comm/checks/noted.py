@@ -31,6 +31,7 @@ _REMEDIES = {
     "parameter": "load it and change it on every rank, none under is_main()",
     "gradient": "scale, clip and clear gradients on every rank, none under is_main()",
     "number": "draw it after 'import pyg_dist' with the same seed on every rank",
+    "mask": "loop over a list of names, since a set has another order in each process",
     "loss": "make it of the same terms on every rank, none under is_main() or scaled by the rank",
     "model": "make it alike on every rank, and call train(), eval() and requires_grad_() on all, none under is_main()",
     "optimizer": "make it alike on every rank, and step schedulers on all, none under is_main()",
