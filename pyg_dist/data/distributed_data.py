@@ -334,18 +334,6 @@ class DistributedData(OfThisRun, OnDevice, Data):
         return graph.edge_sharding.size
 
     @property
-    def num_graphs(self) -> int:
-        """Of a ``Batch``: how many graphs it is made of."""
-        if "ptr" not in self._store:
-            raise AttributeError("A DistributedData has 'num_graphs' where it is made from a Batch (got one graph)")
-        return len(self.ptr) - 1
-
-    batch_size = num_graphs
-
-    def __len__(self) -> int:
-        return self.num_graphs if "ptr" in self._store else super().__len__()
-
-    @property
     def traffic(self) -> Traffic:
         """Bytes, rows and messages of halos that this rank has sent so far."""
         return self.graph.traffic

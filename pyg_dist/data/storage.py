@@ -338,6 +338,19 @@ class OnDevice:
 
     to_data_list, get_example, concat = refused("to_data_list"), refused("get_example"), refused("concat")
 
+    @property
+    def num_graphs(self) -> int:
+        """Of a ``Batch``: how many graphs it is made of."""
+        pointers = [store["ptr"] for store in self.stores if "ptr" in store]
+        if not pointers:
+            raise AttributeError("A DistributedData has 'num_graphs' where it is made from a Batch (got one graph)")
+        return len(pointers[0]) - 1
+
+    batch_size = num_graphs
+
+    def __len__(self) -> int:
+        return self.num_graphs if any("ptr" in store for store in self.stores) else len(self.keys())
+
     def keys(self) -> list[str]:
         """The names of all attributes."""
         return _distinct(store.keys() for store in self.stores)

@@ -127,6 +127,8 @@ def test_options() -> None:
     for take_apart in (lambda: whole[0], lambda: whole.concat(whole), lambda: whole.to_data_list()):
         with pytest.raises(PygDistError, match=r"would .*take apart a distributed graph"):
             take_apart()
+    batch = DistributedData(Batch.from_data_list([graph, graph]))
+    assert (batch.num_graphs, len(batch), len(whole)) == (2, 2, len(whole.keys()))
     for join in (Batch.from_data_list, lambda graphs: next(iter(DataLoader(graphs)))):
         with pytest.raises(PygDistError, match="joins plain graphs"):
             join([whole])
