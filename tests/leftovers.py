@@ -26,13 +26,9 @@ from torch_geometric.nn import GraphConv, SAGEConv
 
 # What comes once and stays, the same for all.
 _STAYS = {
-    *(
-        "torch.tensor",
-        "torch.as_tensor",
-        "torch.asarray",
-        "torch.sparse_coo_tensor",
-        "torch.save",
-    ),  # hooks that live while distributed rows do
+    # hooks that live while distributed rows do
+    *(f"torch.{name}" for name in ("tensor", "as_tensor", "asarray", "save", "Tensor.new_tensor")),
+    *(f"torch.sparse_{layout}_tensor" for layout in ("coo", "compressed", "csr", "csc", "bsr", "bsc")),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies
     *("environment variable GLOO_SOCKET_IFNAME", "environment variable TORCH_GLOO_LAZY_INIT"),

@@ -10,6 +10,7 @@ import ast
 import builtins
 import dis
 import linecache
+import os
 import sys
 import sysconfig
 import weakref
@@ -160,18 +161,11 @@ def function_that_needs_all_edges(asker: FrameType) -> str:
     if called is None or not _is_of_pyg(called, "utils."):
         return ""
     if called.f_globals["__name__"] == "torch_geometric.utils._trim_to_layer":
-        return (
-            "Expected whole batches on several ranks (got hops to trim): leave out num_sampled_nodes_per_hop and "
-            "num_sampled_edges_per_hop, or trim_to_layer; out[:batch.batch_size] is the same"
-        )
+        return _TRIMMED
     if not any(issubclass(type(value), EdgeHandle) for value in called.f_locals.values()):
         return ""
-    return _needs_all_edges(called)
-
-
-def _needs_all_edges(frame: FrameType) -> str:
     return (
-        f"torch_geometric.utils.{frame.f_code.co_name} needs all edges, and each rank holds only its own: give it "
+        f"torch_geometric.utils.{called.f_code.co_name} needs all edges, and each rank holds only its own: give it "
         f"edge_index.full_tensor(), all edges, or apply it to the graph before DistributedData"
     )
 
@@ -182,12 +176,16 @@ def _is_of_pyg(frame: FrameType, package: str = "") -> bool:
 
 T = TypeVar("T")
 
-_UNLESS_TENSOR = ("coalesce", "sort_edge_index", "spmm", "trim_adj")  # these end in an error that says nothing
+_TRIMMED = (
+    "Expected whole batches on several ranks (got hops to trim): leave out num_sampled_nodes_per_hop and "
+    "num_sampled_edges_per_hop, or trim_to_layer; out[:batch.batch_size] is the same"
+)
 _ADJ_T = (
     "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "
     "part): write adj_t @ x, its sum"
 )
 
+_UTILS = f"torch_geometric{os.sep}utils{os.sep}"
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
 
 
@@ -196,8 +194,8 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
 
     A handle is no tensor: ``isinstance(edge_index, Tensor)`` would be False, and a script would skip its branch. But
     ``isinstance`` reads ``__class__`` where the type does not match. torch's C++ code does so, too, and would then read
-    memory that is not there. So only a line of the script's own that asks, and does nothing else with these edges, gets
-    ``Tensor``. A line that asks and uses them raises.
+    memory that is not there. So only a line of the script's own, or of PyG's functions of edges, that asks, and does
+    nothing else with these edges, gets ``Tensor``. A line of a script that asks and uses them raises.
     """
     asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
     module = str(asker.f_globals.get("__name__"))
@@ -208,12 +206,13 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
         if refusal:
             raise UnsupportedError(refusal)
         return stands_for
-    if module.startswith("torch_geometric.utils.") and _fails_unless_tensor(asker):
-        raise UnsupportedError(
-            _ADJ_T
-            if asker.f_code.co_name == "spmm"
-            else of_whole_graphs() or function_that_needs_all_edges(asker) or _needs_all_edges(asker)
-        )
+    if module.startswith("torch_geometric.utils."):
+        if refusal := _ADJ_T if asker.f_code.co_name == "spmm" else of_whole_graphs():
+            raise UnsupportedError(refusal)
+        if asker.f_code.co_name == "trim_adj":
+            raise UnsupportedError(_TRIMMED)
+        _, kinds, is_all = _asked(asker.f_code.co_filename, asker.f_lineno)
+        return stands_for if stands_for.__name__ in kinds and is_all else class_
     if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
         name, kinds, is_all = _asked(asker.f_code.co_filename, asker.f_lineno)
         if stands_for.__name__ in kinds:
@@ -226,12 +225,6 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
     return class_
 
 
-def _fails_unless_tensor(asker: FrameType) -> bool:
-    """Whether a function of PyG's raises an error that says nothing where an ``edge_index`` is no tensor."""
-    line = linecache.getline(asker.f_code.co_filename, asker.f_lineno)
-    return asker.f_code.co_name in _UNLESS_TENSOR or line.lstrip().startswith("assert isinstance(")
-
-
 _NOTHING_ASKED = "", frozenset[str](), True
 
 
@@ -242,7 +235,7 @@ def _asked(file: str, line: int) -> tuple[str, frozenset[str], bool]:
     Names with ``edge`` or ``adj`` in them are taken for edges. Reading an attribute, calling a method, and comparing
     with ``None`` are no use of them.
     """
-    if file.startswith(INSTALLED):
+    if file.startswith(INSTALLED) and _UTILS not in file:
         return _NOTHING_ASKED
     try:
         tree = ast.parse("".join(linecache.getlines(file)))

@@ -227,6 +227,11 @@ BEHAVIOURS: dict[str, Callable[[], Any]] = {
         torch.tensor(3.5, dtype=torch.float16),
         torch.asarray(np.arange(3)),
     ),
+    "new_tensor": lambda: (ones(2).new_tensor([1, 2]), nn.Parameter(ones(2)).new_tensor(3.5)),
+    "new_tensor, compile": lambda: torch.compile(lambda x: x + x.new_tensor([1.0]), backend="eager", fullgraph=True)(
+        ones(3)
+    ),
+    "compressed": lambda: torch.sparse_csr_tensor(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), ones(2)).to_dense(),
     "parameter": lambda: (OwnParameter(ones(2)).data, nn.Parameter(ones(2)), nn.Buffer(ones(3))),
     "uninitialized": lambda: nn.UninitializedParameter().materialize((2,)),
     "deepcopy": lambda: copy.deepcopy((OwnParameter(ones(2)), nn.LayerNorm(3))),

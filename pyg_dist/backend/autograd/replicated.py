@@ -138,6 +138,12 @@ class SliceRows:
         return Pending(lambda: x.index_select(0, self.transposed.mine))
 
 
+NO_TRANSFORMS = (
+    "torch.func transforms and torch.vmap do not reach the rows of other ranks: use torch.autograd.grad, or apply them "
+    "to plain tensors"
+)
+
+
 def refuse_transforms() -> None:
     """Raise within ``torch.vmap`` and the transforms of ``torch.func``.
 
@@ -145,10 +151,7 @@ def refuse_transforms() -> None:
         UnsupportedError: There, since they would see one rank's rows.
     """
     if torch._C._are_functorch_transforms_active():
-        raise UnsupportedError(
-            "torch.func transforms and torch.vmap do not reach the rows of other ranks: use torch.autograd.grad, "
-            "or apply them to plain tensors"
-        )
+        raise UnsupportedError(NO_TRANSFORMS)
 
 
 def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:

@@ -1,7 +1,8 @@
 """Functions that need every row: they gather (collective), and the result is plain and equal on every rank.
 
-Constructors gather, too, since they copy a tensor without asking its class. What could only give one rank's rows is
-refused with the remedy. Functions that are not in the table raise a general error (:mod:`pyg_dist.tensor.row_tensor`).
+Constructors gather, too, since they copy a tensor without asking its class, or make a sparse one of it. What could
+only give one rank's rows is refused with the remedy. Functions that are not in the table raise a general error
+(:mod:`pyg_dist.tensor.row_tensor`).
 ``repr`` is here as well: it shows the local rows and gathers nothing.
 """
 
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from pyg_dist.backend.autograd.replicated import NO_TRANSFORMS
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.ops.late_errors import raise_found
 from pyg_dist.backend.pickling import refuse
@@ -83,8 +85,56 @@ def _copied(stock: Constructor, x: RowTensor, options: dict[str, Any]) -> Tensor
     return x.full_tensor() if copies or dtype != x.dtype or device != x.device else x
 
 
-torch_stock: dict[str, Constructor] = {name: getattr(torch, name) for name in ("tensor", "as_tensor", "asarray")}
-_WRAPPERS = {name: _of_all_rows(stock) for name, stock in torch_stock.items()}
+def _of_all_parts(stock: Constructor) -> Constructor:
+    """``stock``, with all rows of each row tensor that it would read."""
+
+    @functools.wraps(stock)
+    def wrapper(*args: object, **options: Any) -> object:
+        return stock(*map(_full, args), **{name: _full(value) for name, value in options.items()})
+
+    return wrapper
+
+
+def _new_tensor(like: Tensor, *args: object, **options: Any) -> Any:
+    """``new_tensor``, with all rows of the row tensor that it would copy; of ``like`` it takes dtype and device."""
+    like = like if type(like) is Tensor else like.new_empty(0)
+    return torch_stock["new_tensor"](like, *map(_full, args), **{key: _full(value) for key, value in options.items()})
+
+
+def _without_rows(stock: Constructor, message: str) -> Constructor:
+    """``stock``, which would hand on this rank's rows: to a transform of functions, or to another library."""
+
+    @functools.wraps(stock)
+    def wrapper(x: object, *args: object) -> object:
+        if isinstance(x, RowTensor) and not x._sharding.is_on_one_rank:
+            raise MixedRowsError(message)
+        return stock(x, *args)
+
+    return wrapper
+
+
+_EXPORTED = "A {} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
+_OWNERS: dict[str, Any] = {
+    "new_tensor": Tensor, "_add_batch_dim": torch._functorch.vmap, "_wrap_for_grad": torch._functorch.eager_transforms,
+    "to_dlpack": torch.utils.dlpack,
+}  # fmt: skip
+_WRAPPERS: dict[str, Constructor] = {
+    **{name: _of_all_rows(getattr(torch, name)) for name in ("tensor", "as_tensor", "asarray")},
+    **{
+        name: _of_all_parts(getattr(torch, name))
+        for name in (f"sparse_{layout}_tensor" for layout in ("compressed", "csr", "csc", "bsr", "bsc"))
+    },
+    "new_tensor": functools.wraps(Tensor.new_tensor)(_new_tensor),
+    **{
+        name: _without_rows(getattr(_OWNERS[name], name), message)
+        for name, message in (
+            ("_add_batch_dim", NO_TRANSFORMS),
+            ("_wrap_for_grad", NO_TRANSFORMS),
+            ("to_dlpack", _EXPORTED.format("tensor of distributed rows")),
+        )
+    },
+}
+torch_stock: dict[str, Constructor] = {name: getattr(_OWNERS.get(name, torch), name) for name in _WRAPPERS}
 
 
 def stand_for_constructor(name: str, wrapper: Constructor) -> None:
@@ -98,13 +148,15 @@ def _add() -> None:
     torch.overrides.get_ignored_functions().update(_WRAPPERS.values())
     torch.jit._builtins._get_builtin_table()
     for name, wrapper in _WRAPPERS.items():
-        torch.jit._builtins._register_builtin(wrapper, f"aten::{name}")
-        setattr(torch, name, wrapper)
+        if name not in _OWNERS:
+            torch.jit._builtins._register_builtin(wrapper, f"aten::{name}")
+        setattr(_OWNERS.get(name, torch), name, wrapper)
 
 
 def _remove() -> None:
     for name, stock in torch_stock.items():
-        setattr(torch, name, stock)
+        owner = _OWNERS.get(name, torch)
+        setattr(owner, name, stock) if owner is not Tensor else delattr(owner, name)  # which inherits it
     if "torch._dynamo.variables.torch" in sys.modules:  # its tables are filled at its first use
         from torch._dynamo.trace_rules import clear_lru_cache
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
@@ -160,9 +212,7 @@ def trace(function: Function, x: RowTensor, *_: object, **__: object) -> NoRetur
 @implements("__dlpack__", "__dlpack_device__")
 def export(function: Function, x: RowTensor, *_: object, **__: object) -> NoReturn:
     """Another library would see the rows of one rank only."""
-    raise MixedRowsError(
-        f"A {type(x).__name__} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
-    )
+    raise MixedRowsError(_EXPORTED.format(type(x).__name__))
 
 
 REFUSALS = (pickle, trace, export)

@@ -289,7 +289,7 @@ def _join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor
 
 
 @MOVED.implements("device.__get__", "is_cuda.__get__", "requires_grad.__get__", "grad_fn.__get__", "is_leaf.__get__")
-@MOVED.implements("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+@MOVED.implements("new_zeros", "new_ones", "new_full", "new_empty")
 def _of_rows(function: Function, x: MovedRows, *args: object, **kwargs: object) -> object:
     return function(x.of, *args, **kwargs)
 

@@ -157,7 +157,7 @@ def where(function: Function, condition: Tensor, *args: object, **kwargs: object
     return pointwise(function, condition, *args, **kwargs)
 
 
-@implements("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")
+@implements("new_zeros", "new_ones", "new_full", "new_empty")
 def new(function: Function, *args: object, **kwargs: object) -> object:
     """A plain tensor of the given shape, like ``torch.zeros``; only dtype and device are the row tensor's."""
     with local_tensors():

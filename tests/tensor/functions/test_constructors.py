@@ -29,10 +29,22 @@ CONSTRUCTORS: dict[str, Callable[[Any], Any]] = {
     "np.array": lambda x: torch.from_numpy(np.array(x, dtype=np.float32)),
     "numpy's function": lambda x: torch.from_numpy(np.bincount(x[:, 0].abs().long())),
     "a slice": lambda x: torch.tensor(x[1:4]),
+    "new_tensor": lambda x: torch.ones(1, dtype=torch.float16).new_tensor(x),
+    "new_tensor by name": lambda x: x.new_tensor(data=x[:, 0]),
+    "sparse_csr_tensor": lambda x: torch.sparse_csr_tensor(*compressed(x), size=(len(x), 3)).to_dense(),
+    "sparse_csc_tensor": lambda x: torch.sparse_csc_tensor(*compressed(x), size=(3, len(x))).to_dense(),
+    "sparse_compressed_tensor": lambda x: torch.sparse_compressed_tensor(
+        *compressed(x)[:2], values=x[:, 0], layout=torch.sparse_csr
+    ).to_dense(),
     "a mask's rows": lambda x: torch.as_tensor(x[x[:, 0] > 0], dtype=torch.float32),
 }
 
 LongTensor = torch.LongTensor
+
+
+def compressed(x: Any) -> tuple[Tensor, Any, Any]:
+    """A sparse matrix with a value in each row, in columns by sign."""
+    return torch.arange(len(x) + 1), (x[:, 0] > 0).long(), x[:, 0]
 
 
 class Sub(Tensor):

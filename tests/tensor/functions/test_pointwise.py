@@ -108,7 +108,6 @@ FORMS: dict[str, Sequence[Form]] = {
     **each("new_zeros new_ones", [lambda f, t: f(t.x, (3, 2)), lambda f, t: f(t.x, t.N, dtype=torch.int64)]),
     "new_full": [lambda f, t: f(t.x, (2,), 1.5)],
     "new_empty": [lambda f, t: f(t.x, (2, 3)).shape],
-    "new_tensor": [lambda f, t: f(t.x, [1.5, 2.5])],
     "requires_grad_": [lambda f, t: f(t.x.detach()).requires_grad, lambda f, t: f(t.x.detach(), False)],
     "copy_": [
         lambda f, t: f(t.x, t.y), lambda f, t: f(t.x, t.full), lambda f, t: f(t.x, t.vector), lambda f, t: f(t.x, t.i),
