@@ -156,16 +156,26 @@ def how_to_draw_alike() -> str:
 
 def function_that_needs_all_edges(asker: FrameType) -> str:
     """The message of an error at ``asker`` in a function of PyG's with a distributed ``edge_index``, else nothing."""
-    pygs = takewhile(_is_of_pyg, dropwhile(lambda frame: not _is_of_pyg(frame), _frames(asker)))
-    called = next(reversed([*pygs]), None)  # the outermost one is what the script knows
+    called = _called_by_script(asker)
     if called is None or not _is_of_pyg(called, "utils."):
         return ""
     if called.f_globals["__name__"] == "torch_geometric.utils._trim_to_layer":
         return _TRIMMED
     if not any(issubclass(type(value), EdgeHandle) for value in called.f_locals.values()):
         return ""
+    return _needs_all_edges(called)
+
+
+def _called_by_script(asker: FrameType) -> FrameType | None:
+    """The function of PyG's in which ``asker`` runs that the script knows: the outermost one."""
+    return next(
+        reversed([*takewhile(_is_of_pyg, dropwhile(lambda frame: not _is_of_pyg(frame), _frames(asker)))]), None
+    )
+
+
+def _needs_all_edges(frame: FrameType) -> str:
     return (
-        f"torch_geometric.utils.{called.f_code.co_name} needs all edges, and each rank holds only its own: give it "
+        f"torch_geometric.utils.{frame.f_code.co_name} needs all edges, and each rank holds only its own: give it "
         f"edge_index.full_tensor(), all edges, or apply it to the graph before DistributedData"
     )
 
@@ -212,7 +222,12 @@ def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
         if asker.f_code.co_name == "trim_adj":
             raise UnsupportedError(_TRIMMED)
         _, kinds, is_all = _asked(asker.f_code.co_filename, asker.f_lineno)
-        return stands_for if stands_for.__name__ in kinds and is_all else class_
+        if stands_for.__name__ not in kinds or not is_all:
+            return class_
+        called = _called_by_script(asker)
+        if called is not None and _is_of_pyg(called, "nn.models."):  # such as MetaPath2Vec, which keeps all edges
+            raise UnsupportedError(_needs_all_edges(asker))
+        return stands_for
     if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
         name, kinds, is_all = _asked(asker.f_code.co_filename, asker.f_lineno)
         if stands_for.__name__ in kinds:
