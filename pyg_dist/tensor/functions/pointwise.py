@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +33,8 @@ def as_operand(function: Function, operand: object, rows: RowSharding, num_dims:
     Operands align at the right with row tensors of ``num_dims`` dimensions. ``broadcasts``: whether the function takes
     a tensor without rows for one with rows.
     """
+    if isinstance(operand, np.ndarray):  # torch takes it in operators
+        operand = torch.from_numpy(operand)
     if not isinstance(operand, Tensor):
         if isinstance(operand, (list, tuple)):
             return type(operand)(as_operand(function, item, rows, num_dims, broadcasts) for item in operand)
@@ -103,7 +106,7 @@ def pointwise(function: Function, *args: object, **kwargs: object) -> Tensor:
                     rows, num_dims = arg._sharding, arg.dim()
                 elif arg._sharding is not rows or arg.dim() != num_dims:
                     simple = False
-            elif isinstance(arg, Tensor):
+            elif isinstance(arg, (Tensor, np.ndarray)):
                 simple = False
         given = () if simple else (*args, *kwargs.values())
         num_dims = max((arg.dim() for arg in given if isinstance(arg, Tensor)), default=num_dims)

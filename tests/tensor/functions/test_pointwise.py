@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
-from against_torch import LAYOUTS, Form, agree, each, is_in_place, names_in_table
+from against_torch import LAYOUTS, Form, agree, check, each, is_in_place, names_in_table
 from workers import Workers
 
 from pyg_dist.tensor.functions import autograd, pointwise
@@ -24,6 +25,7 @@ BINARY: list[Form] = [
     lambda f, t: f(t.x, t.scalar),
     lambda f, t: f(t.x, t.column),
     lambda f, t: f(t.v, t.u),
+    lambda f, t: f(2.0, t.v),
     lambda f, t: f(t.v, t.full_v),
     lambda f, t: f(t.c, t.d),
     lambda f, t: f(t.x, other=t.y),
@@ -150,3 +152,15 @@ def values_and_gradients(initial: str) -> None:
             every_form = name in FORMS and not is_in_place(name) and not name.startswith("__")
             layouts = (list(LAYOUTS)[k % 2],)
             agree(name, forms_of(name), every_form=every_form, layouts=layouts, other_dtypes=(torch.bfloat16,))
+
+
+def test_numpy_operands(workers: Callable[[int], Workers]) -> None:
+    workers(2).run(operators_with_arrays)
+
+
+def operators_with_arrays() -> None:
+    """An array with a value for each row is cut as a plain tensor is; torch takes arrays in operators alone."""
+    for layout in LAYOUTS:
+        for f in (lambda v, a: v == a, lambda v, a: a == v, lambda v, a: a / v, lambda v, a: v - a):
+            check(lambda t, f=f: f(t.v.detach(), np.linspace(0.5, 1.5, t.N)), layout)
+        check(lambda t: t.x.detach() * np.ones(t.x.shape, dtype=np.float32), layout)
