@@ -283,8 +283,9 @@ def _are_large(a: object, b: object) -> bool:
 
 def _is_row_for_all(a: Any, b: object) -> bool:
     """Whether b, a row, is to be added to each of a's, which are many."""
-    is_row = isinstance(b, Tensor) and b.dim() == 1
-    return is_row and _are_large(a, 0) and b.shape == a.shape[1:] and b.dtype == a.dtype
+    if not isinstance(b, Tensor) or b.dim() != 1:
+        return False
+    return _are_large(a, 0) and b.shape == a.shape[1:] and b.dtype == a.dtype
 
 
 def _plain(operand: object) -> object:
