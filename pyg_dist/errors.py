@@ -204,13 +204,17 @@ DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, Recursio
 
 @contextmanager
 def refusing(raised: type[PygDistError], expected: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise what the block fails with, if it is of ``kinds``, in one line; the package's own stay. Not collective."""
+    """Raise an error of the block that is of ``kinds`` in one line, "Expected ... (got ...): ...". Not collective.
+
+    ``expected`` is what was to be found, ``remedy`` what to do; errors of the package stay as they are.
+    """
     try:
         yield
     except kinds as error:
         if isinstance(error, PygDistError):
             raise
-        raise raised(f"Expected {expected} (got {type(error).__name__}: {error}): {remedy}") from error
+        got = "no such file" if isinstance(error, FileNotFoundError) else f"{type(error).__name__}: {error}"
+        raise raised(f"Expected {expected} (got {got}): {remedy}") from error
 
 
 def describe_ranks(ranks: list[int]) -> str:

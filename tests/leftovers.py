@@ -27,7 +27,7 @@ from torch_geometric.nn import GraphConv, SAGEConv
 # What comes once and stays, the same for all.
 _STAYS = {
     # hooks that live while distributed rows do
-    *(f"torch.{name}" for name in ("tensor", "as_tensor", "asarray", "save", "Tensor.new_tensor")),
+    *(f"torch.{name}" for name in ("tensor", "as_tensor", "asarray", "save", "to_dlpack", "Tensor.new_tensor")),
     *(f"torch.sparse_{layout}_tensor" for layout in ("coo", "compressed", "csr", "csc", "bsr", "bsc")),
     *(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__")),  # of torch.compile
     *("workers._left", "workers._num_meetings"),  # what ranks note between two bodies

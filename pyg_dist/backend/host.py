@@ -28,6 +28,6 @@ def flatnonzero(mask: Tensor) -> Tensor:
 
 
 def in_few_bits(numbers: Tensor) -> Tensor:
-    """In 32 bits where they fit."""
+    """Numbers that are not negative, as int32 where all fit, else as they are."""
     fits = numbers.numel() == 0 or int(numbers.max()) <= torch.iinfo(torch.int32).max
     return numbers.to(torch.int32) if fits else numbers

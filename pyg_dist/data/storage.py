@@ -73,7 +73,9 @@ class RowStorage(BaseStorage):
     def __setitem__(self, key: str, value: object) -> None:
         stored = self.distributed(key, value)
         if isinstance(stored, RowTensor):
-            stored._attribute, stored._sparse_form = key, SparseForm()
+            kind = getattr(self, "_key", None)  # of the nodes or edges, where there are several types
+            stored._attribute = stored._attribute or (key if kind is None else f"{kind}.{key}")
+            stored._sparse_form = SparseForm()
         super().__setitem__(key, stored)
 
     def distributed(self, key: str, value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -69,8 +70,7 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
     where one of the two was selected by a list, as pairs are by a mask over their edges.
     """
     if mask._attribute and rows.group.size > 1:  # a loop over a set of names has an order of its own on each rank
-        name = mask._attribute
-        replicas.noted().here(Settings("mask", digest_of_words(name), lambda: {"": name}))
+        replicas.noted().here(_mask_of(mask._attribute))
     with local_tensors():
         version, known = version_of(mask), mask._selection
         if known is not None and known[0] == version and known[1] is rows:
@@ -85,6 +85,12 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
             selection = rows_by_mask(whole, local.flatten())
         mask._selection = None if version is None else (version, rows, selection)
     return selection
+
+
+@cache
+def _mask_of(name: str) -> Settings:
+    """What ranks compare of a mask."""
+    return Settings("mask", digest_of_words(name), lambda: {"": name})
 
 
 def local_values(values: Tensor, rows: RowSharding) -> Tensor:

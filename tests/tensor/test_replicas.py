@@ -178,7 +178,10 @@ def alike(options: dict[str, Any]) -> None:
     """What one rank may do alone."""
     data = pyg_dist.DistributedData(random_graph(N, 160, FEATURES, seed=2), **options)
     noise = torch.ones(FEATURES, dtype=torch.float64)
+    if odd():
+        data.best_mask = data.train_mask  # a second name of one mask
     for _ in range(2):
+        data.x[data.train_mask].sum()
         if odd() and not options.get("layout"):
             data.x * drawn(FEATURES)  # nobody else needs it
         (data.x * noise).sum()

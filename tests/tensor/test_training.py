@@ -10,7 +10,9 @@ import copy
 import io
 import os
 import pickle
+import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,9 @@ def saved_to_one_path(path: str) -> None:
         torch.save(state, path)
         found = torch.load(path)
         assert_same(found, state)
+    with ThreadPoolExecutor() as threads:  # checkpoints that are written beside training
+        [*threads.map(torch.save, [state] * 20, [path] * 20)]
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
     with pytest.raises(MixedRowsError, match="cannot be pickled"):
         torch.save(data.x, path)
     assert torch.load(path)["weight"][0] == 59
@@ -204,8 +209,12 @@ def saved_to_one_path(path: str) -> None:
 
 
 def test_saved_to_one_path(workers: Pools, tmp_path: Path) -> None:
-    workers(3).run(saved_to_one_path, str(tmp_path / "best.pt"))
-    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
+    files = [tmp_path / name for name in ("best.pt", "best.pt.rank0")]  # one of them a script's own
+    for file in files:
+        file.touch(mode=0o600)
+    workers(3).run(saved_to_one_path, str(files[0]))
+    assert sorted(tmp_path.iterdir()) == files
+    assert files[1].stat().st_size == 0
 
 
 # ---- Modes, dtypes ---------------------------------------------------------------------------------------------------

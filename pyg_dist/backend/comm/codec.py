@@ -23,7 +23,7 @@ from pyg_dist.backend.timing import phase
 from pyg_dist.errors import DataError, NotFiniteError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Codec:
     """How rows travel: here as they are, in the dtype of x. Nothing is collective, and every rank has the same codec.
 

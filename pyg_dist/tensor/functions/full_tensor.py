@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +25,7 @@ from pyg_dist.backend.autograd.replicated import NO_TRANSFORMS
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.ops.late_errors import raise_found
 from pyg_dist.backend.pickling import refuse
-from pyg_dist.errors import MixedRowsError
+from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
 from pyg_dist.tensor.registry import Function, implements
 from pyg_dist.tensor.row_tensor import RowTensor, global_shape, local_tensors
 from pyg_dist.tensor.sharding import living
@@ -101,23 +104,24 @@ def _new_tensor(like: Tensor, *args: object, **options: Any) -> Any:
     return torch_stock["new_tensor"](like, *map(_full, args), **{key: _full(value) for key, value in options.items()})
 
 
-def _without_rows(stock: Constructor, message: str) -> Constructor:
+def _without_rows(stock: Constructor, error: type[PygDistError], message: str) -> Constructor:
     """``stock``, which would hand on this rank's rows: to a transform of functions, or to another library."""
 
     @functools.wraps(stock)
     def wrapper(x: object, *args: object) -> object:
         if isinstance(x, RowTensor) and not x._sharding.is_on_one_rank:
-            raise MixedRowsError(message)
+            raise error(message)
         return stock(x, *args)
 
     return wrapper
 
 
 _EXPORTED = "A {} cannot be exported: use .full_tensor() (all rows, collective) or .to_local()"
-_OWNERS: dict[str, Any] = {
-    "new_tensor": Tensor, "_add_batch_dim": torch._functorch.vmap, "_wrap_for_grad": torch._functorch.eager_transforms,
-    "to_dlpack": torch.utils.dlpack,
+_TRANSFORMED = {
+    "_add_batch_dim": torch._functorch.vmap, "_wrap_for_grad": torch._functorch.eager_transforms,
+    "_wrap_functional_tensor": torch._functorch.eager_transforms,
 }  # fmt: skip
+_OWNERS: dict[str, Any] = {"new_tensor": Tensor, **_TRANSFORMED}
 _WRAPPERS: dict[str, Constructor] = {
     **{name: _of_all_rows(getattr(torch, name)) for name in ("tensor", "as_tensor", "asarray")},
     **{
@@ -126,12 +130,8 @@ _WRAPPERS: dict[str, Constructor] = {
     },
     "new_tensor": functools.wraps(Tensor.new_tensor)(_new_tensor),
     **{
-        name: _without_rows(getattr(_OWNERS[name], name), message)
-        for name, message in (
-            ("_add_batch_dim", NO_TRANSFORMS),
-            ("_wrap_for_grad", NO_TRANSFORMS),
-            ("to_dlpack", _EXPORTED.format("tensor of distributed rows")),
-        )
+        name: _without_rows(getattr(owner, name), UnsupportedError, NO_TRANSFORMS)
+        for name, owner in _TRANSFORMED.items()
     },
 }
 torch_stock: dict[str, Constructor] = {name: getattr(_OWNERS.get(name, torch), name) for name in _WRAPPERS}
@@ -167,26 +167,38 @@ def _remove() -> None:
 
 living.watch(_add, _remove)
 
+_to_dlpack = torch.to_dlpack
+_exports_no_rows = _without_rows(_to_dlpack, MixedRowsError, _EXPORTED.format("tensor of distributed rows"))
+for _owner in (torch, torch.utils.dlpack):
+    living.watch(
+        *(functools.partial(setattr, _owner, "to_dlpack", function) for function in (_exports_no_rows, _to_dlpack))
+    )
+
 _torch_save = torch.save
 
 
 @functools.wraps(_torch_save)
 def _save(obj: object, f: Any, *args: Any, **options: Any) -> None:
-    # All ranks of a script save to one path, and load from it: each writes a file of its own, which replaces it whole.
+    """All ranks of a script save to one path, and load from it: each writes a file of its own, which replaces it."""
     is_path = isinstance(f, (str, os.PathLike)) and (Path(f).is_file() or not Path(f).exists())
     if world_group().size == 1 or not is_path:
         _torch_save(obj, f, *args, **options)
         return
-    path = os.path.realpath(f)
-    own = Path(f"{path}.rank{world_group().rank}")
+    path = Path(os.path.realpath(f))
     try:
+        folder = tempfile.TemporaryDirectory(prefix=".", dir=path.parent)
+    except OSError:  # nothing can be made beside it
+        _torch_save(obj, f, *args, **options)
+        return
+    with folder as name:
+        own = Path(name) / path.name  # which torch writes into the file
         _torch_save(obj, own, *args, **options)
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, own)
         own.replace(path)
-    finally:
-        own.unlink(missing_ok=True)
 
 
-living.watch(functools.partial(setattr, torch, "save", _save), functools.partial(setattr, torch, "save", _torch_save))
+living.watch(*(functools.partial(setattr, torch, "save", function) for function in (_save, _torch_save)))
 
 
 @implements("__reduce_ex__")

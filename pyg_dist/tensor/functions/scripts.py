@@ -73,7 +73,7 @@ class _Context(FunctionCtx):
 
 @lru_cache(maxsize=256)
 def _on_rows(script: Any) -> Any:
-    """The function that runs in place of a script's, by its name."""
+    """The ``torch.autograd.Function`` in place of a script's, where arguments are rows; it has the name of that one."""
 
     def forward(node: Any, *args: Any) -> object:
         node.context = context = _Context(node, args)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.comm.codec import Quantized
+from pyg_dist.backend.comm.codec import EXACT, Quantized
 from pyg_dist.backend.ops.quantize import packed_row_bytes
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.backend.sparse.matrix import Matrix
@@ -281,6 +281,12 @@ def test_opcheck() -> None:
     key = torch.arange(3)
     opcheck(native.quantize_csr_into.default, (packed, bad_row, rowptr, col, X, weight, None, 4, key, 1))
     opcheck(native.dequantize_csr_add.default, (X.clone(), rowptr, col, PACKED, weight, None, 4))
+
+
+def test_codecs_are_the_same_only_where_they_are_one() -> None:
+    two, eight = (Quantized(bits, None, bits, str) for bits in (2, 8))
+    assert two != eight
+    assert len({two, eight, EXACT}) == 3
 
 
 @pytest.mark.parametrize(
