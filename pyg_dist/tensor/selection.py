@@ -205,6 +205,16 @@ class ElementRows(_PartRows):
     def position(self) -> Tensor:
         return _numbered(self._parent.position, self._width)
 
+    # Of the rows, not of all ranks: the collector may have taken these on one rank, and not yet on another.
+    @cached_property
+    def counts(self) -> list[int]:
+        return [count * self._width for count in self._parent.counts]
+
+    @cached_property
+    @lasting
+    def _gathered_position(self) -> Tensor:
+        return _numbered(self._parent._gathered_position, self._width)
+
     def _equals(self, other: RowSharding) -> bool:
         if not isinstance(other, ElementRows) or other._width != self._width:
             return False

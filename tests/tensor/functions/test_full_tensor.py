@@ -25,6 +25,8 @@ from against_torch import (
 from bits import assert_same_bits
 from workers import Workers
 
+from pyg_dist.backend.comm.group import world_group
+
 
 def one(values: torch.Tensor) -> torch.Tensor:
     """A row tensor of one element."""
@@ -198,3 +200,18 @@ def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
 
 def all_refused() -> None:
     refuse_all(REFUSED)
+
+
+def test_elements_that_one_rank_keeps(workers: Callable[[int], Workers]) -> None:
+    workers(2).run(elements_kept_by_one_rank)
+
+
+def elements_kept_by_one_rank() -> None:
+    """The collector of cycles, which an exception's traceback is, runs at another time on each rank."""
+    for layout in LAYOUTS:
+        x = Operands(layout, True).x.detach()
+        kept = [x.flatten()]
+        first = kept[0].full_tensor()
+        if world_group().rank == 1:
+            kept.clear()
+        assert torch.equal(x.flatten().full_tensor(), first), layout
