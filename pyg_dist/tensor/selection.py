@@ -205,7 +205,6 @@ class ElementRows(_PartRows):
     def position(self) -> Tensor:
         return _numbered(self._parent.position, self._width)
 
-    # Of the rows, not of all ranks: the collector may have taken these on one rank, and not yet on another.
     @cached_property
     def counts(self) -> list[int]:
         return [count * self._width for count in self._parent.counts]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
-from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -77,13 +77,15 @@ class KnownSelections:
     Attributes:
         by_list: the latest lists and their selections: scripts use the same few splits in every epoch.
         compared: by list, its version and selection, once the ranks have compared it.
-        elements: rows of elements, by their number in a row.
+        elements: rows of elements, by their number in a row; with what was selected from them, on all ranks alike.
         edges: those whose ends a script has looked at, where the rows are edges.
     """
 
     by_list: deque[Any] = field(default_factory=lambda: deque(maxlen=8))
     compared: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
-    elements: WeakValueDictionary[int, RowSharding] = field(default_factory=WeakValueDictionary)
+    elements: dict[int, RowSharding] = field(
+        default_factory=dict
+    )
     edges: ReferenceType[Any] | None = None
 
 

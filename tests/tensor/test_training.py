@@ -206,6 +206,12 @@ def saved_to_one_path(path: str) -> None:
         torch.save(data.x, path)
     assert torch.load(path)["weight"][0] == 59
     torch.save(data.num_nodes, os.devnull)
+    own = Path(f"{path}.{pyg_dist.rank()}")
+    own.touch()
+    os.link(own, f"{own}.link")
+    torch.save(1, own)  # as torch does: into the file, whatever its names
+    assert torch.load(f"{own}.link") == 1
+    own.unlink(), Path(f"{own}.link").unlink()
 
 
 def test_saved_to_one_path(workers: Pools, tmp_path: Path) -> None:

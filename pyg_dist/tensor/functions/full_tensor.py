@@ -137,6 +137,10 @@ _WRAPPERS: dict[str, Constructor] = {
 torch_stock: dict[str, Constructor] = {name: getattr(_OWNERS.get(name, torch), name) for name in _WRAPPERS}
 
 
+_to_dlpack = torch.to_dlpack
+_exports_no_rows = _without_rows(_to_dlpack, MixedRowsError, _EXPORTED.format("tensor of distributed rows"))
+
+
 def stand_for_constructor(name: str, wrapper: Constructor) -> None:
     """While there are distributed rows, ``wrapper`` is ``torch.<name>``."""
     torch_stock[name], _WRAPPERS[name] = getattr(torch, name), wrapper
@@ -145,7 +149,7 @@ def stand_for_constructor(name: str, wrapper: Constructor) -> None:
 def _add() -> None:
     # Tables that torch fills once with its functions must have its own, whenever it fills them.
     torch.utils._device._device_constructors()
-    torch.overrides.get_ignored_functions().update(_WRAPPERS.values())
+    torch.overrides.get_ignored_functions().update([*_WRAPPERS.values(), _exports_no_rows])
     torch.jit._builtins._get_builtin_table()
     for name, wrapper in _WRAPPERS.items():
         if name not in _OWNERS:
@@ -166,9 +170,6 @@ def _remove() -> None:
 
 
 living.watch(_add, _remove)
-
-_to_dlpack = torch.to_dlpack
-_exports_no_rows = _without_rows(_to_dlpack, MixedRowsError, _EXPORTED.format("tensor of distributed rows"))
 for _owner in (torch, torch.utils.dlpack):
     living.watch(
         *(functools.partial(setattr, _owner, "to_dlpack", function) for function in (_exports_no_rows, _to_dlpack))
@@ -177,16 +178,20 @@ for _owner in (torch, torch.utils.dlpack):
 _torch_save = torch.save
 
 
+def _is_replaceable(path: Path) -> bool:
+    """Whether another file may take its place: a file with one name, which this process may write to."""
+    return path.is_file() and path.stat().st_nlink == 1 and os.access(path, os.W_OK)
+
+
 @functools.wraps(_torch_save)
 def _save(obj: object, f: Any, *args: Any, **options: Any) -> None:
     """All ranks of a script save to one path, and load from it: each writes a file of its own, which replaces it."""
-    is_path = isinstance(f, (str, os.PathLike)) and (Path(f).is_file() or not Path(f).exists())
-    if world_group().size == 1 or not is_path:
+    path = Path(os.path.realpath(f)) if isinstance(f, (str, os.PathLike)) else None
+    if path is None or world_group().size == 1 or (path.exists() and not _is_replaceable(path)):
         _torch_save(obj, f, *args, **options)
         return
-    path = Path(os.path.realpath(f))
     try:
-        folder = tempfile.TemporaryDirectory(prefix=".", dir=path.parent)
+        folder = tempfile.TemporaryDirectory(prefix=f".{path.name[:64]}.", dir=path.parent)
     except OSError:  # nothing can be made beside it
         _torch_save(obj, f, *args, **options)
         return

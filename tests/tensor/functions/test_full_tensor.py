@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -210,8 +211,10 @@ def elements_kept_by_one_rank() -> None:
     """The collector of cycles, which an exception's traceback is, runs at another time on each rank."""
     for layout in LAYOUTS:
         x = Operands(layout, True).x.detach()
-        kept = [x.flatten()]
-        first = kept[0].full_tensor()
+        some, kept = torch.tensor([4, 1, 2]), [x.flatten()]
+        first = [kept[0].full_tensor(), kept[0][some].sum(), kept[0][2:5].sum()]
         if world_group().rank == 1:
             kept.clear()
-        assert torch.equal(x.flatten().full_tensor(), first), layout
+            gc.collect()
+        again = [x.flatten().full_tensor(), x.flatten()[some].sum(), x.flatten()[2:5].sum()]
+        assert all(map(torch.equal, again, first)), layout
