@@ -83,9 +83,7 @@ class KnownSelections:
 
     by_list: deque[Any] = field(default_factory=lambda: deque(maxlen=8))
     compared: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary)
-    elements: dict[int, RowSharding] = field(
-        default_factory=dict
-    )
+    elements: dict[int, RowSharding] = field(default_factory=dict)
     edges: ReferenceType[Any] | None = None
 
 
