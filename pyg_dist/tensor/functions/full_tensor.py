@@ -93,7 +93,7 @@ def _of_all_parts(stock: Constructor) -> Constructor:
 
     @functools.wraps(stock)
     def wrapper(*args: object, **options: Any) -> object:
-        return stock(*map(_full, args), **{name: _full(value) for name, value in options.items()})
+        return on_full_tensor(stock, *args, **options)
 
     return wrapper
 
@@ -101,7 +101,7 @@ def _of_all_parts(stock: Constructor) -> Constructor:
 def _new_tensor(like: Tensor, *args: object, **options: Any) -> Any:
     """``new_tensor``, with all rows of the row tensor that it would copy; of ``like`` it takes dtype and device."""
     like = like if type(like) is Tensor else like.new_empty(0)
-    return torch_stock["new_tensor"](like, *map(_full, args), **{key: _full(value) for key, value in options.items()})
+    return on_full_tensor(torch_stock["new_tensor"], like, *args, **options)
 
 
 def _without_rows(stock: Constructor, error: type[PygDistError], message: str) -> Constructor:
