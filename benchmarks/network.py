@@ -51,9 +51,9 @@ from torch_geometric.nn import GCN
 
 import pyg_dist
 from pyg_dist.backend.comm.group import world_group
-from pyg_dist.backend.comm.wires import Wire
 from pyg_dist.backend.comm.wires.gloo import GlooWire
 from pyg_dist.backend.comm.wires.mpi import MpiWire
+from pyg_dist.backend.comm.wires.wire import Wire
 from pyg_dist.backend.session.settings import MPI_PROGRESS
 
 RESULT = Path(__file__).resolve().parent / "results" / "network.json"

@@ -20,7 +20,7 @@ import torch
 from pyg_dist.backend import calibration, host
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.topology import machines
-from pyg_dist.backend.comm.wires import carrier
+from pyg_dist.backend.comm.wires.wire import carrier
 from pyg_dist.backend.session import session
 from pyg_dist.cli.inputs import DEVICES, Commands
 from pyg_dist.errors import LaunchError, OptionError

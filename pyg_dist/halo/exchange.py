@@ -13,7 +13,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from pyg_dist.backend.comm.transport import Messages, Transport
-from pyg_dist.backend.comm.wires import Piece
+from pyg_dist.backend.comm.wires.wire import Piece
 from pyg_dist.halo.plan.levels import is_dense
 
 Arrival = tuple[int, int, int]

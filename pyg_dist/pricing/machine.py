@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from pyg_dist.backend.comm.wires import carrier
+from pyg_dist.backend.comm.wires.wire import carrier
 from pyg_dist.backend.plain_json import typed
 from pyg_dist.backend.session.settings import MACHINE
 from pyg_dist.errors import OptionError, refusing

@@ -53,7 +53,7 @@ def test_the_newest_state_of_which_all_is_there() -> None:
 @contextmanager
 def machines_of(ranks: str, base: str) -> Iterator[None]:
     """The ranks on several machines, whose memory is in the folder ``base``."""
-    from pyg_dist.backend.comm.wires import Machines
+    from pyg_dist.backend.comm.wires.wire import Machines
     from pyg_dist.backend.session import session
     from pyg_dist.backend.session.state import current
 

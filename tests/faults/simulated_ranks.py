@@ -18,8 +18,8 @@ from torch import Tensor
 from pyg_dist.backend.comm.checks.calls import Standing, message_tag
 from pyg_dist.backend.comm.connection import raise_with_peer
 from pyg_dist.backend.comm.group import Group, Groups
-from pyg_dist.backend.comm.wires import Machines, Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+from pyg_dist.backend.comm.wires.wire import Machines, Message
 from pyg_dist.backend.session import state
 from pyg_dist.backend.session.agreement import Control
 from pyg_dist.backend.session.divergence import Place, diagnose

@@ -43,8 +43,8 @@ class Several(int):
 def opened(device: torch.device, folder: Path) -> Iterator[Any]:
     """A group of this process alone, on nccl."""
     from pyg_dist.backend.comm.group import Group
-    from pyg_dist.backend.comm.wires import wires_of
     from pyg_dist.backend.comm.wires.c10d import C10dWire
+    from pyg_dist.backend.comm.wires.factory import wires_of
     from pyg_dist.backend.session import devices, session
 
     session.shutdown()

@@ -120,7 +120,7 @@ def arrives_at_once(world_size: int) -> None:
     from pyg_dist import DistributedData
     from pyg_dist.backend.comm.codec import Codec
     from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.wires import Flight
+    from pyg_dist.backend.comm.wires.wire import Flight
     from pyg_dist.graph.protocol import Norm
     from pyg_dist.halo.exchange import ToNeighbours
 

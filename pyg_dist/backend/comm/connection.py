@@ -9,9 +9,21 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from pyg_dist.backend.comm.checks.calls import Calls, Wait
-from pyg_dist.backend.comm.wires import Message, is_lost
+from pyg_dist.backend.comm.wires.wire import Message
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import ConnectionLostError, DivergenceError, PygDistError
+
+_LOST = (
+    *("closed by peer", "reset by peer", "Broken pipe"),  # gloo
+    *("closed by remote peer", "remote process exited", "ncclRemoteError", "NCCL communicator was aborted"),
+    *("MPI_ERR_PROC_FAILED", "MPI_ERR_REVOKED", "MPIX_ERR_PROC_FAILED", "MPIX_ERR_REVOKED"),
+)
+"""Words of the wires' errors about a closed connection; nccl also quotes its sockets' last error."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether this is a wire's error about a closed connection."""
+    return any(words in str(error) for words in _LOST)
 
 
 def wait(message: Message) -> None:

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks import replicas
 from pyg_dist.backend.comm.checks.calls import Calls, Standing
 from pyg_dist.backend.comm.connection import InCall, wait
-from pyg_dist.backend.comm.wires import Wire
+from pyg_dist.backend.comm.wires import factory
+from pyg_dist.backend.comm.wires.wire import Wire
 from pyg_dist.backend.local_function import with_memory
 from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session.state import current, is_group_open
@@ -82,7 +82,7 @@ class Group(OfThisRun):
                     "after init()"
                 )
             carrier = self._wires.get("cpu") or next(iter(self._wires.values()))
-            wire = self._wires[device] = wires.staged_wire(carrier, device)
+            wire = self._wires[device] = factory.staged_wire(carrier, device)
         return wire
 
     def begin(
@@ -227,7 +227,7 @@ def world_group() -> Group:
     if group not in groups.world:
         groups.within.clear()
         groups.world.clear()
-        groups.world[group] = Group() if group is None else Group(wires.wires_of(group))
+        groups.world[group] = Group() if group is None else Group(factory.wires_of(group))
     return groups.world[group]
 
 
@@ -244,7 +244,7 @@ def group_within(groups: Sequence[Sequence[int]]) -> Group:
     key = tuple(tuple(ranks) for ranks in groups)
     if key not in within:
         world.barrier()
-        within[key] = Group(wires.wires_within(key))
+        within[key] = Group(factory.wires_within(key))
     return within[key]
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyg_dist.backend.comm.group import Group, group_within, world_group
-from pyg_dist.backend.comm.wires import Machines, carrier
 from pyg_dist.backend.comm.wires.shared_memory import SharedMemory
+from pyg_dist.backend.comm.wires.wire import Machines, carrier
 from pyg_dist.backend.session.settings import MACHINES
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OptionError

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.connection import InCall, wait
 from pyg_dist.backend.comm.group import Group
-from pyg_dist.backend.comm.wires import Flight, Machines, Piece, Wire
 from pyg_dist.backend.comm.wires.shared_memory import SharedMemory
+from pyg_dist.backend.comm.wires.wire import Flight, Machines, Piece, Wire
 from pyg_dist.backend.on_device import use_here
 from pyg_dist.backend.session.state import current
 from pyg_dist.backend.timing import add_to, phase

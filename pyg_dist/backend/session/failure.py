@@ -32,8 +32,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from pyg_dist.backend.comm.connection import loss_of
-from pyg_dist.backend.comm.wires import is_lost
+from pyg_dist.backend.comm.connection import is_lost, loss_of
 from pyg_dist.backend.session.agreement import LONGEST_WAIT, one_line
 from pyg_dist.backend.session.rendezvous import STORE_ERRORS, has_agent_store, own_connection
 from pyg_dist.errors import ConnectionLostError, DivergenceError

@@ -15,11 +15,11 @@ from typing import get_args
 import torch
 import torch.distributed as dist
 
-from pyg_dist.backend.comm import wires
 from pyg_dist.backend.comm.checks.calls import Standing
 from pyg_dist.backend.comm.connection import LossReason
 from pyg_dist.backend.comm.group import Group, Groups, world_group
-from pyg_dist.backend.comm.wires import mpi
+from pyg_dist.backend.comm.wires import factory, mpi
+from pyg_dist.backend.comm.wires.wire import Carriers
 from pyg_dist.backend.ops import library
 from pyg_dist.backend.ops.late_errors import LateErrors
 from pyg_dist.backend.ops.memory import keep_freed_blocks
@@ -138,7 +138,7 @@ def _adopt_group(session: Session, backend: str, wire: Wire, timeout: timedelta)
     _choose_wire(session, session.store, wire, timeout)
     if devices.sharing(gpus):  # nccl would fail in its first message
         devices.backend_for("nccl" if opened == "nccl" else "gloo", DEFAULT_BACKEND, gpus)
-        session.of(wires.Carriers).refused.add("cuda")
+        session.of(Carriers).refused.add("cuda")
 
 
 def _open_group(session: Session, found: launch.Launch, backend: str, wire: Wire, timeout: timedelta) -> None:
@@ -157,7 +157,7 @@ def _open_group(session: Session, found: launch.Launch, backend: str, wire: Wire
     if "nccl" in backend:  # its kernels then start while others run
         os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     _choose_wire(session, store, wire, timeout)
-    if session.of(wires.Carriers).mpi is not None:  # the script alone may send by it: no connection before it does
+    if session.of(Carriers).mpi is not None:  # the script alone may send by it: no connection before it does
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     try:
         dist.init_process_group(backend, store=store, rank=found.rank, world_size=found.world_size, timeout=timeout)
@@ -187,14 +187,14 @@ def _choose_wire(session: Session, store: dist.Store, asked: Wire, timeout: time
             f"Expected mpi4py to see the {session.world_size} ranks, for wire='mpi' (got another number, or no "
             "mpi4py): start them with the mpirun of its MPI library, or take wire='gloo'"
         )
-    session.of(wires.Carriers).mpi = timeout if have_mpi else None
+    session.of(Carriers).mpi = timeout if have_mpi else None
 
 
 def _control(timeout: timedelta) -> Group:
     """The group of all ranks that carries CPU tensors: the default group's if it can."""
     if "cpu" in str(dist.get_backend_config()):
         return world_group()
-    return Group(wires.wires_of(dist.new_group(backend="gloo", timeout=timeout)), "control")
+    return Group(factory.wires_of(dist.new_group(backend="gloo", timeout=timeout)), "control")
 
 
 def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, list[str]]:

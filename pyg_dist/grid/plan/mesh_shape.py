@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from pyg_dist.backend.comm.topology import mesh_sizes
-from pyg_dist.backend.comm.wires import by_machine
+from pyg_dist.backend.comm.wires.wire import by_machine
 
 GRID_AXES = ("x", "y", "z")
 RANK_ORDER = ("y", "x", "z", "data")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.gloo import GlooWire
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+from pyg_dist.backend.comm.wires.wire import Message
 
 
 class CountingWire(PointToPoint):

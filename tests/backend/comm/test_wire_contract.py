@@ -23,11 +23,11 @@ from pyg_dist.backend.comm.checks.calls import Standing
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group, from_wire, to_wire, world_group
 from pyg_dist.backend.comm.transport import Transport
-from pyg_dist.backend.comm.wires import Flight, Wire
 from pyg_dist.backend.comm.wires.c10d import C10dWire
 from pyg_dist.backend.comm.wires.gloo import GlooWire
 from pyg_dist.backend.comm.wires.shared_memory import SharedMemory
 from pyg_dist.backend.comm.wires.staged import StagedWire
+from pyg_dist.backend.comm.wires.wire import Flight, Wire
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import AgreementError, DivergenceError
 

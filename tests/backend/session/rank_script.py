@@ -21,7 +21,7 @@ sys.modules["pyg_dist"] = importlib.util.module_from_spec(spec)
 
 from pyg_dist.backend.comm.group import Group  # noqa: E402
 from pyg_dist.backend.comm.transport import Transport  # noqa: E402
-from pyg_dist.backend.comm.wires import wires_of  # noqa: E402
+from pyg_dist.backend.comm.wires.factory import wires_of  # noqa: E402
 from pyg_dist.backend.session import agreement, failure, leaving, session  # noqa: E402
 from pyg_dist.halo.exchange import exchange_of  # noqa: E402
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyg_dist.backend.calibration import fit_spmm
-from pyg_dist.backend.comm.wires import Carriers
+from pyg_dist.backend.comm.wires.wire import Carriers
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OptionError
 from pyg_dist.grid.plan.cost import all_to_all_seconds, grid_plans, grid_table, memory_of, price_of

@@ -8,12 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyg_dist.backend.comm.wires import Flight, Message, Piece, Work
 from pyg_dist.backend.comm.wires.point_to_point import Then, summed
+from pyg_dist.backend.comm.wires.wire import Flight, Message, Piece, Work
 from pyg_dist.errors import UnsupportedError
-
-LOST = ("closed by remote peer", "remote process exited", "ncclRemoteError", "NCCL communicator was aborted")
-"""What nccl's errors about a closed connection have in them, as torch words them. It also quotes its sockets' last."""
 
 _REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 # torch 2.13 has new names for these, and warns of the old ones.
@@ -22,7 +19,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class C10dWire:
-    """A :class:`~pyg_dist.backend.comm.wires.Wire` of a process group, for tensors of one type of device."""
+    """A :class:`~pyg_dist.backend.comm.wires.wire.Wire` of a process group, for tensors of one type of device."""
 
     has_tags = False
 
@@ -40,7 +37,7 @@ class C10dWire:
         )
 
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`; in place."""
+        """See ``Wire``; in place."""
         dist.all_reduce(x, op=_REDUCE[op], group=self._group)
         return x, True
 
@@ -48,7 +45,7 @@ class C10dWire:
         dist.broadcast(x, src=self.ranks[source], group=self._group)
 
     def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`; parts are padded to the longest."""
+        """See ``Wire``; parts are padded to the longest."""
         if not (longest := max(counts)) or not rows.shape[1:].numel():
             return Flight()
         arriving = _room(out, counts, longest)
@@ -57,7 +54,7 @@ class C10dWire:
         return _unpadded(work, arriving, out, counts, sent)
 
     def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`; parts are padded to the longest.
+        """See ``Wire``; parts are padded to the longest.
 
         The backend adds in the dtype of the messages, in an order of its own. Where sums are to be wider, this rank
         adds what arrives.

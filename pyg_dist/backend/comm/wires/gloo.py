@@ -17,11 +17,8 @@ from torch import Tensor
 
 from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import raise_with_peer
-from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
-
-LOST = ("closed by peer", "reset by peer", "Broken pipe")
-"""What its errors about a closed connection have in them."""
+from pyg_dist.backend.comm.wires.wire import Message
 
 
 class GlooWire(PointToPoint):

@@ -21,17 +21,14 @@ from typing import Any
 from torch import Tensor
 
 from pyg_dist.backend.comm.checks.calls import Standing, line_in_words, message_tag
-from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+from pyg_dist.backend.comm.wires.wire import Message
 from pyg_dist.backend.session import rendezvous
 from pyg_dist.backend.session.settings import MPI_PROGRESS
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import ConnectionLostError, describe_ranks
 
 logger = logging.getLogger("pyg_dist")
-
-LOST = ("MPI_ERR_PROC_FAILED", "MPI_ERR_REVOKED", "MPIX_ERR_PROC_FAILED", "MPIX_ERR_REVOKED")
-"""What its errors about a rank that is gone have in them."""
 
 # Tests of a request before the first sleep, which takes 60 us and more: about as long as another rank is late. With a
 # quarter of them an all-to-all of 4 KiB took 25 to 58 us, not 11, and sums twice as long; on two busy cores both are

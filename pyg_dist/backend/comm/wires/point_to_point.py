@@ -25,8 +25,8 @@ from torch import Tensor
 from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import wait
-from pyg_dist.backend.comm.wires import Flight, Machines, Message, Piece, Wire, by_machine
 from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, SharedMemory
+from pyg_dist.backend.comm.wires.wire import Flight, Machines, Message, Piece, Wire, by_machine
 from pyg_dist.backend.session.state import current
 
 _REDUCE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
@@ -51,7 +51,7 @@ W = TypeVar("W", bound="PointToPoint")
 
 
 class PointToPoint(ABC):
-    """A :class:`~pyg_dist.backend.comm.wires.Wire` made of messages between two ranks.
+    """A :class:`~pyg_dist.backend.comm.wires.wire.Wire` made of messages between two ranks.
 
     ``ranks`` are the global numbers.
     """
@@ -100,7 +100,7 @@ class PointToPoint(ABC):
         return self.receive(x[low:high], peer, tag)
 
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`. A number goes before the elements, in the same messages."""
+        """See ``Wire``. A number goes before the elements, in the same messages."""
         if number is None and x.nbytes > (_IN_PIECES if self.size > 2 else _IN_HALVES):
             self._reduce_in_pieces(x.view(-1), op, tag)
             return x, True
@@ -176,7 +176,7 @@ class PointToPoint(ABC):
         _wait(self._start_all(flat, own, [(peer, 0, high - low) for peer in others], of_others, tag))
 
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`; along a binomial tree."""
+        """See ``Wire``; along a binomial tree."""
         relative = (self.rank - source) % self.size
         distance = 1
         while distance < self.size:
@@ -188,7 +188,7 @@ class PointToPoint(ABC):
             distance *= 2
 
     def all_gather(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
+        """See ``Wire``; a rank's own rows are there at once."""
         places, own = [0, *accumulate(counts)], counts[self.rank]
         messages = self._start_all(
             out, rows, self._pieces([0] * self.size, [own] * self.size), self._pieces(places, counts), tag
@@ -198,11 +198,11 @@ class PointToPoint(ABC):
         return Flight(others=messages)
 
     def reduce_scatter(self, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`; added in the order of the ranks."""
+        """See ``Wire``; added in the order of the ranks."""
         return summed(self, out, rows, counts, tag)
 
     def all_to_all(self, out: Tensor, rows: Tensor, sent: Sequence[int], received: Sequence[int], tag: int) -> Flight:
-        """See :class:`~pyg_dist.backend.comm.wires.Wire`; a rank's own rows are there at once."""
+        """See ``Wire``; a rank's own rows are there at once."""
         starts, places = [0, *accumulate(sent)], [0, *accumulate(received)]
         messages = self._start_all(out, rows, self._pieces(starts, sent), self._pieces(places, received), tag)
         if sent[self.rank]:
@@ -294,7 +294,7 @@ class PointToPoint(ABC):
 
 
 def summed(wire: Wire, out: Tensor, rows: Tensor, counts: Sequence[int], tag: int) -> Flight:
-    """:meth:`~pyg_dist.backend.comm.wires.Wire.reduce_scatter` by an all-to-all: the same bits on every such wire."""
+    """``Wire.reduce_scatter`` by an all-to-all: the same bits on every such wire."""
     own = counts[wire.rank]
     addends = rows.new_empty(wire.size * own, *rows.shape[1:])
     flight = wire.all_to_all(addends, rows, counts, [own] * wire.size, tag)

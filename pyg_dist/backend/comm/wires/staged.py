@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyg_dist.backend.comm.wires import Flight, Message, Piece, Wire
 from pyg_dist.backend.comm.wires.point_to_point import Then
+from pyg_dist.backend.comm.wires.wire import Flight, Message, Piece, Wire
 from pyg_dist.backend.session.state import current
 
 logger = logging.getLogger("pyg_dist")
@@ -27,7 +27,7 @@ class _Warned(set[str]):
 
 
 class StagedWire:
-    """A :class:`~pyg_dist.backend.comm.wires.Wire` for tensors of a device, by another wire's messages."""
+    """A :class:`~pyg_dist.backend.comm.wires.wire.Wire` for tensors of a device, by another wire's messages."""
 
     def __init__(self, wire: Wire, device: str) -> None:
         self._wire = wire

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from workers import Workers
 
-from pyg_dist.backend.comm.wires import Message
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
+from pyg_dist.backend.comm.wires.wire import Message
 
 
 class Done:
@@ -61,8 +61,8 @@ def sums_by_machine(world_size: int, machines: list[int]) -> None:
     import torch.distributed as dist
 
     import pyg_dist
-    from pyg_dist.backend.comm.wires import Machines
     from pyg_dist.backend.comm.wires.gloo import GlooWire
+    from pyg_dist.backend.comm.wires.wire import Machines
     from pyg_dist.backend.session.state import current
 
     pyg_dist.init()

@@ -17,8 +17,8 @@ from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Transport
-from pyg_dist.backend.comm.wires import Machines
 from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, Own, SharedMemory
+from pyg_dist.backend.comm.wires.wire import Machines
 from pyg_dist.backend.session.state import current
 
 Pools = Callable[[int], Workers]

@@ -95,14 +95,15 @@ def test_grid(staged: Pools) -> None:
 def next_session() -> list[bool]:
     """Whether groups carry rows of the CPU once they shall not, and in the session after."""
     import pyg_dist
-    from pyg_dist.backend.comm import wires
     from pyg_dist.backend.comm.group import world_group
+    from pyg_dist.backend.comm.wires import factory
+    from pyg_dist.backend.comm.wires.wire import Carriers
     from pyg_dist.backend.session import session, state
 
     pyg_dist.init()
     found = []
-    state.current().of(wires.Carriers).refused.add("cpu")
-    found.append(bool(wires.wires_of(dist.group.WORLD)))
+    state.current().of(Carriers).refused.add("cpu")
+    found.append(bool(factory.wires_of(dist.group.WORLD)))
     session.shutdown()
     pyg_dist.init()
     found.append("cpu" in world_group().wire(torch.zeros(1)).devices)
