@@ -20,6 +20,12 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import ARMAConv, ChebConv, GCNConv, GraphConv, SAGEConv, SGConv, TAGConv
 
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.conv import DistributedConv, DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.grid.plan import node_order
+
 NUM_NODES = 47
 NUM_FEATURES = 5
 NUM_CLASSES = 4
@@ -98,9 +104,6 @@ def parts(data: Data, world_size: int) -> Tensor:
 
 def sides(dtype: torch.dtype = torch.float64) -> tuple[Side, Side]:
     """PyG's side and ours."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
     data = graph(dtype)
     distributed = pyg_dist.DistributedData(data, partition=parts(data, pyg_dist.world_size()))
     if pyg_dist.world_size() == 3:
@@ -114,8 +117,6 @@ def sides(dtype: torch.dtype = torch.float64) -> tuple[Side, Side]:
 
 def of_first_rank(make: Callable[[], T]) -> T:
     """What stock PyG makes, which every rank would make alike: the first rank makes it for all (collective)."""
-    from pyg_dist.backend.comm.group import world_group
-
     world = world_group()
     made = make() if world.rank == 0 else None
     found: T = pickle.loads(world.gather_bytes(pickle.dumps(made))[0])
@@ -133,8 +134,6 @@ def compare(script: Script, dtype: torch.dtype = torch.float64) -> None:
 
 def convs(kind: str) -> tuple[Any, Any]:
     """PyG's class and ours."""
-    from pyg_dist.conv import DistributedConv, DistributedGCNConv, DistributedSAGEConv
-
     own: dict[str, tuple[Any, Any]] = {"sage": (SAGEConv, DistributedSAGEConv), "gcn": (GCNConv, DistributedGCNConv)}
     if kind in own:
         return own[kind]
@@ -205,9 +204,6 @@ def compare_on_meshes(
         expected: of each case.
         stride: see above.
     """
-    import pyg_dist
-    from pyg_dist.grid.plan import node_order
-
     for turn, mesh in enumerate(shapes):
         # One order (that of the input) every third time; else what balance asks for.
         imbalance = 1e9 if turn % 3 == 2 else node_order.GOOD_IMBALANCE
@@ -226,8 +222,6 @@ class Pair:
     def __init__(
         self, kind: str, channels: tuple[int, int], options: dict[str, Any] | None = None, **layout: Any
     ) -> None:
-        from pyg_dist import DistributedData
-
         self.graph = random_graph(61, 400, num_features=channels[0], seed=3)
         self.data: Any = DistributedData(self.graph, **layout)
         self.stock, self.ours = twins(kind, *channels, **(options or {}))

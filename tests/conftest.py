@@ -29,7 +29,7 @@ import bytecode  # noqa: E402, F401
 import leftovers  # noqa: E402
 import shortcuts  # noqa: E402
 from mpirun_ranks import by_mpirun  # noqa: E402
-from workers import Workers, forked, pools  # noqa: E402
+from workers import Pools, forked, pools  # noqa: E402
 
 # There are more processes than processors. A message that arrives must not take the processor from its sender, who
 # still holds the lock that gloo's receiving thread would then spin for.
@@ -100,7 +100,7 @@ def _num_ranks(item: pytest.Item) -> Iterator[tuple[str, object]]:
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[Callable[[int], Workers]]:
+def workers() -> Iterator[Pools]:
     """A function from a world size to its pool; the pools live as long as the tests.
 
     Ranks are torchrun's, which send by gloo; those of ``PYG_DIST_TEST_TRANSPORT=mpi`` are mpirun's, which send by MPI.

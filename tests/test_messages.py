@@ -16,7 +16,11 @@ import torch
 import torch_geometric.transforms as T
 from random_graphs import random_graph
 from torch_geometric.loader import ClusterData, GraphSAINTSampler, NeighborLoader, RandomNodeLoader
-from workers import Workers
+from workers import Pools
+
+import pyg_dist
+from pyg_dist.backend import ops
+from pyg_dist.backend.session.steps import set_up, step
 
 EXPECTED = dict(
     line.split(": ", 1) for line in Path(__file__).with_name("messages.txt").read_text().splitlines() if line
@@ -53,21 +57,15 @@ class Widens(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        from pyg_dist.backend import ops
-
         return ops.empty_rows(grad, grad.shape[0], COLUMNS)
 
 
 def fails_in_the_set_up() -> None:
-    from pyg_dist.backend.session.steps import set_up, step
-
     with set_up("DistributedData", num_steps=1), step("partition (metis, 2 parts)"):
         np.empty((COLUMNS, 1000))
 
 
 def warned(graph: Any, **nan: Any) -> str:
-    import pyg_dist
-
     for name, places in nan.items():
         graph[name][places] = float("nan")
     with warnings.catch_warnings(record=True) as caught:
@@ -85,8 +83,6 @@ def message_of(act: Callable[[], object]) -> str:
 
 
 def messages() -> dict[str, str]:
-    import pyg_dist
-
     graph = random_graph(20, 60, dtype=torch.float32)
     graph.edge_attr = graph.edge_weight = None
     data = pyg_dist.DistributedData(graph, partition=torch.arange(20) % 2)
@@ -118,7 +114,7 @@ def messages() -> dict[str, str]:
     return {name: message_of(act) for name, act in cases.items()}
 
 
-def test_messages(workers: Callable[[int], Workers]) -> None:
+def test_messages(workers: Pools) -> None:
     found = workers(2).run(messages)
     assert found[0] == EXPECTED
     for name, message in found[1].items():

@@ -19,9 +19,11 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.nn import models
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.errors import OptionError, PygDistError, UnsupportedError
+
 NUM_NODES, FEATURES, CLASSES = 47, 6, 4
 
 
@@ -30,8 +32,6 @@ def graph() -> Data:
 
 
 def distributed(data: Data, **options: Any) -> Any:
-    import pyg_dist
-
     options = {"partition": uneven_parts(NUM_NODES, pyg_dist.world_size()), **options}
     return pyg_dist.DistributedData(data, **options)
 
@@ -79,8 +79,6 @@ def step(model: nn.Module, data: Any) -> Results:
 
 
 def compare_models(names: list[str]) -> None:
-    import pyg_dist
-
     data = graph()
     ours = distributed(data)
     for name in names:
@@ -102,7 +100,6 @@ def test_models_of_pyg(workers: Pools, world_size: int) -> None:
 
 def random_losses(epochs: int) -> list[float]:
     """Losses of a training with dropout in attention, on features and on edge weights."""
-    import pyg_dist
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -138,9 +135,9 @@ def test_dropout_does_not_depend_on_the_world_size(workers: Pools) -> None:
             assert losses == pytest.approx(alone, rel=1e-10)
 
 
-def attention() -> None:
-    import pyg_dist
-
+@on_ranks(1, 3)
+def test_attention_weights() -> None:
+    """In PyG's order, self loops last."""
     data = graph()
     ours = distributed(data)
     weights = {gnn.GATConv: "lin.weight", gnn.GATv2Conv: "lin_l.weight", gnn.TransformerConv: "lin_key.weight"}
@@ -157,12 +154,6 @@ def attention() -> None:
         (expected,) = torch.autograd.grad(alpha.square().sum(), weight)
         (gradient,) = torch.autograd.grad(ours_alpha.square().sum(), ours_weight)
         assert_same({"gradient": gradient}, {"gradient": expected})
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_attention_weights(workers: Pools, world_size: int) -> None:
-    """In PyG's order, self loops last."""
-    workers(world_size).run(attention)
 
 
 def modes(conv: nn.Module, data: Any) -> Results:
@@ -184,9 +175,8 @@ def modes(conv: nn.Module, data: Any) -> Results:
     return {**results, **gradients(conv, plain_x=whole, plain_attr=whole_attr)}
 
 
-def compare_modes() -> None:
-    import pyg_dist
-
+@on_ranks(1, 3)
+def test_modes() -> None:
     data = graph()
     for make in (gnn.GATv2Conv, gnn.ResGatedGraphConv):
         torch.manual_seed(0)
@@ -199,15 +189,8 @@ def compare_modes() -> None:
     assert_same({"labels": got}, {"labels": expected})
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_modes(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(compare_modes)
-
-
 def reversible(data: Any, is_ours: bool) -> Results:
     """Two steps of blocks with batch norm within, which PyG runs three times in each; then in evaluation."""
-    import pyg_dist
-
     torch.manual_seed(0)
     inner = gnn.GENConv(FEATURES // 2, FEATURES // 2)
     model = nn.ModuleList([gnn.GroupAddRev(inner, num_groups=2), nn.Linear(FEATURES, CLASSES)]).double()
@@ -223,18 +206,13 @@ def reversible(data: Any, is_ours: bool) -> Results:
     return {**norms, "out": model.eval()[0](data.x.clone(), data.edge_index).detach()}
 
 
-def compare_reversible() -> None:
+@on_ranks(1, 3)
+def test_statistics_within_reversible_blocks() -> None:
     assert_same(reversible(distributed(graph()), True), reversible(graph(), False), "reversible")
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_statistics_within_reversible_blocks(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(compare_reversible)
-
-
-def what_stays() -> None:
-    import pyg_dist
-
+@on_ranks(1, 2)
+def test_what_stays() -> None:
     data = distributed(graph())
     conv = gnn.GATConv(FEATURES, FEATURES).double()
     model = nn.ModuleList([conv, gnn.GCNConv(FEATURES, FEATURES).double(), conv])
@@ -270,14 +248,7 @@ def what_stays() -> None:
     assert_same({"out": expected}, {"out": stock(graph().x, graph().edge_index).detach()})
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_what_stays(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(what_stays)
-
-
 def test_on_plain_tensors_it_is_the_stock_model() -> None:
-    import pyg_dist
-
     data = graph()
     for make in (MODELS["GAT"], MODELS["EdgeCNN"], MODELS["GCN"], lambda: gnn.TAGConv(FEATURES, CLASSES)):
         torch.manual_seed(0)
@@ -302,9 +273,9 @@ class Squares(nn.Module):
         return mean_square(given["a"])
 
 
-def compiled_by_torch_jit() -> None:
-    import pyg_dist
-
+@on_ranks(2)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_what_torch_jit_compiles_is_refused() -> None:
     data = distributed(graph())
     args, compiles = (data.x, data.edge_index), "^torch.jit compiles for plain tensors .*: call the module or function"
     model = pyg_dist.distribute(gnn.models.GCN(FEATURES, CLASSES, num_layers=1)).double()
@@ -327,14 +298,7 @@ def compiled_by_torch_jit() -> None:
     assert torch.equal(pyg_dist.distribute(model)(*args).to_local(), expected.to_local())
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_what_torch_jit_compiles_is_refused(workers: Pools) -> None:
-    workers(2).run(compiled_by_torch_jit)
-
-
 def rows_sent() -> dict[str, int]:
-    import pyg_dist
-
     data = distributed(graph())
     convs = {
         "GAT": gnn.GATConv(FEATURES, CLASSES), "GATv2": gnn.GATv2Conv(FEATURES, CLASSES),
@@ -360,9 +324,6 @@ def test_rows_travel_once_for_each_tensor(workers: Pools) -> None:
 
 
 def refusals() -> list[str]:
-    import pyg_dist
-    from pyg_dist.errors import OptionError, PygDistError, UnsupportedError
-
     plain = graph()
     data, conv = distributed(plain), pyg_dist.conv.DistributedConv(gnn.GATConv(FEATURES, CLASSES).double())
     other = distributed(plain)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +19,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from workers import Workers, WorkersError, pools
+from workers import Pools, WorkersError, pools
 
+from pyg_dist import DistributedData
+from pyg_dist.backend import ops
 from pyg_dist.backend.session import session
-
-Pools = Callable[[int], Workers]
+from pyg_dist.conv import fast_paths
+from pyg_dist.graph.protocol import Norm
 
 
 @dataclass
@@ -66,11 +67,6 @@ def _work(seconds: float) -> None:
 
 
 def _leave(what: str) -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.backend import ops
-    from pyg_dist.conv import fast_paths
-    from pyg_dist.graph.protocol import Norm
-
     session.init()
     keeper = torch.ones(3)
     {

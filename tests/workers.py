@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import importlib
 import importlib.util
@@ -229,8 +230,42 @@ def _processor_seconds(pids: list[int | None]) -> float:
     return total
 
 
+def on_ranks(*sizes: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a body a test that runs it on so many ranks of a pool, or on each number of several.
+
+    Parameters of the body are the test's; it may ask for the number, as ``world_size`` or ``num_ranks``. Without
+    ``sizes``, that is a parameter of the test's own. ``conftest`` tells which numbers are slow.
+    """
+
+    def made(body: Callable[..., None]) -> Callable[..., None]:
+        taken = inspect.signature(body).parameters
+        marks = [mark.args[0] for mark in getattr(body, "pytestmark", []) if mark.name == "parametrize"]
+        name = "num_ranks" if "num_ranks" in taken or any("num_ranks" in names for names in marks) else "world_size"
+
+        names = ["workers", *([] if len(sizes) == 1 else [name]), *(key for key in taken if key != name)]
+        parameters = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in names]
+        signature = inspect.Signature(parameters)
+
+        def test(*args: Any, **kwargs: Any) -> None:
+            values = signature.bind(*args, **kwargs).arguments
+            size = values.get(name, *sizes[:1])
+            values["workers"](size).run(body, **{key: size if key == name else values[key] for key in taken})
+
+        functools.update_wrapper(test, body)
+        test.__signature__ = signature  # type: ignore[attr-defined]
+        test.body = body  # type: ignore[attr-defined]
+        body.__qualname__ += ".body"  # as ranks find it
+        return pytest.mark.parametrize(name, sizes)(test) if len(sizes) > 1 else test
+
+    return made
+
+
+Pools = Callable[[int], Workers]
+"""From a number of ranks to their pool."""
+
+
 @contextlib.contextmanager
-def pools(start: Start | None = None) -> Iterator[Callable[[int], Workers]]:
+def pools(start: Start | None = None) -> Iterator[Pools]:
     """Yield a function that returns the pool of a world size, the same one each time; end all pools on leaving.
 
     Pools with more than ``MAX_RANKS`` processes together are not kept: those that have not been asked for the longest

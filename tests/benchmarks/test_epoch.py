@@ -6,7 +6,6 @@ import json
 import os
 import time
 import unittest.mock
-from collections.abc import Callable
 from pathlib import Path
 
 import foreign_load
@@ -17,7 +16,7 @@ import pytest
 import resident_memory
 import torch
 from launching import run_script
-from workers import Workers
+from workers import Pools
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -67,7 +66,7 @@ def epochs_of_every_variant(model: str) -> dict[str, float | None]:
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn"])
-def test_every_variant(workers: Callable[[int], Workers], model: str) -> None:
+def test_every_variant(workers: Pools, model: str) -> None:
     (losses,) = workers(1).run(epochs_of_every_variant, model)
     assert losses.pop("dense products") is None
     assert list(losses)[:2] == ["stock PyG, edge_index", "stock PyG, adj_t"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,11 +13,15 @@ import torch.nn.functional as F
 from bits import assert_all_same_bits
 from random_graphs import random_graph
 from torch import Tensor, nn
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
+from pyg_dist import checkpoint
 from pyg_dist.checkpoint import snapshot
+from pyg_dist.conv import DistributedSAGEConv
+from pyg_dist.loader import NeighborLoader, UniformVertexLoader
+from pyg_dist.nn import NodeEmbedding
 
-Pools = Callable[[int], Workers]
 HALO: dict[str, Any] = {"layout": "halo", "partition": "random"}
 GRID: dict[str, Any] = {"layout": "grid"}
 PLACES = [(2, GRID), (1, HALO), (2, HALO), (3, HALO), (4, {**GRID, "mesh": {"x": 2, "z": 2}})]
@@ -34,9 +37,6 @@ class Net(nn.Module):
     """Trained rows, batch norm and dropout between two convs."""
 
     def __init__(self, data: Any) -> None:
-        from pyg_dist.conv import DistributedSAGEConv
-        from pyg_dist.nn import NodeEmbedding
-
         super().__init__()
         self.embedding = NodeEmbedding(data, 5)
         self.first, self.norm, self.second = DistributedSAGEConv(5, 8), nn.BatchNorm1d(8), DistributedSAGEConv(8, 4)
@@ -52,9 +52,6 @@ class Training:
     """A model with all that is saved, at its start."""
 
     def __init__(self, layout: dict[str, Any], optimizer: str, loader: str, seed: int) -> None:
-        import pyg_dist
-        from pyg_dist.loader import NeighborLoader, UniformVertexLoader
-
         torch.set_default_dtype(torch.float64)
         try:
             torch.manual_seed(seed)
@@ -98,8 +95,6 @@ class Training:
 
 def interrupted(path: str, layout: dict[str, Any], optimizer: str, loader: str) -> tuple[list[Tensor], list[float]]:
     """Save in the middle; the values there and the losses from there on must be those of a run that loads."""
-    from pyg_dist import checkpoint
-
     run = Training(layout, optimizer, loader, seed=0)
     for _ in range(2):
         run.epoch()
@@ -114,8 +109,6 @@ def interrupted(path: str, layout: dict[str, Any], optimizer: str, loader: str) 
 
 
 def elsewhere(path: str, layout: dict[str, Any], optimizer: str, loader: str) -> tuple[list[Tensor], list[float]]:
-    from pyg_dist import checkpoint
-
     run = Training(layout, optimizer, loader, seed=2)
     checkpoint.load(path, **run.things())
     return run.values(), [loss for _ in range(2) for loss in run.epoch()]
@@ -157,8 +150,6 @@ def test_data_groups_go_on_bit_for_bit_and_ranks_without_groups_with_the_same_va
 
 
 def saved_by_all(path: str) -> list[Tensor]:
-    from pyg_dist import checkpoint
-
     run = Training(HALO, "Adam", "none", seed=0)
     run.epoch()
     with patch.object(snapshot, "LARGE_BYTES", 1000):
@@ -176,8 +167,6 @@ def test_large_states_are_written_by_all_ranks(workers: Pools, tmp_path: Path) -
 
 def refused(path: str) -> list[str]:
     """What ``load`` says to a script that has changed, with everything as it was after each."""
-    from pyg_dist import checkpoint
-
     run = Training(HALO, "Adam", "uniform", seed=0)
     run.epoch()
     checkpoint.save(path, **run.things(), flag=True)
@@ -225,9 +214,6 @@ def test_what_does_not_fit_is_refused_in_a_line_before_anything_is_loaded(worker
 
 
 def other_states(path: str) -> list[str]:
-    import pyg_dist
-    from pyg_dist import checkpoint
-
     said = []
     for width, number in ((2, pyg_dist.rank()), (2 + pyg_dist.rank(), 0)):
         with pytest.raises(pyg_dist.errors.AgreementError) as caught:
@@ -242,9 +228,6 @@ def test_ranks_with_other_states(workers: Pools, tmp_path: Path) -> None:
 
 
 def parts(path: str) -> tuple[list[int], Any]:
-    import pyg_dist
-    from pyg_dist import checkpoint
-
     graph = random_graph(20, 60, dtype=torch.float32)
     given = torch.arange(20) // 5 % pyg_dist.world_size()
     data = pyg_dist.DistributedData(graph, partition=given)
@@ -259,8 +242,6 @@ def parts(path: str) -> tuple[list[int], Any]:
 
 
 def other_ranks(path: str) -> Any:
-    from pyg_dist import checkpoint
-
     return checkpoint.parts(path, "metis")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -16,14 +16,19 @@ from bits import assert_all_same_bits
 from launching import run_script
 from random_graphs import random_graph
 from torch import Tensor, nn
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
+from pyg_dist.backend.comm.wires.wire import Machines
+from pyg_dist.backend.session import session
+from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint import memory
+from pyg_dist.checkpoint.checkpoint import load_into
 from pyg_dist.checkpoint.memory import Part, newest_complete
 from pyg_dist.checkpoint.record import read_record
+from pyg_dist.nn import NodeEmbedding
 
 SCRIPT = Path(__file__).with_name("resume_script.py")
-Pools = Callable[[int], Workers]
 
 
 @pytest.fixture
@@ -53,10 +58,6 @@ def test_the_newest_state_of_which_all_is_there() -> None:
 @contextmanager
 def machines_of(ranks: str, base: str) -> Iterator[None]:
     """The ranks on several machines, whose memory is in the folder ``base``."""
-    from pyg_dist.backend.comm.wires.wire import Machines
-    from pyg_dist.backend.session import session
-    from pyg_dist.backend.session.state import current
-
     session.init()
     of_rank = current().of(Machines)
     before, of_rank.of_rank, os.environ["PYG_DIST_MACHINES"] = of_rank.of_rank, (), ranks
@@ -72,9 +73,6 @@ class Training:
     """Trained rows, and a layer that all ranks have."""
 
     def __init__(self, seed: int) -> None:
-        import pyg_dist
-        from pyg_dist.nn import NodeEmbedding
-
         torch.manual_seed(seed)
         data = pyg_dist.DistributedData(random_graph(20, 60, seed=1), partition="random")
         self.model = nn.ModuleDict({"rows": NodeEmbedding(data, 3), "last": nn.Linear(3, 2)})
@@ -105,8 +103,6 @@ def kept(path: str, base: str, machines: str) -> list[list[Tensor]]:
 
 
 def restored(path: str, base: str, machines: str) -> tuple[int, list[Tensor]]:
-    from pyg_dist.checkpoint.checkpoint import load_into
-
     with machines_of(machines, base):
         training, kept = Training(1), memory.MachineMemory(Path(path))
         found = kept.newest(0)

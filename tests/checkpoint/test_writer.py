@@ -16,9 +16,16 @@ import torch
 from killing import calls_of, run_killed
 from launching import run_script
 from torch import nn
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import checkpoint
+from pyg_dist.backend.session import state
+from pyg_dist.backend.session.leaving import StopRequest
+from pyg_dist.checkpoint import writer
+from pyg_dist.checkpoint import writer as writer_module
+from pyg_dist.checkpoint.writer import Writer
+from pyg_dist.nn import NodeEmbedding
 
 
 def model_of(value: int) -> nn.Module:
@@ -29,8 +36,6 @@ def model_of(value: int) -> nn.Module:
 
 def write(path: Path, value: int) -> None:
     """Save a model of some value in this process."""
-    from pyg_dist import checkpoint
-
     checkpoint.save(path, model_of(value), number=value, keep=2)
 
 
@@ -53,8 +58,6 @@ class Immediate:
 
 
 def loaded(path: Path) -> int:
-    from pyg_dist import checkpoint
-
     model = nn.Linear(40, 30)
     number: int = checkpoint.load(path, model)["number"]
     assert torch.equal(model.weight, torch.full_like(model.weight, number))
@@ -71,8 +74,6 @@ def test_the_newest_stay(tmp_path: Path) -> None:
 def test_killed_anywhere_the_one_before_it_or_the_new_one_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyg_dist.checkpoint import writer
-
     monkeypatch.setattr(writer, "ThreadPoolExecutor", Immediate)
     path = tmp_path / "run"
     for number in range(3):
@@ -91,8 +92,6 @@ def test_killed_anywhere_the_one_before_it_or_the_new_one_loads(
 
 
 def test_killed_at_every_rename_and_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyg_dist.checkpoint import writer
-
     monkeypatch.setattr(writer, "ThreadPoolExecutor", Immediate)
     path = tmp_path / "run"
     write(path, 0)
@@ -121,26 +120,18 @@ def test_killed_at_every_rename_and_sync(tmp_path: Path, monkeypatch: pytest.Mon
                 break
 
 
-def two_runs(folder: Path) -> None:
-    from pyg_dist import checkpoint
-    from pyg_dist.backend.session import state
-    from pyg_dist.backend.session.leaving import StopRequest
-    from pyg_dist.checkpoint import writer
-
-    first = checkpoint.Checkpointer(folder, model=model_of(1))
+@on_ranks(1)
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    first = checkpoint.Checkpointer(tmp_path, model=model_of(1))
     with (
         patch.object(writer, "_LOCK_SECONDS", 0.0),
         pytest.raises(ValueError, match=r"Expected no other writer in .* \(another process holds lock\)"),
     ):
-        write(folder, 2)
+        write(tmp_path, 2)
     assert list(first.epochs(1)) == [0]
     state.current().of(StopRequest).close()  # which epochs() asks
-    write(folder, 2)
-    assert loaded(folder) == 2
-
-
-def test_two_runs_in_one_folder(workers: Pools, tmp_path: Path) -> None:
-    workers(1).run(two_runs, tmp_path)
+    write(tmp_path, 2)
+    assert loaded(tmp_path) == 2
 
 
 @pytest.mark.parametrize("what", ["pwrite", "replace", "fsync", "mkdir"])
@@ -187,10 +178,6 @@ def test_a_rank_that_is_killed_as_it_writes_ends_the_others(tmp_path: Path, kill
 def one_rank_fails(path: str, failing: int) -> tuple[str, int]:
     from random_graphs import random_graph
 
-    import pyg_dist
-    from pyg_dist import checkpoint
-    from pyg_dist.nn import NodeEmbedding
-
     data = pyg_dist.DistributedData(random_graph(20, 60), partition="random")
     model = nn.Sequential(NodeEmbedding(data, 3), nn.Linear(3, 2))
     checkpoint.save(path, model, number=1)
@@ -220,11 +207,6 @@ def test_one_rank_cannot_write(workers: Pools, tmp_path: Path, failing: int) -> 
 
 
 def ends_without_the_part_of(path: str, silent: int) -> tuple[list[str], int]:
-    import pyg_dist
-    from pyg_dist import checkpoint
-    from pyg_dist.checkpoint import writer as writer_module
-    from pyg_dist.checkpoint.writer import Writer
-
     model = nn.Linear(3, 2)
     checkpoint.save(path, model, number=1)
     said = list[str]()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import forked_python
 import numpy as np
 import pytest
 import torch
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
 from pyg_dist.backend import calibration
 from pyg_dist.backend.calibration import fit_network
-from pyg_dist.backend.comm.group import Group
-from pyg_dist.cli import main
+from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.cli import bench, main
 from pyg_dist.errors import OptionError
 from pyg_dist.pricing.base import WIDTH
 from pyg_dist.pricing.machine import Machine
@@ -84,10 +84,6 @@ def test_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
-    import pyg_dist
-    from pyg_dist.backend import calibration
-    from pyg_dist.backend.comm.group import world_group
-
     pyg_dist.init()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "MESSAGE_BYTES", (64, 4096))
@@ -95,7 +91,7 @@ def measure(machine_of: list[int], is_inside: bool) -> list[list[float]]:
         return calibration.network_samples(world_group(), groups, repeats=2).tolist()  # type: ignore[no-any-return]
 
 
-def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -> None:
+def test_groups_inside_and_between_machines(workers: Pools) -> None:
     """Four ranks, as if on two machines: pairs inside, pairs between; on one machine groups of two and of four."""
     for is_inside in (True, False):
         found = workers(4).run(measure, [7, 7, 9, 9], is_inside)
@@ -109,10 +105,6 @@ def test_groups_inside_and_between_machines(workers: Callable[[int], Workers]) -
 
 def network_of_a_job() -> tuple[float, ...]:
     """The constants of ranks that lie on two machines, and those that were known."""
-    import pyg_dist
-    from pyg_dist.backend import calibration
-    from pyg_dist.cli import bench
-
     pyg_dist.init()
     remarks: list[str] = []
 
@@ -130,7 +122,7 @@ def network_of_a_job() -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def test_messages_of_ranks_that_share_cores_are_counted_in_processor_time(workers: Callable[[int], Workers]) -> None:
+def test_messages_of_ranks_that_share_cores_are_counted_in_processor_time(workers: Pools) -> None:
     """Pairs inside and between, and all four, whose two partners more take half a second more."""
     for found in workers(4).run(network_of_a_job):
         assert found == pytest.approx((0.25, 0.25, 1e6, 2, 1), rel=0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,18 +12,17 @@ import pytest
 import torch
 from bits import assert_same_bits
 from random_graphs import random_graph
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
 
 class Trained:
     """Two convs on one graph, and an epoch."""
 
     def __init__(self, world_size: int, **options: Any) -> None:
-        from pyg_dist import DistributedData
-        from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
         torch.manual_seed(0)
         graph = random_graph(60, 600, seed=1)
         graph.x = torch.randn(60, 5)
@@ -47,8 +45,6 @@ class Trained:
 
 
 def profiled(world_size: int, folder: str, overlap: bool) -> None:
-    import pyg_dist
-
     trained = Trained(world_size)
     expected = trained.epoch()
     sent_before = trained.data.traffic.num_bytes
@@ -110,10 +106,9 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
     assert not pyg_dist.backend.timing.is_recording()
 
 
-def profiled_in_two_bits() -> None:
+@on_ranks(2)
+def test_quantized_messages() -> None:
     """Narrowing and widening are told apart, in both directions, and exact messages have none."""
-    import pyg_dist
-
     for bits in (2, 32):
         trained = Trained(2, partition=torch.arange(60) % 2, bits=bits)
         with pyg_dist.profile() as found:
@@ -125,19 +120,14 @@ def profiled_in_two_bits() -> None:
         assert ("quantize" in found.describe().splitlines()[0].split()) == (bits == 2)
 
 
-def test_quantized_messages(workers: Pools) -> None:
-    workers(2).run(profiled_in_two_bits)
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("world_size", [3])
 def test_parts_and_layers(workers: Pools, tmp_path: Path, world_size: int, overlap: bool) -> None:
     workers(world_size).run(profiled, world_size, str(tmp_path), overlap)
 
 
-def on_grid(world_size: int) -> None:
-    import pyg_dist
-
+@on_ranks(2)
+def test_on_the_grid(world_size: int) -> None:
     trained = Trained(world_size, layout="grid")
     trained.epoch()
     with pyg_dist.profile() as found:
@@ -146,11 +136,8 @@ def on_grid(world_size: int) -> None:
     assert all(whole[p] > 0 for p in ("aggregate", "exchange", "dense", "other"))
 
 
-def test_on_the_grid(workers: Pools) -> None:
-    workers(2).run(on_grid, 2)
-
-
-def labelled(world_size: int) -> None:
+@on_ranks(2)
+def test_labels_for_the_profiler_of_torch(world_size: int) -> None:
     trained = Trained(world_size)
     trained.epoch()
     with torch.profiler.profile() as found:
@@ -159,13 +146,8 @@ def labelled(world_size: int) -> None:
     assert {f"pyg_dist: {p}" for p in ("aggregate", "pack", "exchange", "unpack", "sums")} <= names
 
 
-def test_labels_for_the_profiler_of_torch(workers: Pools) -> None:
-    workers(2).run(labelled, 2)
-
-
-def alone() -> None:
-    import pyg_dist
-
+@on_ranks(1)
+def test_on_one_rank() -> None:
     trained = Trained(1)
     with pyg_dist.profile() as found:
         trained.epoch()
@@ -173,13 +155,8 @@ def alone() -> None:
     assert "exchange" not in found.describe()
 
 
-def test_on_one_rank(workers: Pools) -> None:
-    workers(1).run(alone)
-
-
-def named_forms() -> None:
-    import pyg_dist
-
+@on_ranks(1)
+def test_forms_of_products_are_named() -> None:
     with (
         patch("pyg_dist.cli.profile.timed_forms", lambda: ["A by x: blocks, 32 ahead"]),
         pyg_dist.profile() as found,
@@ -187,7 +164,3 @@ def named_forms() -> None:
         pass
     assert found.describe().splitlines()[-1] == "rank 0: product of A by x: blocks, 32 ahead"
     assert found.to_dict()["ranks"][0]["product_forms"] == found.product_forms[0] == ["A by x: blocks, 32 ahead"]
-
-
-def test_forms_of_products_are_named(workers: Pools) -> None:
-    workers(1).run(named_forms)

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.utils import add_self_loops, coalesce, remove_self_loops, to_torch_csr_tensor
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import distribute
+from pyg_dist.conv import DistributedGCNConv
+
 F, G, NUM_NODES = 6, 4, 47
 
 
@@ -64,8 +67,6 @@ def graph(is_weighted: bool, has_loops: bool) -> Data:
 
 
 def step(data: Any, make: Callable[[], nn.Module], is_ours: bool) -> Results:
-    import pyg_dist
-
     torch.manual_seed(0)
     model = make().double()
     if is_ours:
@@ -78,10 +79,8 @@ def step(data: Any, make: Callable[[], nn.Module], is_ours: bool) -> Results:
     return {"out": out.detach(), "loss": loss.detach(), **gradients(model, x=x)}
 
 
-def compare() -> None:
-    import pyg_dist
-    from pyg_dist import distribute
-
+@on_ranks(1, 3)
+def test_convs() -> None:
     for is_weighted, has_loops in ((False, False), (False, True), (True, False), (True, True)):
         data = graph(is_weighted, has_loops)
         ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
@@ -99,29 +98,17 @@ def compare() -> None:
         assert_same({"labels": labels[1]}, {"labels": labels[0]})
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_convs(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(compare)
-
-
-def refusals() -> None:
-    import pyg_dist
-
+@on_ranks(2)
+def test_refusals() -> None:
     ours = pyg_dist.DistributedData(graph(is_weighted=True, has_loops=False))
     for conv in (gnn.GATConv(F, G), gnn.GINConv(nn.Linear(F, G)), gnn.GATConv(F, G, edge_dim=1)):
         with pytest.raises(pyg_dist.errors.UnsupportedError, match="got adj_t, whose values"):
             pyg_dist.distribute(conv.double())(ours.x, ours.adj_t)
 
 
-def test_refusals(workers: Pools) -> None:
-    workers(2).run(refusals)
-
-
-def improved() -> None:
+@on_ranks(1, 2)
+def test_improved() -> None:
     """GCN's heavier loops leave the adj_t as it is, for convs that read no values and for other dtypes."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-
     data = graph(is_weighted=False, has_loops=True)
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     for layout in (ours, pyg_dist.DistributedData(data, layout="grid")):
@@ -136,8 +123,3 @@ def improved() -> None:
                 out.full_tensor(), expected, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-10
             )
     pyg_dist.distribute(gnn.GINConv(nn.Linear(F, G)).double())(ours.x, ours.adj_t)
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_improved(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(improved)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from against_stock import Results, assert_same, gradients, twins, whole
 from random_graphs import random_graph, uneven_parts
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
 
 CONVS: list[tuple[str, dict[str, Any]]] = [
     ("gcn", {"out_channels": 3}),
@@ -55,8 +54,6 @@ def train(conv: Any, data: Any, values: Any) -> Results:
 
 
 def compare(layouts: list[dict[str, Any]], ones: bool) -> None:
-    import pyg_dist
-
     for kind, options in CONVS:
         stock, distributed = twins(kind, 5, **options)
         graph = sparse_graph(ones)

@@ -13,9 +13,11 @@ from torch import nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, SAGEConv, aggr, norm
 from torch_geometric.nn.dense import Linear
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import DistributedSAGEConv
+
 F = NUM_FEATURES
 
 
@@ -70,10 +72,9 @@ def step(side: Side, make: Callable[[], Any], num_columns: int) -> Results:
     return {"out": out.detach(), **gradients(conv, x=x)}
 
 
-def compare(name: str) -> None:
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
+@on_ranks(3)
+@pytest.mark.parametrize("name", MODULES)
+def test_aggregations(name: str) -> None:
     data = graph()
     order = data.edge_index[1].argsort(stable=True)  # as PyG's ordered aggregations want
     for key in ("edge_index", "edge_weight", "edge_attr"):
@@ -84,14 +85,7 @@ def compare(name: str) -> None:
     assert_same(got, expected)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_aggregations(workers: Pools, name: str) -> None:
-    workers(3).run(compare, name)
-
-
 def pooled(data: Any, is_ours: bool) -> Results:
-    import pyg_dist
-
     found: Results = {}
     for name, (make, _) in MODULES.items():
         torch.manual_seed(0)
@@ -106,8 +100,6 @@ def pooled(data: Any, is_ours: bool) -> Results:
 
 
 def compare_pooled(layout: str, expected: Results) -> None:
-    import pyg_dist
-
     options: dict[str, Any] = {"layout": layout}
     if layout == "halo":  # each graph on several ranks, and none on the last
         options["partition"] = uneven_parts(37, pyg_dist.world_size())
@@ -123,11 +115,9 @@ def test_graphs_are_pooled(workers: Pools, world_size: int, layout: str) -> None
     workers(world_size).run(compare_pooled, layout, pooled(graphs(), False))
 
 
-def compare_penalties() -> None:
+@on_ranks(3)
+def test_gradients_of_the_largest_are_differentiable() -> None:
     """A penalty on the gradient of the features, which is differentiated again."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
     data = graph()
     stock = SAGEConv(F, NUM_CLASSES, aggr="max").double()
     ours = DistributedSAGEConv(F, NUM_CLASSES, aggr="max").double()
@@ -141,10 +131,6 @@ def compare_penalties() -> None:
     assert_same(results[1], results[0])
 
 
-def test_gradients_of_the_largest_are_differentiable(workers: Pools) -> None:
-    workers(3).run(compare_penalties)
-
-
 REFUSED: dict[str, Callable[[], Any]] = {
     "BatchNorm1d": lambda: aggr.MLPAggregation(F, F, 20, hidden_channels=4, num_layers=2),  # the default of its MLP
     "InstanceNorm": lambda: aggr.DeepSetsAggregation(norm.InstanceNorm(F)),
@@ -156,9 +142,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 
 def messages() -> dict[str, str]:
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
     data = graph()
     distributed = pyg_dist.DistributedData(data, partition=parts(data, pyg_dist.world_size()))
     found = {}

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.utils import add_remaining_self_loops, degree, scatter, softmax
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+
 F, G, NUM_NODES, NUM_EDGES = 6, 4, 47, 310
 
 
@@ -342,8 +343,6 @@ def arguments(data: Any, inputs: str) -> tuple[list[Any], dict[str, Tensor]]:
 
 
 def step(data: Any, case: Case, is_ours: bool) -> Results:
-    import pyg_dist
-
     torch.manual_seed(0)
     model = case.make().to(data.x.dtype)
     if is_ours:
@@ -362,8 +361,6 @@ def stock(name: str, dtype: torch.dtype = torch.float64, num_edges: int = NUM_ED
 
 
 def compare(expected: dict[str, Results], dtype: torch.dtype = torch.float64, num_edges: int = NUM_EDGES) -> None:
-    import pyg_dist
-
     partition = uneven_parts(NUM_NODES, pyg_dist.world_size())
     ours = pyg_dist.DistributedData(graph(dtype, num_edges), partition=partition)
     for name, want in expected.items():
@@ -371,8 +368,6 @@ def compare(expected: dict[str, Results], dtype: torch.dtype = torch.float64, nu
 
 
 def on_mesh(mesh: dict[str, int], expected: dict[str, Results]) -> None:
-    import pyg_dist
-
     ours = pyg_dist.DistributedData(graph(), layout="grid", mesh=mesh)
     for name, want in expected.items():
         assert_same(step(ours, CASES[name], True), want, name)
@@ -406,7 +401,8 @@ def test_world_sizes(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, {name: stock(name) for name in EVERYWHERE})
 
 
-def with_another_global() -> None:
+@on_ranks(2)
+def test_globals_stay_alive() -> None:
     global SHARPNESS
     compare({"subclass": step(graph(), CASES["subclass"], False)})
     SHARPNESS = 3.0  # the distributed class exists by now
@@ -414,10 +410,6 @@ def with_another_global() -> None:
         compare({"subclass": step(graph(), CASES["subclass"], False)})
     finally:
         SHARPNESS = 1.0
-
-
-def test_globals_stay_alive(workers: Pools) -> None:
-    workers(2).run(with_another_global)
 
 
 def test_no_edges(workers: Pools) -> None:
@@ -459,8 +451,6 @@ REFUSED: dict[str, tuple[Case, str]] = {
 
 
 def refusals() -> dict[str, str]:
-    import pyg_dist
-
     found = {}
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
@@ -490,10 +480,9 @@ class Counts(gnn.GraphConv):
         return super().forward(x, edge_index)  # type: ignore[no-any-return]
 
 
-def kept_norms() -> None:
+@on_ranks(2)
+def test_what_is_cached_belongs_to_one_graph() -> None:
     """What ``cached=True`` keeps belongs to one graph, and is not saved."""
-    import pyg_dist
-
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     other = pyg_dist.DistributedData(data, partition="random")
@@ -516,13 +505,8 @@ def kept_norms() -> None:
     assert (len(counts._cached_counts), len(copied._cached_counts)) == (1, 2)
 
 
-def test_what_is_cached_belongs_to_one_graph(workers: Pools) -> None:
-    workers(2).run(kept_norms)
-
-
-def kept_of_plain_edges() -> None:
-    import pyg_dist
-
+@on_ranks(2)
+def test_what_is_cached_of_plain_edges_is_forgotten() -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data)
     convs = (gnn.EGConv(F, 8, cached=True), gnn.SGConv(F, G, cached=True), gnn.GCNConv(F, G, cached=True))
@@ -533,14 +517,9 @@ def kept_of_plain_edges() -> None:
         torch.testing.assert_close(model[0](ours.x, ours.edge_index).full_tensor().detach(), expected)
 
 
-def test_what_is_cached_of_plain_edges_is_forgotten(workers: Pools) -> None:
-    workers(2).run(kept_of_plain_edges)
-
-
-def kept_norms_of_edges() -> None:
+@on_ranks(2)
+def test_the_same_edges_are_known_again() -> None:
     """Plain edges over two graphs' nodes are not the same edges; selected once more they are."""
-    import pyg_dist
-
     data = graph()
     one, two = (pyg_dist.DistributedData(data, partition=p) for p in (uneven_parts(NUM_NODES, 2), "random"))
     appnp = gnn.APPNP(2, 0.1, cached=True)
@@ -553,7 +532,3 @@ def kept_norms_of_edges() -> None:
         mask = one.edge_index[0] < one.edge_index[1]
         first = conv(one.x, one.edge_index[:, mask]).full_tensor().detach()
         torch.testing.assert_close(conv(one.x, one.edge_index[:, mask]).full_tensor().detach(), first)
-
-
-def test_the_same_edges_are_known_again(workers: Pools) -> None:
-    workers(2).run(kept_norms_of_edges)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import get_laplacian, scatter, softmax
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.errors import UnsupportedError
+
 N = NUM_NODES
 
 
@@ -197,17 +199,14 @@ REFUSED: dict[str, tuple[Case, str]] = {
 
 
 def result(case: Case, data: Any, is_ours: bool) -> Any:
-    import pyg_dist
-
     torch.manual_seed(0)
     model = case.make().double()
     return case.call(pyg_dist.distribute(model) if is_ours else model, data)
 
 
-def run(layout: str) -> None:
-    import pyg_dist
-    from pyg_dist.errors import UnsupportedError
-
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+@on_ranks(1, 2)
+def test_arguments_count_as_in_pyg(layout: str) -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data, layout=layout)
     differing = {}
@@ -221,9 +220,3 @@ def run(layout: str) -> None:
             result(case, ours, True)
         assert message in str(caught.value), name
         assert "\n" not in str(caught.value), name
-
-
-@pytest.mark.parametrize("layout", ["halo", "grid"])
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_arguments_count_as_in_pyg(workers: Pools, world_size: int, layout: str) -> None:
-    workers(world_size).run(run, layout)

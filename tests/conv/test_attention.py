@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,9 +13,12 @@ from hypothesis import strategies as st
 from random_graphs import random_graph, uneven_parts
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend.timing import PHASES
+from pyg_dist.conv import DistributedConv
+
 ON_THE_GRID: dict[str, Any] = {
     "GATConv": gnn.GATConv,
     "GATv2Conv": gnn.GATv2Conv,
@@ -74,16 +76,12 @@ def cases(draw: Any, world_size: int, on_grid: bool) -> Case:
 
 
 def distributed(data: Data, case: Case) -> Any:
-    import pyg_dist
-
     if case.mesh is not None:
         return pyg_dist.DistributedData(data, layout="grid", mesh=case.mesh)
     return pyg_dist.DistributedData(data, partition=torch.tensor(case.owners))
 
 
 def results(data: Any, case: Case, is_ours: bool) -> Results:
-    from pyg_dist.conv import DistributedConv
-
     torch.manual_seed(case.seed)
     conv = CONVS[case.conv](F, case.columns, heads=case.heads, edge_dim=case.edge_dim or None, **case.options).double()
     conv = DistributedConv(conv) if is_ours else conv
@@ -179,8 +177,6 @@ def test_hub_on_every_mesh(workers: Pools) -> None:
 
 
 def second_derivatives(mesh: dict[str, int] | None) -> None:
-    from pyg_dist.conv import DistributedConv
-
     case = Case(9, HUB, [0, 1, 0, 1, 1, 0, 0, 0, 1], "GATConv", 2, 4, {}, 2, False, mesh=mesh)
     plain = Data(
         x=torch.linspace(-1, 1, 9 * F, dtype=torch.float64).view(9, F).sin(),
@@ -208,16 +204,12 @@ def test_second_derivatives(workers: Pools) -> None:
 
 
 def graph(num_nodes: int = 40, num_edges: int = 300, dtype: torch.dtype = torch.float64) -> tuple[Data, Any]:
-    import pyg_dist
-
     data = random_graph(num_nodes, num_edges, F, seed=5, dtype=dtype)
     return data, pyg_dist.DistributedData(data, partition=uneven_parts(num_nodes, pyg_dist.world_size()))
 
 
 def with_dropout() -> Results:
     """The fused sums and weights, and those of PyG's steps, which run where a hook looks at messages: one mask."""
-    from pyg_dist.conv import DistributedConv
-
     found: Results = {}
     _, data = graph()
     for name, conv_class in CONVS.items():
@@ -244,10 +236,13 @@ def test_dropout_is_that_of_the_steps_at_any_world_size(workers: Pools) -> None:
     assert_same(workers(3).run(with_dropout)[0], alone)
 
 
-def of_layouts(num_ranks: int) -> None:
-    """One mask for both layouts."""
-    from pyg_dist.conv import DistributedConv
+def tiled(plain: Data, mesh: dict[str, int]) -> Any:
+    return pyg_dist.DistributedData(plain, layout="grid", mesh=mesh)
 
+
+@on_ranks(2)
+def test_dropout_is_that_of_both_layouts(num_ranks: int) -> None:
+    """One mask for both layouts."""
     plain, halo = graph()
     for mesh in meshes(num_ranks):
         grid = tiled(plain, mesh)
@@ -263,20 +258,9 @@ def of_layouts(num_ranks: int) -> None:
             assert_same(found[1], found[0], name)
 
 
-def tiled(plain: Data, mesh: dict[str, int]) -> Any:
-    import pyg_dist
-
-    return pyg_dist.DistributedData(plain, layout="grid", mesh=mesh)
-
-
-def test_dropout_is_that_of_both_layouts(workers: Pools) -> None:
-    workers(2).run(of_layouts, 2)
-
-
-def narrow() -> None:
+@on_ranks(2)
+def test_weights_of_narrow_rows() -> None:
     """Weights of bfloat16 rows, in their dtype: logits are made in float32."""
-    from pyg_dist.conv import DistributedConv
-
     plain, halo = graph(dtype=torch.float32)
     for data in (halo, tiled(plain, {"x": 2})):
         for name, conv_class in CONVS.items():
@@ -297,14 +281,9 @@ def narrow() -> None:
                 assert float((got - expected).norm() / expected.norm()) < 0.05, name
 
 
-def test_weights_of_narrow_rows(workers: Pools) -> None:
-    workers(2).run(narrow)
-
-
-def changed_steps(num_ranks: int) -> None:
+@on_ranks(2)
+def test_hooks_and_other_aggregations_keep_the_steps(num_ranks: int) -> None:
     """Where somebody looks at messages, they are made."""
-    from pyg_dist.conv import DistributedConv
-
     data, halo = graph()
     for ours in (halo, *(tiled(data, mesh) for mesh in meshes(num_ranks))):
         for name, conv_class in CONVS.items():
@@ -327,15 +306,9 @@ def changed_steps(num_ranks: int) -> None:
         assert_same({"out": got, "weights": weights}, {"out": expected, "weights": alpha})
 
 
-def test_hooks_and_other_aggregations_keep_the_steps(workers: Pools) -> None:
-    workers(2).run(changed_steps, 2)
-
-
 @pytest.mark.parametrize("name", CONVS)
 def test_parametrizations_are_read_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A spectral norm takes a step of its power iteration whenever the weight is read in training."""
-    import pyg_dist
-
     monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "0")
     data = random_graph(20, 60, F, 2, seed=1)
     torch.manual_seed(0)
@@ -351,9 +324,6 @@ def test_parametrizations_are_read_once(monkeypatch: pytest.MonkeyPatch, name: s
 
 def phases_of_a_step() -> tuple[list[str], list[str]]:
     """What a rank does in the forward pass, and in the backward pass, as far as edges are concerned."""
-    import pyg_dist
-    from pyg_dist.backend.timing import PHASES
-
     node = torch.arange(20)
     ring = Data(x=torch.randn(20, F, dtype=torch.float64), edge_index=torch.stack([node, (node + 1) % 20]))
     data = pyg_dist.DistributedData(ring, partition=(node >= 10).long())

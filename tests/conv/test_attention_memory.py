@@ -13,9 +13,11 @@ from random_graphs import random_graph
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import DistributedConv
+
 F, NUM_EDGES, EDGE_DIM = 64, 40_000, 3
 CONVS: dict[str, Callable[[int | None], Any]] = {
     "GAT": lambda edge_dim: gnn.GATConv(F, 16, heads=4, dropout=0.3, edge_dim=edge_dim),
@@ -44,9 +46,6 @@ class LargestPerEdge(TorchDispatchMode):
 
 def largest_per_edge(name: str, layout: dict[str, Any] | None, has_edges: bool, asks: bool) -> int:
     """Of a training step; without a layout, of the stock conv."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedConv
-
     data = random_graph(20, NUM_EDGES, F, seed=5)
     conv = CONVS[name](EDGE_DIM if has_edges else None).double()
     num_edges = NUM_EDGES
@@ -89,9 +88,6 @@ def test_no_tensor_of_edges_and_columns_is_made(
 
 def kept_bytes_and_numbers(name: str, layout: dict[str, Any], limit: str) -> tuple[int, list[Tensor]]:
     """What a conv with edge_attr keeps for its derivative, and its output, loss of weights and gradients."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedConv
-
     data = pyg_dist.DistributedData(random_graph(60, 400, F, seed=5), **layout)
     torch.manual_seed(2)
     conv = DistributedConv(CONVS[name](EDGE_DIM).double())
@@ -109,20 +105,17 @@ def kept_bytes_and_numbers(name: str, layout: dict[str, Any], limit: str) -> tup
     return sum(sizes.values()), [t.to_local() if hasattr(t, "to_local") else t for t in found]
 
 
-def output_made_again(name: str, layout: dict[str, Any]) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "layout"), [*LAYOUTS, (3, {"partition": "random"})], ids=str)
+@pytest.mark.parametrize("name", WITH_EDGES)
+def test_output_need_not_be_kept(name: str, layout: dict[str, Any]) -> None:
+    """The derivative makes it again, with the same bits, where PYG_DIST_REMEMBER_MIB keeps none; never on the grid."""
     bytes_kept, kept = kept_bytes_and_numbers(name, layout, "inf")
     bytes_again, again = kept_bytes_and_numbers(name, layout, "0")
     for one, other in zip(kept, again, strict=True):
         assert torch.equal(one, other)
     output = 0 if layout.get("layout") == "grid" else kept[0].numel() * 8
     assert bytes_kept - bytes_again == output  # of the sums of edge_attr nothing: what multiplies them keeps them
-
-
-@pytest.mark.parametrize(("world_size", "layout"), [*LAYOUTS, (3, {"partition": "random"})], ids=str)
-@pytest.mark.parametrize("name", WITH_EDGES)
-def test_output_need_not_be_kept(workers: Pools, name: str, world_size: int, layout: dict[str, Any]) -> None:
-    """The derivative makes it again, with the same bits, where PYG_DIST_REMEMBER_MIB keeps none; never on the grid."""
-    workers(world_size).run(output_made_again, name, layout)
 
 
 @pytest.mark.parametrize("name", CONVS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,11 @@ from against_stock import Results, gradients, meshes, of_first_rank, whole
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import DistributedConv
+
 F, C, HEADS = 3, 4, 2
 NUM_NODES = 12
 MASKED = range(6, 9)  # sources whose logits are minus infinity
@@ -76,9 +77,6 @@ def results(conv: Any, data: Any, twice: bool) -> Results:
 
 
 def compare(layouts: list[dict[str, Any]]) -> None:
-    import pyg_dist
-    from pyg_dist.conv import DistributedConv
-
     for with_hopeless in (False, True):
         data, of_stock = graph(with_hopeless), dict[tuple[str, bool], Results]()
         for place, layout in enumerate(layouts):
@@ -113,11 +111,9 @@ def test_masked_edges_weigh_nothing(workers: Pools, world_size: int) -> None:
     workers(world_size).run(compare, layouts)
 
 
-def infinite_logits(world_size: int) -> None:
+@on_ranks(1, 2)
+def test_other_infinite_logits_give_nan(world_size: int) -> None:
     """Logits of NaN and plus infinity give NaN, to their targets alone."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedConv
-
     data = graph(with_hopeless=False)
     data.x[6, 0], data.x[7, 0] = LARGE, torch.nan
     halves = {"partition": torch.arange(NUM_NODES) // 6 % world_size}
@@ -129,8 +125,3 @@ def infinite_logits(world_size: int) -> None:
             assert 0 < int(expected["out"].isnan().any(1).sum()) < NUM_NODES
             for key in ("out", "weights", "slope"):
                 assert torch.equal(got[key].isnan(), expected[key].isnan()), f"{name} {layout} {key}"
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_other_infinite_logits_give_nan(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(infinite_logits, world_size)

@@ -16,9 +16,11 @@ from random_graphs import random_graph, uneven_parts
 from test_message_blocks import runs_by_blocks
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import attention
+
 F, C = 6, 4
 ATTENTION: dict[str, Callable[[], Any]] = {
     "GATConv": lambda: gnn.GATConv(F, C, heads=3, edge_dim=3, residual=True),
@@ -42,8 +44,6 @@ def mlp(in_channels: int, out_channels: int) -> nn.Module:
 
 def attends() -> Any:
     """What counts the calls of the op of attention."""
-    from pyg_dist.conv import attention
-
     return patch.object(attention, "_attend", side_effect=attention._attend)
 
 
@@ -68,8 +68,6 @@ def step(model: Any, data: Any, dtype: torch.dtype | None, **arguments: Any) -> 
 
 
 def sides(make: Callable[[], Any]) -> tuple[Any, Any]:
-    import pyg_dist
-
     torch.manual_seed(0)
     model = nn.ModuleDict({"before": nn.Linear(F, F), "conv": make()})
     with torch.no_grad():
@@ -100,8 +98,6 @@ def graph() -> Any:
 
 
 def attention_under_autocast(mesh: dict[str, int] | None) -> None:
-    import pyg_dist
-
     data = graph()
     if mesh is None:
         ours = pyg_dist.DistributedData(data, partition=uneven_parts(40, pyg_dist.world_size()))
@@ -128,10 +124,9 @@ def test_attention_on_the_grid(workers: Pools) -> None:
     workers(math.prod(mesh.values())).run(attention_under_autocast, mesh)
 
 
-def narrow_parameters_meet_wide_sums() -> None:
+@on_ranks(2)
+def test_narrow_parameters() -> None:
     """Parameters of 16 bits under an autocast to the others: PyG's products of both are float32."""
-    import pyg_dist
-
     data = graph()
     data.x = data.x.bfloat16()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(40, pyg_dist.world_size()))
@@ -146,14 +141,8 @@ def narrow_parameters_meet_wide_sums() -> None:
         assert_as_stock(found, step(want, data, torch.float16), step(exact, wide, None), name)
 
 
-def test_narrow_parameters(workers: Pools) -> None:
-    workers(2).run(narrow_parameters_meet_wide_sums)
-
-
 def sums_of_attention_weights() -> float:
     """How far they are from one, at most, where edges decide."""
-    import pyg_dist
-
     data = graph()
     data.edge_attr = data.edge_attr * 20
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(40, pyg_dist.world_size()))
@@ -171,11 +160,10 @@ def test_attention_weights_are_a_softmax(workers: Pools) -> None:
         assert off < 1e-5
 
 
+@on_ranks(1, 3)
 @patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.002"})
-def messages_under_autocast() -> None:
+def test_messages_by_blocks() -> None:
     """The backward, which makes messages again, is outside of autocast, as in every script."""
-    import pyg_dist
-
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(40, pyg_dist.world_size()))
     for name, make in MESSAGES.items():
@@ -188,15 +176,8 @@ def messages_under_autocast() -> None:
             assert_as_stock(step(sides(make)[1], ours, None), plain, plain, f"{name}, then without autocast")
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_messages_by_blocks(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(messages_under_autocast)
-
-
 def narrow_parameters(mib: str) -> Tensor:
     """The gradient of a parameter whose narrow copy autocast would keep from block to block."""
-    import pyg_dist
-
     with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": mib}):
         data = pyg_dist.DistributedData(graph(), partition=uneven_parts(40, pyg_dist.world_size()))
         model = sides(MESSAGES["EdgeConv"])[1]

@@ -27,9 +27,13 @@ from against_stock import (
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.utils import add_self_loops, dropout_edge, softmax, to_undirected
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData, distribute
+from pyg_dist.conv import inputs
+from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+
 WORLD_SIZES = [1, 3]
 SHAPE = NUM_FEATURES, NUM_CLASSES
 
@@ -104,8 +108,6 @@ def script(edges: Edges, make: Callable[[], nn.Module]) -> Callable[[Side], Resu
     """Two layers of one conv: over the edges and over the whole graph, forward and backward."""
 
     def run(side: Side) -> Results:
-        from pyg_dist import distribute
-
         conv = make().double()
         conv = conv if side.is_stock else distribute(conv)
         x = side.features()
@@ -172,7 +174,8 @@ class OwnName(TwoKinds):
         return super().forward(x, edge_index, far)
 
 
-def models() -> None:
+@on_ranks(1, 3)
+def test_models() -> None:
     """PyG's modules that take two edge sets, or turn one around."""
     for make in (
         lambda: gnn.DirGNNConv(gnn.SAGEConv(*SHAPE)),
@@ -199,14 +202,7 @@ def models() -> None:
     assert_same(found[1], found[0])
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_models(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(models)
-
-
 def on_the_grid(mesh: dict[str, int]) -> None:
-    from pyg_dist import DistributedData, distribute
-
     data = graph()
     tiles = DistributedData(data, layout="grid", mesh=mesh)
     for name in ("sage", "gcn"):
@@ -234,7 +230,80 @@ def test_grid(workers: Pools, mesh: dict[str, int]) -> None:
     workers(max(1, 2 * len(mesh))).run(on_the_grid, mesh)
 
 
-def what_is_kept() -> None:
+@on_ranks(1, 2)
+def test_weights_of_drawn_edges() -> None:
+    """What is derived from weights goes with them."""
+    _, ours = sides()
+    conv = ours.GCNConv(*SHAPE).double()
+    before = len(inputs._DERIVED)
+    for _ in range(3):
+        drawn, chosen = dropout_edge(ours.data.edge_index, 0.5)
+        weight = ours.data.edge_weight[chosen]
+        conv(ours.features(), drawn, weight)
+        assert len(inputs._DERIVED) == before + 1
+        del drawn, chosen, weight
+    gc.collect()
+    assert len(inputs._DERIVED) == before
+
+
+@on_ranks(1, 2)
+def test_autoencoder() -> None:
+    """PyG's test of an autoencoder scores all edges and some pairs, one after another."""
+    found = [gnn.GAE(nn.Identity()).test(side.data.x, side.data.edge_index, OTHER) for side in sides()]
+    assert found[0] == pytest.approx(found[1], abs=1e-4)  # of equal scores some may differ by rounding
+
+
+@on_ranks(1, 2)
+def test_isolated_nodes() -> None:
+    """Nodes that have lost their edges."""
+    stock, ours = sides()
+    for side in (stock, ours):
+        side.data.edge_index = side.data.edge_index[:, side.data.edge_index[0] != 0]
+        side.data.edge_index = side.data.edge_index[:, side.data.edge_index[1] != 0]
+    for data in (stock.data, ours.data):
+        for name in ("edge_weight", "edge_attr"):
+            data.pop(name, None)
+    assert stock.data.has_isolated_nodes()
+    assert ours.data.has_isolated_nodes()
+
+
+class BySource(gnn.MessagePassing):
+    """Shares of each source, whose edges another order has."""
+
+    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
+        share = softmax(x[edge_index[1]].sum(1), edge_index[0], num_nodes=x.size(0))
+        return self.propagate(edge_index, x=x, share=share)  # type: ignore[no-any-return]
+
+    def message(self, x_j: Tensor, share: Tensor) -> Tensor:
+        return share.view(-1, 1) * x_j
+
+
+@on_ranks(1, 2)
+def test_drawn_edges() -> None:
+    """They go with their handle, without the help of the garbage collector, which comes late."""
+    _, ours = sides()
+    convs = [
+        ours.SAGEConv(*SHAPE),
+        ours.GCNConv(*SHAPE),
+        distribute(gnn.GATConv(*SHAPE)),
+        distribute(CONVS["max"]()),
+        distribute(BySource()),
+    ]
+    gc.collect()
+    gc.disable()
+    try:
+        for conv in convs:
+            drawn = dropout_edge(ours.data.edge_index, 0.5)[0]
+            conv.double()(ours.features(), drawn).sum().backward()
+            graph = weakref.ref(drawn.graph)
+            del drawn
+            assert graph() is None, type(conv).__name__
+    finally:
+        gc.enable()
+
+
+@on_ranks(1, 2)
+def test_what_is_kept() -> None:
     """A conv knows edges again by their values; of edges that change the latest are kept."""
     _, ours = sides()
     conv = ours.SAGEConv(*SHAPE).double()
@@ -263,103 +332,6 @@ def what_is_kept() -> None:
     assert nodes() is None
 
 
-def weights_of_drawn_edges() -> None:
-    """What is derived from weights goes with them."""
-    from pyg_dist.conv import inputs
-
-    _, ours = sides()
-    conv = ours.GCNConv(*SHAPE).double()
-    before = len(inputs._DERIVED)
-    for _ in range(3):
-        drawn, chosen = dropout_edge(ours.data.edge_index, 0.5)
-        weight = ours.data.edge_weight[chosen]
-        conv(ours.features(), drawn, weight)
-        assert len(inputs._DERIVED) == before + 1
-        del drawn, chosen, weight
-    gc.collect()
-    assert len(inputs._DERIVED) == before
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_weights_of_drawn_edges(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(weights_of_drawn_edges)
-
-
-def autoencoder() -> None:
-    """PyG's test of an autoencoder scores all edges and some pairs, one after another."""
-    found = [gnn.GAE(nn.Identity()).test(side.data.x, side.data.edge_index, OTHER) for side in sides()]
-    assert found[0] == pytest.approx(found[1], abs=1e-4)  # of equal scores some may differ by rounding
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_autoencoder(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(autoencoder)
-
-
-def isolated() -> None:
-    """Nodes that have lost their edges."""
-    stock, ours = sides()
-    for side in (stock, ours):
-        side.data.edge_index = side.data.edge_index[:, side.data.edge_index[0] != 0]
-        side.data.edge_index = side.data.edge_index[:, side.data.edge_index[1] != 0]
-    for data in (stock.data, ours.data):
-        for name in ("edge_weight", "edge_attr"):
-            data.pop(name, None)
-    assert stock.data.has_isolated_nodes()
-    assert ours.data.has_isolated_nodes()
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_isolated_nodes(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(isolated)
-
-
-class BySource(gnn.MessagePassing):
-    """Shares of each source, whose edges another order has."""
-
-    def forward(self, x: Tensor, edge_index: Any) -> Tensor:
-        share = softmax(x[edge_index[1]].sum(1), edge_index[0], num_nodes=x.size(0))
-        return self.propagate(edge_index, x=x, share=share)  # type: ignore[no-any-return]
-
-    def message(self, x_j: Tensor, share: Tensor) -> Tensor:
-        return share.view(-1, 1) * x_j
-
-
-def drawn_edges() -> None:
-    """They go with their handle, without the help of the garbage collector, which comes late."""
-    from pyg_dist import distribute
-
-    _, ours = sides()
-    convs = [
-        ours.SAGEConv(*SHAPE),
-        ours.GCNConv(*SHAPE),
-        distribute(gnn.GATConv(*SHAPE)),
-        distribute(CONVS["max"]()),
-        distribute(BySource()),
-    ]
-    gc.collect()
-    gc.disable()
-    try:
-        for conv in convs:
-            drawn = dropout_edge(ours.data.edge_index, 0.5)[0]
-            conv.double()(ours.features(), drawn).sum().backward()
-            graph = weakref.ref(drawn.graph)
-            del drawn
-            assert graph() is None, type(conv).__name__
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_drawn_edges(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(drawn_edges)
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_what_is_kept(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(what_is_kept)
-
-
 def ends() -> None:
     stock, ours = sides()
     edge_index, x = ours.data.edge_index, ours.data.x
@@ -383,11 +355,9 @@ def test_ends(workers: Pools, world_size: int) -> None:
     workers(world_size).run(ends)
 
 
-def changes() -> None:
+@on_ranks(1, 3)
+def test_changes() -> None:
     """What follows a change of the data's edges, of the device, of the ends, and of what a conv has cached."""
-    import pyg_dist
-    from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-
     stock, ours = sides()
     data, conv = ours.data, ours.SAGEConv(*SHAPE).double()
     data.reversed_edge_index = data.edge_index.flip(0)
@@ -419,12 +389,8 @@ def changes() -> None:
             dropout_edge(other.edge_index, 0.5)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_changes(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(changes)
-
-
-def negative_degrees() -> None:
+@on_ranks(1, 3)
+def test_negative_degrees() -> None:
     """A node whose degree has no root, and which is no source of the selected edges, has a gradient of zero."""
     stock, ours = sides()
     found = []
@@ -443,8 +409,3 @@ def negative_degrees() -> None:
         assert expected[0].isfinite().all()
         assert expected.isnan().any(), "of what has an edge to it"
         assert torch.allclose(got, expected, atol=1e-10, rtol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_negative_degrees(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(negative_degrees)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -15,13 +14,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import coalesce
-from workers import Workers
+from workers import Pools, on_ranks
 
+import pyg_dist
+from pyg_dist import conv as ours
 from pyg_dist.backend.ops import memory
+from pyg_dist.conv import DistributedSAGEConv
 
 NUM_NODES, WIDTH = 9_000, 240
 BLOCK = 10 << 20  # bytes behind NUM_NODES x WIDTH numbers in float32, in whole huge pages
-Pools = Callable[[int], Workers]
 
 
 class ThreeLayers(torch.nn.Module):
@@ -61,26 +62,17 @@ def gradients(data: Any, conv: Any, num_classes: int = WIDTH) -> list[Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-def bits() -> None:
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
+@on_ranks(1)
+def test_an_epoch_has_the_bits_of_stock_pyg() -> None:
     data = graph(NUM_NODES, WIDTH)
     expected = gradients(data, SAGEConv)
     for got, want in zip(gradients(pyg_dist.DistributedData(data), DistributedSAGEConv), expected, strict=True):
         assert_same_bits(got, want)
 
 
-def test_an_epoch_has_the_bits_of_stock_pyg(workers: Pools) -> None:
-    workers(1).run(bits)
-
-
 @patch.dict(os.environ)  # what is set ends with the body
 def largest_blocks(project_first: str) -> int:
     """How many large tensors an epoch has at once: after an epoch the pool holds as many."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
     data = pyg_dist.DistributedData(graph(NUM_NODES, WIDTH))
     os.environ["PYG_DIST_PROJECT_FIRST"] = project_first
     os.environ["PYG_DIST_SPMM_FORM"] = "blocks"  # with the other form it may be one more
@@ -100,11 +92,10 @@ def test_large_tensors_of_an_epoch(workers: Pools) -> None:
     assert workers(1).run(largest_blocks, "1") == [6]  # without the sums
 
 
+@on_ranks(1, 3)
+@pytest.mark.parametrize("conv", ["sage", "gcn"])
 @patch.dict(os.environ)  # what is set ends with the body
-def same_gradients(conv: str) -> None:
-    import pyg_dist
-    from pyg_dist import conv as ours
-
+def test_the_order_changes_no_gradient(conv: str) -> None:
     data = graph(500, 24)
     stock, distributed = (SAGEConv, ours.DistributedSAGEConv) if conv == "sage" else (GCNConv, ours.DistributedGCNConv)
     expected = gradients(data, stock, 16)
@@ -113,9 +104,3 @@ def same_gradients(conv: str) -> None:
         os.environ["PYG_DIST_PROJECT_FIRST"] = setting
         for got, want in zip(gradients(distributed_data, distributed, 16), expected, strict=True):
             assert float((got - want).abs().max()) <= 1e-4 * float(want.abs().max()) + 1e-5
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("conv", ["sage", "gcn"])
-def test_the_order_changes_no_gradient(workers: Pools, conv: str, world_size: int) -> None:
-    workers(world_size).run(same_gradients, conv)

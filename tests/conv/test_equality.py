@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,11 +16,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import coalesce
-from workers import Workers
+from workers import Pools, on_ranks
+
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.errors import DataError
 
 EXCHANGES = ["post", "pre", "hybrid"]
-Pools = Callable[[int], Workers]
-
 AGGREGATIONS: list[Any] = [
     "mean", "sum", "add", "max", "min", "std", "var", "mul", "median", "softmax", "powermean", "lstm",
     ["mean", "max", "std"],
@@ -96,8 +98,6 @@ def compare(
     Returns:
         Halo bytes sent and this rank's rows.
     """
-    import pyg_dist
-
     graph = by_target(graph)
     data = pyg_dist.DistributedData(graph, partition=partition, exchange=exchange)
     for number, (kind, options, weights) in enumerate(cases):
@@ -149,11 +149,9 @@ def test_every_option_in_float32(workers: Pools, expected: Any, world_size: int,
     workers(world_size).run(compare, graph, partition, all_cases()[some], exchange, want)
 
 
-def mean_bits() -> None:
+@on_ranks(1)
+def test_means_have_the_bits_of_stock_pyg() -> None:
     """A SAGE layer's output and gradients at world size 1 have the bits of stock PyG's on a graph without hubs."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
     for num_nodes, width in ((300, 33), (9_000, 240)):  # the second by column blocks
         edge_index = coalesce(torch.randint(0, num_nodes, (2, 12 * num_nodes)))
         graph = Data(x=torch.randn(num_nodes, width), edge_index=edge_index)
@@ -168,10 +166,6 @@ def mean_bits() -> None:
             found[-1] += [p.grad for p in layer.parameters()]
         for expected, got in zip(*found, strict=True):
             assert_same_bits(got, expected)
-
-
-def test_means_have_the_bits_of_stock_pyg(workers: Pools) -> None:
-    workers(1).run(mean_bits)
 
 
 @pytest.mark.parametrize("world_size", [3])
@@ -199,11 +193,10 @@ def test_real_graphs(workers: Pools, shared_data: Any, name: str, world_size: in
     workers(world_size).run(compare, graph, partition, cases)
 
 
-def cached_norms(layout: str) -> None:
+@on_ranks(4)
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_cached_norms(layout: str) -> None:
     """``cached=True`` keeps the norm of the first weights, whatever becomes of them; on the grid, of every tile."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
-    from pyg_dist.errors import DataError
 
     def run(conv: Any, data: Any) -> list[Tensor]:
         weight = data.edge_weight.detach().clone()
@@ -232,8 +225,3 @@ def cached_norms(layout: str) -> None:
             ours(other.x, other.edge_index)
         ours.reset_parameters()
         ours(other.x, other.edge_index)
-
-
-@pytest.mark.parametrize("layout", ["halo", "grid"])
-def test_cached_norms(workers: Pools, layout: str) -> None:
-    workers(4).run(cached_norms, layout)

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+
 F, NUM_NODES = 4, 20
 MODELS = {"GCN": gnn.GCN, "GAT": gnn.GAT, "GraphSAGE": gnn.GraphSAGE, "GIN": gnn.GIN}
 TOP = {"threshold_type": "topk", "value": 5}
@@ -36,8 +37,6 @@ def graph() -> Data:
 
 
 def explained(data: Any, is_ours: bool) -> Results:
-    import pyg_dist
-
     found: Results = {}
     config = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
     for name, class_ in MODELS.items():
@@ -58,8 +57,6 @@ def explained(data: Any, is_ours: bool) -> Results:
 
 
 def compare(layout: str, expected: Results) -> None:
-    import pyg_dist
-
     options: dict[str, Any] = {"layout": layout}
     if layout == "halo":
         options["partition"] = uneven_parts(NUM_NODES, pyg_dist.world_size())

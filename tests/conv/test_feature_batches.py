@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.utils import softmax
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, distribute, rank, world_size
+from pyg_dist.errors import DataError, UnsupportedError
+
 BATCH, HIDDEN, EDGE_FEATURES = 3, 4, 2
 NUM_STEPS = 2
 LAYOUTS = [(1, "halo"), (2, "halo"), (3, "halo"), (1, "grid"), (3, "grid")]
@@ -121,8 +123,6 @@ def batch() -> Tensor:
 
 def results(data: Any, name: str, form: str) -> Results:
     """Values, gradients, and parameters after two steps. ``form``: what x is on distributed data."""
-    from pyg_dist import distribute
-
     torch.manual_seed(2)
     make, beside = CONVS[name]
     model = nn.ModuleDict({"conv": make()}).double()
@@ -152,9 +152,7 @@ def stock_results(name: str) -> Results:
     return results(data_of_batch(), name, "stock")
 
 
-def on_ranks(layout: str, expected: dict[str, Results]) -> None:
-    from pyg_dist import DistributedData, world_size
-
+def as_stock(layout: str, expected: dict[str, Results]) -> None:
     data = data_of_batch()
     options: Any = {"layout": "grid"} if layout == "grid" else {"partition": parts(data, world_size())}
     distributed = DistributedData(data, **options)
@@ -177,13 +175,11 @@ def test_batches(workers: Pools, world_size: int, layout: str) -> None:
     """Every third conv on one rank, the others on three: by turns, a layout after the other, each in both."""
     turn = int(layout == "grid")
     names = [name for k, name in enumerate(CONVS) if ((k + turn) % 3 == 0) == (world_size == 1)]
-    workers(world_size).run(on_ranks, layout, {name: stock_results(name) for name in names})
+    workers(world_size).run(as_stock, layout, {name: stock_results(name) for name in names})
 
 
 def one_exchange() -> None:
     """A batch sends as many messages as one item of it; its rows are as much wider."""
-    from pyg_dist import DistributedData, distribute
-
     data = DistributedData(data_of_batch())
     for make in (CONVS["sage"][0], CONVS["cheb"][0], Attention):
         conv = distribute(make()).double().eval()
@@ -200,8 +196,6 @@ def one_exchange() -> None:
 def in_a_model() -> None:
     """Norms, dropout, edges of the script's own and a checkpoint; dropout draws for nodes, wherever they are."""
     from torch.utils.checkpoint import checkpoint
-
-    from pyg_dist import DistributedData, distribute, rank, world_size
 
     data, other = data_of_batch(), torch.randint(0, NUM_NODES, (2, 80), generator=torch.Generator().manual_seed(3))
     owners = parts(data, world_size())
@@ -236,9 +230,6 @@ def in_a_model() -> None:
 
 
 def refusals() -> None:
-    from pyg_dist import DistributedData, distribute
-    from pyg_dist.errors import DataError, UnsupportedError
-
     data = DistributedData(data_of_batch())
     x, times = batch(), data.x.view(NUM_NODES, NUM_FEATURES, 1).expand(-1, -1, 3).transpose(1, 2)
     gcn, gat, gin = (

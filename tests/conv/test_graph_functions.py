@@ -12,9 +12,11 @@ import torch_geometric.utils as pyg
 from against_stock import Results, assert_same
 from random_graphs import random_graph, uneven_parts
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv.graph_functions import SUBSTITUTES
+
 NUM_NODES, NUM_EDGES = 31, 170
 FILL = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 
@@ -62,9 +64,6 @@ def call(name: str, function: Any, edges: Any, data: Any) -> Results:
 
 
 def compare(names: list[str], mesh: dict[str, int] | None = None) -> None:
-    import pyg_dist
-    from pyg_dist.conv.graph_functions import SUBSTITUTES
-
     data = random_graph(NUM_NODES, NUM_EDGES, seed=4)
     data = data.edge_subgraph((data.edge_index < NUM_NODES - 2).all(dim=0))  # the last two have no edges
     if mesh is None:
@@ -96,9 +95,6 @@ def changed(ids: Any) -> Any:
 
 
 def refusals() -> list[str]:
-    import pyg_dist
-    from pyg_dist.conv.graph_functions import SUBSTITUTES
-
     data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, seed=4))
     edges, attr = data.edge_index.edges(), data.edge_attr
     calls: list[Callable[[], Any]] = [

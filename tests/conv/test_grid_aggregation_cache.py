@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from against_stock import Pair, meshes
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist.backend import ops
 
 
 class Products:
     """Counts the sparse products of this rank."""
 
     def __init__(self) -> None:
-        from pyg_dist.backend import ops
-
         self.ops, self.multiply, self.number = ops, ops.spmm_csr, 0
 
     def __enter__(self) -> Products:
@@ -86,8 +83,10 @@ def test_an_attribute_is_aggregated_once_per_version(
     workers(num_ranks).run(epochs, meshes(num_ranks)[is_other::2], kind, channels)
 
 
+@on_ranks(4)
+@pytest.mark.parametrize("mesh", [{"x": 2, "z": 2}, {"y": 2, "z": 2}])
 @patch.dict(os.environ)  # what is set ends with the body
-def other_cases(mesh: dict[str, int]) -> None:
+def test_weights_intermediates_results_changed_in_place_and_the_limit(mesh: dict[str, int]) -> None:
     pair = OnGrid("gcn", (5, 4), mesh)
     weight = pair.data.edge_weight
     assert [pair.aggregates(None, None, weight) for _ in range(2)] == [True, False]
@@ -116,8 +115,3 @@ def other_cases(mesh: dict[str, int]) -> None:
     os.environ["PYG_DIST_REMEMBER_MIB"] = "0"
     pair = OnGrid("sage", (5, 8), mesh)
     assert all(pair.aggregates() for _ in range(3))
-
-
-@pytest.mark.parametrize("mesh", [{"x": 2, "z": 2}, {"y": 2, "z": 2}])
-def test_weights_intermediates_results_changed_in_place_and_the_limit(workers: Pools, mesh: dict[str, int]) -> None:
-    workers(4).run(other_cases, mesh)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +13,11 @@ from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import DistributedGCNConv
+
 Case = dict[str, Any]
 
 CASES: list[Case] = [
@@ -63,8 +64,6 @@ def train_once(conv_class: Any, data: Any, case: Case) -> Results:
 
 
 def compare(graph: Data, shapes: list[dict[str, int]], stride: int, expected: list[Results]) -> None:
-    from pyg_dist.conv import DistributedGCNConv
-
     compare_on_meshes(graph, shapes, lambda data, k: train_once(DistributedGCNConv, data, CASES[k]), expected, stride)
 
 
@@ -75,11 +74,10 @@ def test_every_gradient_on_every_mesh(workers: Pools, num_ranks: int) -> None:
     workers(num_ranks).run(compare, graph, meshes(num_ranks), {4: 5, 6: 9}.get(num_ranks, num_ranks), expected)
 
 
-def negative_degrees(mesh: dict[str, int]) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("mesh", [{"x": 2}, {"z": 2}, {"y": 2}], ids=str)
+def test_negative_degrees(mesh: dict[str, int]) -> None:
     """A node whose degree has no root, and which is no source, has a gradient of zero."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-
     graph = random_graph(47, 310, seed=1)
     chosen = graph.edge_index[0] != 0
     graph = Data(x=graph.x, edge_index=graph.edge_index[:, chosen], edge_weight=graph.edge_weight[chosen].abs() + 0.1)
@@ -96,8 +94,3 @@ def negative_degrees(mesh: dict[str, int]) -> None:
         found.append(x.grad)
     assert found[0][0].isfinite().all()
     torch.testing.assert_close(found[1].full_tensor(), found[0], rtol=0, atol=1e-10, equal_nan=True)
-
-
-@pytest.mark.parametrize("mesh", [{"x": 2}, {"z": 2}, {"y": 2}], ids=str)
-def test_negative_degrees(workers: Pools, mesh: dict[str, int]) -> None:
-    workers(2).run(negative_degrees, mesh)

@@ -13,9 +13,8 @@ from against_stock import Results, compare_on_meshes, convs, gradients, meshes, 
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
 Case = dict[str, Any]
 
 WIDTH = 7  # prime, as are 47 nodes and 5 features

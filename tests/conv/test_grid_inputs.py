@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from random_graphs import random_graph
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.errors import DataError, UnsupportedError
 
 
-def wrong_widths() -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-    from pyg_dist.errors import DataError
-
+@on_ranks(4)
+def test_features_of_the_wrong_width_are_refused_on_every_rank() -> None:
     graph = random_graph(23, 90, num_features=6)
     refused = r"Expected rows with {} columns \(got shape \[23, 6\]\): make the layer with in_channels=6"
     for mesh in ({"x": 2, "y": 2}, {"x": 4}):
@@ -33,15 +30,9 @@ def wrong_widths() -> None:
     torch.distributed.barrier()
 
 
-def test_features_of_the_wrong_width_are_refused_on_every_rank(workers: Pools) -> None:
-    workers(4).run(wrong_widths)
-
-
-def no_features(layout: dict[str, object]) -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-    from pyg_dist.errors import DataError, UnsupportedError
-
+@on_ranks(2)
+@pytest.mark.parametrize("layout", [{}, {"layout": "grid", "mesh": {"x": 2}}], ids=str)
+def test_what_is_no_matrix_of_floats_is_refused(layout: dict[str, object]) -> None:
     data = DistributedData(random_graph(23, 90), **layout)
     wrong = [data.x.to(dtype) for dtype in (torch.int64, torch.bool)]
     wrong += [data.y.double(), data.x[:, 0]]
@@ -53,17 +44,10 @@ def no_features(layout: dict[str, object]) -> None:
             conv(data.x.view(23, 5, 1), data.edge_index)
 
 
-@pytest.mark.parametrize("layout", [{}, {"layout": "grid", "mesh": {"x": 2}}], ids=str)
-def test_what_is_no_matrix_of_floats_is_refused(workers: Pools, layout: dict[str, object]) -> None:
-    workers(2).run(no_features, layout)
-
-
-def dtypes() -> None:
+@on_ranks(2)
+def test_results_have_the_dtype_of_stock_pyg() -> None:
     """Edge weights promote, and autocast narrows what it narrows, on both layouts as in stock PyG."""
     from torch_geometric.nn import GCNConv, SAGEConv
-
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
     graph = random_graph(23, 90, dtype=torch.float32)
     for layout in ({}, {"layout": "grid", "mesh": {"x": 2}}):
@@ -91,16 +75,10 @@ def dtypes() -> None:
             torch.testing.assert_close(out.full_tensor(), expected, rtol=3e-2, atol=3e-2)
 
 
-def test_results_have_the_dtype_of_stock_pyg(workers: Pools) -> None:
-    workers(2).run(dtypes)
-
-
-def negative_weights() -> None:
+@on_ranks(2)
+def test_negative_degrees() -> None:
     """The root of a negative degree is NaN, which reaches the gradients of sources only, as in stock PyG."""
     from torch_geometric.nn import GCNConv
-
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
 
     graph = random_graph(23, 60)
     graph.edge_weight = graph.edge_weight - 0.6
@@ -118,7 +96,3 @@ def negative_weights() -> None:
         data.x.requires_grad_()
         ours(data.x, data.edge_index, data.edge_weight).sum().backward()
         torch.testing.assert_close(data.x.grad.full_tensor(), x.grad, rtol=0, atol=1e-10, equal_nan=True)
-
-
-def test_negative_degrees(workers: Pools) -> None:
-    workers(2).run(negative_weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -17,9 +16,15 @@ from random_graphs import random_graph
 from torch import nn
 from torch_geometric.data import Data
 from wire import Wire
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import conv as ours
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.grid.plan.cost import graph_bytes
+from pyg_dist.grid.plan.mesh_shape import MeshShape
+from pyg_dist.grid.plan.work import work_of
+from pyg_dist.pricing.model import Model
 
 WIDTHS = (11, 7, 13, 13, 5)  # narrower, wider, as wide, narrower
 
@@ -66,12 +71,6 @@ def count(
     Returns:
         Bytes of each last step, counted and modelled.
     """
-    import pyg_dist
-    from pyg_dist import conv as ours
-    from pyg_dist.grid.plan.mesh_shape import MeshShape
-    from pyg_dist.grid.plan.work import work_of
-    from pyg_dist.pricing.model import Model
-
     graph = random_graph(97, 600, WIDTHS[0], WIDTHS[-1], seed=1, dtype=torch.float32)
     if complete:
         graph = Data(graph.x, torch.cartesian_prod(*[torch.arange(97)] * 2).t(), y=graph.y, train_mask=graph.train_mask)
@@ -119,13 +118,10 @@ def test_counted_bytes_are_the_models_in_one_order(workers: Pools) -> None:
     workers(4).run(count, meshes(4)[1::2], CASES, 7, True)
 
 
+@on_ranks(2)
 @patch.dict(os.environ, PYG_DIST_PROJECT_FIRST="1")
-def projected_first() -> None:
+def test_the_model_takes_the_order_that_is_set() -> None:
     count(meshes(2), [("gcn", True), ("sage", True)], 1)
-
-
-def test_the_model_takes_the_order_that_is_set(workers: Pools) -> None:
-    workers(2).run(projected_first)
 
 
 def test_narrow_messages(workers: Pools) -> None:
@@ -144,9 +140,6 @@ def test_narrow_messages(workers: Pools) -> None:
 
 
 def narrow_gradients() -> list[float]:
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-
     graph = random_graph(97, 600, 16, 4, seed=1, dtype=torch.float32)
     errors = []
     results = []
@@ -168,12 +161,10 @@ def test_narrow_messages_are_near(workers: Pools) -> None:
         assert max(errors) < 0.01
 
 
+@on_ranks(4)
 @patch.dict(os.environ)  # what is set ends with the body
-def exact_beside_narrow() -> None:
+def test_inputs_and_kept_sums_are_not_narrow() -> None:
     """An input that learns is gathered, and its gradient is summed, in full; so is a sum that is kept."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
     graph = random_graph(97, 600, 16, 4, seed=1, dtype=torch.float32)
     for sums in ("reduce_scatter", "all_reduce"):
         os.environ["PYG_DIST_GRID_SUMS"] = sums
@@ -192,10 +183,6 @@ def exact_beside_narrow() -> None:
                 results.append([p.grad for p in conv.parameters()] + ([data.x.grad.full_tensor()] if learns else []))
             for exact, near in zip(*results, strict=True):
                 assert_same_bits(exact, near, f"{sums} {mesh}")
-
-
-def test_inputs_and_kept_sums_are_not_narrow(workers: Pools) -> None:
-    workers(4).run(exact_beside_narrow)
 
 
 def stored_bytes(value: Any, seen: set[int]) -> int:
@@ -220,12 +207,6 @@ def stored_bytes(value: Any, seen: set[int]) -> int:
 @patch.dict(os.environ)  # what is set ends with the body
 def kept(sizes: list[tuple[int, int]], mesh: dict[str, int]) -> list[tuple[int, int, Any]]:
     """Bytes of a graph as they are stored and by the model."""
-    import pyg_dist
-    from pyg_dist import conv as ours
-    from pyg_dist.grid.plan.cost import graph_bytes
-    from pyg_dist.grid.plan.mesh_shape import MeshShape
-    from pyg_dist.pricing.model import Model
-
     found = []
     for nodes, edges in sizes:
         graph = random_graph(nodes, edges, WIDTHS[0], WIDTHS[-1], seed=1, dtype=torch.float32)

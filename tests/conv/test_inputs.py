@@ -9,9 +9,10 @@ import pytest
 import torch
 from random_graphs import random_graph, uneven_parts
 from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, SAGEConv
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, rank
+from pyg_dist.conv import DistributedConv, DistributedGCNConv, DistributedSAGEConv
 
 
 def message_of(call: Callable[[], Any]) -> str:
@@ -41,9 +42,6 @@ def hooked_below(conv: Any) -> Any:
 
 
 def mistakes(world_size: int) -> dict[str, str]:
-    from pyg_dist import DistributedData, rank
-    from pyg_dist.conv import DistributedConv, DistributedGCNConv, DistributedSAGEConv
-
     class OwnMessage(DistributedSAGEConv):
         def message(self, x_j: torch.Tensor) -> torch.Tensor:
             return x_j.relu()
@@ -112,36 +110,30 @@ def test_mistakes(workers: Pools, world_size: int) -> None:
 
 
 def test_a_plain_edge_index_works_alone() -> None:
-    from pyg_dist.conv import DistributedSAGEConv
-
     graph = random_graph(10, 30)
     assert DistributedSAGEConv(5, 3).double()(graph.x, graph.edge_index).shape == (10, 3)
 
 
-def changed_steps() -> None:
-    """Steps that a conv has hooked or replaced are those of the stock conv, on both layouts."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
+@on_ranks(2)
+def test_what_pyg_switches_is_no_patch() -> None:
+    """``decomposed_layers`` and explainers put a ``propagate`` of PyG's own into a conv: nothing is patched."""
     graph = random_graph(30, 120)
-    for layout in ("halo", "grid"):
-        data = DistributedData(graph, layout=layout)
-        for change in (hooked, patched):
-            for stock, ours in ((SAGEConv, DistributedSAGEConv), (GCNConv, DistributedGCNConv)):
-                if change is patched and stock is GCNConv:
-                    continue
-                convs = [change(kind(5, 3)) for kind in (stock, ours)]
-                convs[1].load_state_dict(convs[0].state_dict())
-                expected, found = convs[0](graph.x, graph.edge_index), convs[1](data.x, data.edge_index)
-                torch.testing.assert_close(found.full_tensor(), expected, rtol=0, atol=1e-10)
-                assert type(convs[1]) is ours
+    data = DistributedData(graph)
+    for stock, ours in ((SAGEConv, DistributedSAGEConv), (GCNConv, DistributedGCNConv)):
+        for layers in (1, 2) if stock is GCNConv else (1,):  # stock SAGE cannot be decomposed
+            convs = [kind(6, 4, decomposed_layers=layers).double() for kind in (stock, ours)]
+            convs[1].load_state_dict(convs[0].state_dict())
+            for conv in convs if layers == 1 else []:
+                conv.explain = True
+                conv.explain = False
+            x = torch.cat([data.x, data.x[:, :1]], dim=1)
+            expected = convs[0](torch.cat([graph.x, graph.x[:, :1]], dim=1), graph.edge_index)
+            torch.testing.assert_close(convs[1](x, data.edge_index).full_tensor(), expected, rtol=0, atol=1e-10)
 
 
-def patched_linear_maps() -> None:
+@on_ranks(2)
+def test_patched_linear_maps_are_called() -> None:
     """A linear map with a forward of its own is called, as it is or before the sum."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
     graph = random_graph(30, 120)
     for layout in ("halo", "grid"):
         data = DistributedData(graph, layout=layout)
@@ -157,42 +149,26 @@ def patched_linear_maps() -> None:
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def switched_by_pyg() -> None:
-    """``decomposed_layers`` and explainers put a ``propagate`` of PyG's own into a conv: nothing is patched."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
+@on_ranks(2)
+def test_changed_steps_run() -> None:
+    """Steps that a conv has hooked or replaced are those of the stock conv, on both layouts."""
     graph = random_graph(30, 120)
-    data = DistributedData(graph)
-    for stock, ours in ((SAGEConv, DistributedSAGEConv), (GCNConv, DistributedGCNConv)):
-        for layers in (1, 2) if stock is GCNConv else (1,):  # stock SAGE cannot be decomposed
-            convs = [kind(6, 4, decomposed_layers=layers).double() for kind in (stock, ours)]
-            convs[1].load_state_dict(convs[0].state_dict())
-            for conv in convs if layers == 1 else []:
-                conv.explain = True
-                conv.explain = False
-            x = torch.cat([data.x, data.x[:, :1]], dim=1)
-            expected = convs[0](torch.cat([graph.x, graph.x[:, :1]], dim=1), graph.edge_index)
-            torch.testing.assert_close(convs[1](x, data.edge_index).full_tensor(), expected, rtol=0, atol=1e-10)
+    for layout in ("halo", "grid"):
+        data = DistributedData(graph, layout=layout)
+        for change in (hooked, patched):
+            for stock, ours in ((SAGEConv, DistributedSAGEConv), (GCNConv, DistributedGCNConv)):
+                if change is patched and stock is GCNConv:
+                    continue
+                convs = [change(kind(5, 3)) for kind in (stock, ours)]
+                convs[1].load_state_dict(convs[0].state_dict())
+                expected, found = convs[0](graph.x, graph.edge_index), convs[1](data.x, data.edge_index)
+                torch.testing.assert_close(found.full_tensor(), expected, rtol=0, atol=1e-10)
+                assert type(convs[1]) is ours
 
 
-def test_what_pyg_switches_is_no_patch(workers: Pools) -> None:
-    workers(2).run(switched_by_pyg)
-
-
-def test_patched_linear_maps_are_called(workers: Pools) -> None:
-    workers(2).run(patched_linear_maps)
-
-
-def test_changed_steps_run(workers: Pools) -> None:
-    workers(2).run(changed_steps)
-
-
-def no_columns() -> None:
+@on_ranks(2)
+def test_features_without_columns() -> None:
     """Rows without columns travel, in any number of bits."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedConv, DistributedSAGEConv
-
     graph = random_graph(30, 120)
     for bits in (32, 2):
         data = DistributedData(graph, partition="random", bits=bits)
@@ -200,7 +176,3 @@ def no_columns() -> None:
             out = conv.double()(data.x[:, :0], data.edge_index)
             out.sum().backward()
             assert out.shape == (30, 3)
-
-
-def test_features_without_columns(workers: Pools) -> None:
-    workers(2).run(no_columns)

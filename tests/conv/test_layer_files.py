@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch_geometric.datasets import KarateClub
-from workers import Workers
+from workers import Pools
 
 import pyg_dist
 from pyg_dist.conv import DistributedSAGEConv
-
-Pools = Callable[[int], Workers]
 
 MOST_FILES = {1: 25, 2: 40}
 

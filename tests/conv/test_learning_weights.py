@@ -12,12 +12,12 @@ from against_stock import Results, assert_same, gradients
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
 
-Pools = Callable[[int], Workers]
 WIDTH, NUM_NODES, NUM_EDGES = 24, 47, 310
 
 CONVS: dict[str, Callable[[], nn.Module]] = {
@@ -35,8 +35,6 @@ HOPS = {"TAGConv": 2, "APPNP": 2}
 
 
 def distributed(**options: Any) -> Any:
-    import pyg_dist
-
     graph = random_graph(NUM_NODES, NUM_EDGES, WIDTH, seed=1)
     return graph, pyg_dist.DistributedData(
         graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()), **options
@@ -45,8 +43,6 @@ def distributed(**options: Any) -> Any:
 
 def run(data: Any, name: str, is_ours: bool, rows_learn: bool = True) -> tuple[Tensor, nn.Module, dict[str, Tensor]]:
     """The output of a conv with weights that learn, the conv and the leaves."""
-    import pyg_dist
-
     torch.manual_seed(0)
     conv = CONVS[name]().double()
     if is_ours:

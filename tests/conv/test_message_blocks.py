@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import random
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -22,9 +21,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as gnn
 from torch_geometric.utils import softmax
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend.timing import PHASES
+from pyg_dist.conv.message_blocks import _Call
+
 F, G = 6, 4
 
 
@@ -67,8 +69,6 @@ BY_BLOCKS: dict[str, Case] = {
 
 def runs_by_blocks() -> Any:
     """What counts the calls of convs that run by blocks."""
-    from pyg_dist.conv.message_blocks import _Call
-
     return patch.object(_Call, "run", autospec=True, side_effect=_Call.run)
 
 
@@ -79,8 +79,6 @@ def stock(name: str, num_edges: int = 310) -> Results:
 
 @patch.dict(os.environ)  # what is set ends with the body
 def compare(expected: dict[str, Results], num_edges: int, mib: float, mesh: dict[str, int] | None = None) -> None:
-    import pyg_dist
-
     data = graph(num_edges=num_edges)
     if mesh is None:
         ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
@@ -118,8 +116,6 @@ def test_a_target_a_block(workers: Pools) -> None:
 
 def with_dropout(mib: float) -> Results:
     """Dropout in messages, by blocks of that size; and bits, which round the rows that other ranks get."""
-    import pyg_dist
-
     found: Results = {}
     with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": str(mib)}), runs_by_blocks() as seen:
         data = pyg_dist.DistributedData(graph(), partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
@@ -139,8 +135,6 @@ def test_masks_depend_neither_on_blocks_nor_on_ranks(workers: Pools) -> None:
 
 
 def of_bits(mib: float) -> Results:
-    import pyg_dist
-
     data = random_graph(40, 300, 32, seed=5)
     with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": str(mib)}), runs_by_blocks() as seen:
         ours = pyg_dist.DistributedData(data, partition=uneven_parts(40, 2), bits=4)
@@ -160,9 +154,8 @@ def test_bits_do_not_depend_on_blocks(workers: Pools) -> None:
         assert_same(workers(2).run(of_bits, mib)[0], expected)
 
 
-def second_derivatives() -> None:
-    import pyg_dist
-
+@on_ranks(1, 3)
+def test_second_derivatives() -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.01"}), runs_by_blocks() as seen:
@@ -181,14 +174,7 @@ def second_derivatives() -> None:
         assert seen.call_count == 2
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_second_derivatives(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(second_derivatives)
-
-
 def checkpointed(**layout: Any) -> None:
-    import pyg_dist
-
     data = graph()
     ours = pyg_dist.DistributedData(data, **layout)
     makes = {
@@ -227,8 +213,6 @@ class Draws(Own):
 
 
 def of_generators() -> None:
-    import pyg_dist
-
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     found: list[Results] = []
@@ -312,9 +296,8 @@ class WithBatchNorm(Own):
         return self.norm(x_j) * self.gate  # type: ignore[no-any-return]
 
 
-def kept_steps() -> None:
-    import pyg_dist
-
+@on_ranks(3)
+def test_what_needs_all_edges_keeps_the_steps() -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.001"}), runs_by_blocks() as seen:
@@ -330,14 +313,9 @@ def kept_steps() -> None:
         assert seen.call_count == 0
 
 
-def test_what_needs_all_edges_keeps_the_steps(workers: Pools) -> None:
-    workers(3).run(kept_steps)
-
-
-def state_of_the_call() -> None:
+@on_ranks(2)
+def test_the_backward_has_the_state_of_its_call() -> None:
     """The backward makes messages as the forward did, whatever the conv has become since."""
-    import pyg_dist
-
     data = graph()
     ours = pyg_dist.DistributedData(data, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     found: list[Results] = []
@@ -356,13 +334,7 @@ def state_of_the_call() -> None:
     assert_same(found[1], found[0])
 
 
-def test_the_backward_has_the_state_of_its_call(workers: Pools) -> None:
-    workers(2).run(state_of_the_call)
-
-
 def largest_per_edge(mib: float) -> list[int]:
-    import pyg_dist
-
     data = random_graph(20, 4000, F, seed=5)
     ours = pyg_dist.DistributedData(data)
     found = []
@@ -385,9 +357,6 @@ def test_no_tensor_of_edges_and_columns_is_made(workers: Pools) -> None:
 
 def phases_of_a_step() -> tuple[list[str], list[str]]:
     """What a rank does in the forward pass, and in the backward pass, as far as edges are concerned."""
-    import pyg_dist
-    from pyg_dist.backend.timing import PHASES
-
     data = pyg_dist.DistributedData(random_graph(40, 60, F, seed=5), partition=uneven_parts(40, 2))
     found = []
     with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.0001"}):

@@ -12,9 +12,9 @@ import torch
 from test_any_conv import CASES, NUM_NODES, F, G, arguments, graph, mlp
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
 
 # No test compares what these compute.
 MORE: dict[str, Callable[[], nn.Module]] = {
@@ -28,8 +28,6 @@ MAKERS = {name: case.make for name, case in CASES.items()} | MORE
 
 def _convs(name: str) -> tuple[nn.Module, nn.Module]:
     """The stock module, and a copy of it through ``distribute``."""
-    import pyg_dist
-
     torch.manual_seed(0)
     stock = MAKERS[name]()
     return stock, pyg_dist.distribute(copy.deepcopy(stock))
@@ -76,9 +74,8 @@ def _count_hooks(data: Any, name: str, module: nn.Module) -> Counter[str]:
     return counts
 
 
-def hooks() -> None:
-    import pyg_dist
-
+@on_ranks(1)
+def test_hooks_are_called_as_often() -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data)
     for name in CASES:
@@ -88,10 +85,6 @@ def hooks() -> None:
         expected = _count_hooks(data, name, stock.double())
         assert _count_hooks(ours, name, distributed.double()) == expected, name
         assert expected["propagate_forward"] > 0
-
-
-def test_hooks_are_called_as_often(workers: Pools) -> None:
-    workers(1).run(hooks)
 
 
 class Chain(gnn.GATConv):
@@ -132,9 +125,8 @@ class Chain(gnn.GATConv):
         return super().forward(x, edge_index)  # type: ignore[no-any-return]
 
 
-def chains() -> None:
-    import pyg_dist
-
+@on_ranks(1)
+def test_every_method_of_a_chain_runs_once() -> None:
     data = graph()
     ours = pyg_dist.DistributedData(data)
     torch.manual_seed(3)
@@ -162,7 +154,3 @@ def chains() -> None:
     assert Chain.calls == {"__init__": 1, "reset_parameters": 1}
     torch.manual_seed(5)
     assert torch.equal(again.lin.weight, Chain(F, G, heads=2).lin.weight)
-
-
-def test_every_method_of_a_chain_runs_once(workers: Pools) -> None:
-    workers(1).run(chains)

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.nn import models
 from torch_geometric.utils import add_self_loops, remove_self_loops
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+
 F, G = 6, 3
 
 
@@ -134,8 +135,6 @@ def step(model: nn.Module, data: Any) -> Results:
 
 
 def compare(layout: str, names: list[str]) -> None:
-    import pyg_dist
-
     data = random_graph(31, 140, F, G, seed=2)
     options = {"partition": uneven_parts(31, pyg_dist.world_size())} if layout == "halo" else {}
     ours: Any = pyg_dist.DistributedData(data, layout=layout, **options)
@@ -172,8 +171,6 @@ class InPlainList(gnn.MessagePassing):
 
 
 def test_convs_that_distribute_cannot_find() -> None:
-    import pyg_dist
-
     data = pyg_dist.DistributedData(random_graph(31, 140, F, G, seed=2))
     with pytest.raises(pyg_dist.errors.UnsupportedError, match="not those in a plain list, or made in forward"):
         pyg_dist.distribute(InPlainList().double())(data.x, data.edge_index)

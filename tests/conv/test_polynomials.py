@@ -13,9 +13,9 @@ from against_stock import Results, assert_same, gradients, of_first_rank
 from random_graphs import random_graph, uneven_parts
 from torch import nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
 
 CONVS: dict[str, Callable[[int, int], nn.Module]] = {
     "TAGConv": lambda f, g: gnn.TAGConv(f, g),
@@ -39,9 +39,8 @@ def step(model: nn.Module, data: Any, x: Any, weight: Any) -> Results:
     return {"out": out.detach(), **gradients(model, **leaves)}
 
 
-def equality() -> None:
-    import pyg_dist
-
+@on_ranks(1, 3)
+def test_every_order_has_the_numbers_of_pyg() -> None:
     for narrows, widths in enumerate(WIDTHS):
         graph = random_graph(47, 310, widths[0], seed=1)
         data = pyg_dist.DistributedData(graph, partition=uneven_parts(47, pyg_dist.world_size()))
@@ -72,15 +71,8 @@ def equality() -> None:
                         assert_same(mine, expected, f"{name}, {widths}, {kind}, {x_kind}")
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_every_order_has_the_numbers_of_pyg(workers: Pools, num_ranks: int) -> None:
-    workers(num_ranks).run(equality)
-
-
 def columns() -> dict[str, list[float]]:
     """The columns that this rank sends: an attribute three times, then changed; a tensor that learns."""
-    import pyg_dist
-
     sent = {}
     for widths in WIDTHS:
         graph = random_graph(47, 310, widths[0], seed=1)
@@ -116,8 +108,6 @@ def test_hops_of_a_constant_are_made_once_and_the_narrow_side_travels(workers: P
 
 def kept_bytes() -> dict[str, int]:
     """What is kept with an attribute, in rows like its own."""
-    import pyg_dist
-
     graph = random_graph(47, 310, 6, seed=1)
     found = {}
     for name, make in CONVS.items():

@@ -13,9 +13,10 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Batch
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+
 F, H, NUM_NODES = 6, 8, 47
 
 
@@ -96,8 +97,6 @@ def graph(of_several: bool) -> Any:
 
 
 def step(data: Any, name: str, is_ours: bool) -> Results:
-    import pyg_dist
-
     torch.manual_seed(0)
     model = CASES[name]().double()
     if is_ours:
@@ -122,8 +121,6 @@ def stock(name: str, of_several: bool) -> Results:
 
 
 def compare(layout: str, of_several: bool, expected: dict[str, Results]) -> None:
-    import pyg_dist
-
     data = graph(of_several)
     options: dict[str, Any] = {"layout": layout}
     if layout == "halo":
@@ -144,8 +141,6 @@ def test_pools_in_float64(workers: Pools, world_size: int, layout: str, of_sever
 
 
 def ties(expected: list[Tensor]) -> None:
-    import pyg_dist
-
     whole = graph(False)
     whole.x = whole.x[torch.arange(NUM_NODES) % 3]
     data = pyg_dist.DistributedData(whole, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
@@ -162,9 +157,8 @@ def test_ties_are_kept_in_pygs_order(workers: Pools) -> None:
     workers(3).run(ties, [perm, edge_index])
 
 
-def rows_stay_where_they_are() -> None:
-    import pyg_dist
-
+@on_ranks(2)
+def test_rows_stay_where_they_are() -> None:
     data = pyg_dist.DistributedData(graph(False))
     pool = pyg_dist.distribute(gnn.TopKPooling(F).double())
     x, edge_index, _, batch, perm, score = pool(data.x, data.edge_index)
@@ -177,13 +171,7 @@ def rows_stay_where_they_are() -> None:
     assert edge_index.shape[1] < data.num_edges
 
 
-def test_rows_stay_where_they_are(workers: Pools) -> None:
-    workers(2).run(rows_stay_where_they_are)
-
-
 def refusals() -> dict[str, str]:
-    import pyg_dist
-
     data, other = (pyg_dist.DistributedData(graph(several)) for several in (False, True))
     pool = pyg_dist.distribute(gnn.TopKPooling(F).double())
     found = {}

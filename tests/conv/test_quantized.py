@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -13,15 +12,14 @@ from bits import assert_same_bits
 from quantized_graph import distributed
 from random_graphs import random_graph
 from torch import Tensor, nn
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, distribute
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
 
 class Model(nn.Module):
     def __init__(self, aggr: str = "mean") -> None:
-        from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
         super().__init__()
         self.first = DistributedSAGEConv(7, 33, aggr=aggr)
         self.second = DistributedSAGEConv(33, 33, aggr=aggr)
@@ -91,10 +89,9 @@ def test_one_rank_sends_nothing_and_draws_alike(workers: Pools) -> None:
     assert workers(1).run(alone, 2) == workers(1).run(alone, 4)
 
 
-def evaluation() -> None:
+@on_ranks(2)
+def test_evaluation_and_remembered_sums_are_exact() -> None:
     """Nothing is quantized under ``eval()`` or ``no_grad``, nor what is remembered."""
-    from pyg_dist.conv import DistributedSAGEConv
-
     coarse, exact = distributed(2), distributed(32)
     conv = DistributedSAGEConv(7, 9).double()
     state = torch.get_rng_state()
@@ -109,18 +106,13 @@ def evaluation() -> None:
     assert not torch.equal(conv(x * 2, coarse.edge_index).to_local(), conv(y * 2, exact.edge_index).to_local())
 
 
-def test_evaluation_and_remembered_sums_are_exact(workers: Pools) -> None:
-    workers(2).run(evaluation)
-
-
-def recomputed() -> None:
+@on_ranks(2)
+def test_a_checkpoint_rounds_alike() -> None:
     """Features that are no attribute, e.g. dropped out: what is computed again has the first pass's rounding.
 
     They are aggregated for the first time within the checkpoint, and would be remembered from the second time on.
     """
     from torch.utils.checkpoint import checkpoint
-
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
     data = distributed(2)
     for make in (DistributedSAGEConv, DistributedGCNConv):
@@ -141,15 +133,11 @@ def recomputed() -> None:
             assert_same_bits(*pair)
 
 
-def test_a_checkpoint_rounds_alike(workers: Pools) -> None:
-    workers(2).run(recomputed)
-
-
-def checkpointed(use_reentrant: bool) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoints_drop_out_alike(use_reentrant: bool) -> None:
     """Dropout behind a quantized layer is drawn again alike, although nothing is quantized without gradients."""
     from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
-
-    from pyg_dist.conv import DistributedSAGEConv
 
     data = distributed((32, 2))  # forward exact: the first and the second pass see the same values
     conv = DistributedSAGEConv(7, 9).double()
@@ -168,16 +156,9 @@ def checkpointed(use_reentrant: bool) -> None:
         assert torch.equal(*masks)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoints_drop_out_alike(workers: Pools, use_reentrant: bool) -> None:
-    workers(2).run(checkpointed, use_reentrant)
-
-
 def any_conv(kind: str) -> list[Tensor]:
     """Evaluation, narrow rows and what no gradient flows through are exact; runs repeat; all sizes draw alike."""
     from torch_geometric import nn as gnn
-
-    from pyg_dist import DistributedData, distribute
 
     graph = random_graph(61, 400, num_features=18, seed=3)
     coarse, exact = (DistributedData(graph.clone(), partition="random", bits=bits) for bits in (2, 32))
@@ -211,14 +192,6 @@ def test_any_conv(workers: Pools, kind: str) -> None:
     assert all(torch.equal(state, states[0]) for state in states)
 
 
-def learning_weights(lends: bool) -> None:
-    """Rows and sums with weights that learn are quantized; weights and degrees are not."""
-    from pyg_dist.conv import DistributedGCNConv
-
-    with patch("pyg_dist.halo.products.sends_weights", lambda *_: lends):
-        compare_learning_weights(DistributedGCNConv)
-
-
 def compare_learning_weights(conv_class: Any) -> None:
     results = []
     for bits in (8, 32):
@@ -235,6 +208,9 @@ def compare_learning_weights(conv_class: Any) -> None:
         torch.testing.assert_close(got, want, rtol=0.05, atol=0.05 * float(want.abs().max()))
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("lends", [False, True])
-def test_learning_weights(workers: Pools, lends: bool) -> None:
-    workers(2).run(learning_weights, lends)
+def test_learning_weights(lends: bool) -> None:
+    """Rows and sums with weights that learn are quantized; weights and degrees are not."""
+    with patch("pyg_dist.halo.products.sends_weights", lambda *_: lends):
+        compare_learning_weights(DistributedGCNConv)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from quantized_graph import distributed
 from wire import Wire
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+from pyg_dist.conv import DistributedConv, DistributedSAGEConv
 
 
 def bytes_of_one_layer(bits: Any, attention: bool = False) -> tuple[int, int, int, dict[str, Any]]:
     """What one conv hands to the process group, forward and backward; what ``traffic`` counts; the plan."""
     from torch_geometric.nn import GATConv
-
-    from pyg_dist.conv import DistributedConv, DistributedSAGEConv
 
     data = distributed(bits)
     conv = DistributedConv(GATConv(256, 256)) if attention else DistributedSAGEConv(256, 256)
@@ -53,8 +50,6 @@ def test_bytes_on_the_wire(workers: Pools, world_size: int) -> None:
 
 def bytes_of_a_column() -> list[tuple[float, int, int, bool]]:
     """One logit a node: what is sent forward, what the plan says, what a row takes, whether it is exact."""
-    from pyg_dist.conv import DistributedSAGEConv
-
     found, exact = [], None
     for bits in (32, 16, 8, 2):
         for dtype in (torch.float32, torch.float64):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from random_graphs import random_graph
 from torch import Tensor, nn
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
-
+from pyg_dist import DistributedData, distribute, rank, world_size
 
 NUM_COPIES, NUM_STEPS = 100, 100
 
@@ -22,8 +20,6 @@ class Linear(nn.Module):
 
     def __init__(self, kind: str) -> None:
         from torch_geometric import nn as gnn
-
-        from pyg_dist import distribute
 
         super().__init__()
         make = {"sage": gnn.SAGEConv, "gcn": gnn.GCNConv, "graph": gnn.GraphConv}
@@ -40,15 +36,21 @@ class Linear(nn.Module):
         return x
 
 
-def expectation(exchange: str, kind: str) -> None:
+@on_ranks(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("exchange", "kind"),
+    [
+        *[("hybrid", "sage"), ("pre", "gcn"), ("post", "gcn"), ("hybrid", "gat")],
+    ],
+)
+def test_unbiased_outputs_and_gradients(exchange: str, kind: str) -> None:
     """10,000 draws of outputs and gradients: their mean is exact within its standard error.
 
     A hundred copies of a small graph, which round independently, in a hundred steps; parameters get the sum of the
     copies' gradients in each.
     """
     from torch_geometric.data import Data
-
-    from pyg_dist import DistributedData, rank, world_size
 
     one = random_graph(10, 45, num_features=7, seed=3)
     first = 10 * torch.arange(NUM_COPIES)
@@ -86,14 +88,3 @@ def expectation(exchange: str, kind: str) -> None:
         assert float(z.square().mean()) <= (2 if k < 2 else 5), (kind, rank(), float(z.square().mean()))
     assert min(float(drawn.std(0).max()) for drawn in draws[:2]) > 0.01
     assert sum(float(drawn.std(0).max()) > 0.01 for drawn in draws[2:]) >= 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("exchange", "kind"),
-    [
-        *[("hybrid", "sage"), ("pre", "gcn"), ("post", "gcn"), ("hybrid", "gat")],
-    ],
-)
-def test_unbiased_outputs_and_gradients(workers: Pools, exchange: str, kind: str) -> None:
-    workers(2).run(expectation, exchange, kind)

@@ -10,16 +10,16 @@ import torch
 from quantized_graph import distributed
 from random_graphs import random_graph
 from torch import Tensor, nn
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, distribute
+from pyg_dist.conv import DistributedSAGEConv
+from pyg_dist.errors import DataError, OptionError, UnsupportedError
 
 
 class Nested(nn.Module):
     def __init__(self) -> None:
         from torch_geometric import nn as gnn
-
-        from pyg_dist import distribute
 
         super().__init__()
         perceptron = nn.Sequential(nn.Linear(9, 9), nn.ReLU())
@@ -34,10 +34,6 @@ class Nested(nn.Module):
 
 def out_of_range(bits: int) -> list[str]:
     """What each of three ranks cannot send, at its own node."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.errors import DataError
-
     graph, lines = random_graph(61, 400, num_features=7, seed=3), []
     data = DistributedData(graph, partition=torch.arange(61) % 3, bits=bits, exchange="post")
     conv = DistributedSAGEConv(7, 9).double()
@@ -64,9 +60,6 @@ def test_what_cannot_be_sent_is_told_with_its_node(workers: Pools, bits: int) ->
 
 
 def not_finite() -> list[str]:
-    from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.errors import DataError
-
     data, lines = distributed(2), []
     model, alone = Nested().double(), DistributedSAGEConv(7, 9).double()
     nan = float("nan")
@@ -100,9 +93,8 @@ def test_what_is_not_finite_names_layer_and_rank(workers: Pools) -> None:
             assert "\n" not in line
 
 
-def refusals() -> None:
-    from pyg_dist.errors import OptionError, UnsupportedError
-
+@on_ranks(1)
+def test_options() -> None:
     for bits in (3, 64, "2", (2, 8, 4), (2, 3), True, None):
         with pytest.raises(OptionError, match="Expected bits to be one of 32, 16, 8, 4, 2, or"):
             distributed(bits)
@@ -118,7 +110,3 @@ def refusals() -> None:
     assert plan.to_dict((100,))["bytes"] == {"100": rows * 29}
     assert plan.to_dict((100,))["backward_bytes"] == {"100": rows * 104}
     assert f"{rows * 29:,} bytes per aggregation in 2 bits, {rows * 104:,} backward in 8" in plan.describe((100,))
-
-
-def test_options(workers: Pools) -> None:
-    workers(1).run(refusals)

@@ -22,9 +22,10 @@ from torch_geometric import EdgeIndex
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.utils import to_torch_csr_tensor, to_undirected
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedConv
 
 # aggr, with options of its own; "lstm" wants as many columns as it is made for.
 AGGREGATIONS: list[Any] = [
@@ -151,8 +152,6 @@ def classes(kind: str) -> tuple[Any, Any]:
         return convs(kind)
 
     def ours(*channels: int, **options: Any) -> Any:
-        from pyg_dist.conv import DistributedConv
-
         return DistributedConv(MAKES[kind](*channels, **options))
 
     return MAKES[kind], ours
@@ -183,8 +182,6 @@ def results(conv_class: Any, data: Any, case: Case) -> Results:
 
 def compare(case: Case, expected: Results) -> list[str]:
     """On every rank: what stock PyG finds on the whole graph, and ours does not on the distributed one."""
-    from pyg_dist import DistributedData
-
     try:
         data = DistributedData(graph_of(case), partition=torch.tensor(case.owners), exchange=case.exchange)
         with patch.dict(os.environ, {"PYG_DIST_MESSAGE_MIB": "0.0001"} if case.conv in BY_BLOCKS else {}):

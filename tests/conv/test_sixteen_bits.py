@@ -11,9 +11,10 @@ from against_stock import Results, gradients, meshes, of_first_rank, whole
 from random_graphs import random_graph, uneven_parts
 from torch import nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import distribute
 
 F, G, NUM_NODES = 6, 4, 47
 
@@ -30,8 +31,6 @@ CONVS: dict[str, tuple[Callable[[], nn.Module], bool]] = {  # the conv, and whet
 
 def step(name: str, data: Any, dtype: torch.dtype, held: torch.dtype, is_stock: bool) -> Results:
     """Output and gradients in ``dtype``, from parameters, features and weights that ``held`` holds."""
-    from pyg_dist import distribute
-
     make, is_weighted = CONVS[name]
     torch.manual_seed(0)
     conv = make().to(held).to(dtype)
@@ -46,8 +45,6 @@ def step(name: str, data: Any, dtype: torch.dtype, held: torch.dtype, is_stock: 
 
 
 def compare(layouts: list[dict[str, Any]], dtype: torch.dtype) -> None:
-    import pyg_dist
-
     graph = random_graph(NUM_NODES, 310, F, seed=1, dtype=dtype)
     unit = torch.finfo(dtype).eps / 2
     of_stock = of_first_rank(

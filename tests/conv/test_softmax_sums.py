@@ -8,15 +8,18 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 from against_stock import Results, assert_same, gradients, meshes, of_first_rank
 from random_graphs import random_graph, uneven_parts
 from torch import nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import DistributedConv
+from pyg_dist.grid.graph import GridGraph
+from pyg_dist.halo.graph import HaloGraph
+
 F, C = 5, 4
 ON_THE_GRID: dict[str, Callable[[], Any]] = {
     "AGNNConv": lambda: gnn.AGNNConv(),
@@ -53,12 +56,8 @@ def results(conv: Any, data: Any, is_pair: bool, twice: bool) -> Results:
     return {"out": out, **gradients(conv, x=x)}
 
 
-def compare(num_ranks: int) -> None:
-    import pyg_dist
-    from pyg_dist.conv import DistributedConv
-    from pyg_dist.grid.graph import GridGraph
-    from pyg_dist.halo.graph import HaloGraph
-
+@on_ranks(1, 3)
+def test_equals_stock(num_ranks: int) -> None:
     plain = random_graph(40, 300, F, seed=5)
     layouts: list[dict[str, Any]] = [{"layout": "grid", "mesh": mesh} for mesh in meshes(num_ranks)]
     of_stock: dict[str, Results] = {}
@@ -79,8 +78,3 @@ def compare(num_ranks: int) -> None:
                 got = results(DistributedConv(stock), data, is_pair, twice)
             assert_same(got, of_stock[name], f"{name} {layout}")
             assert seen.called == (name not in BY_STEPS), name
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_equals_stock(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(compare, world_size)

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import scatter, softmax
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv.weighted_sum import SumForm, sum_form
+
 F, G, NUM_NODES, NUM_EDGES = 6, 4, 47, 310
 
 ON_THE_GRID: dict[str, Callable[[], nn.Module]] = {
@@ -75,8 +77,6 @@ def kinds(name: str) -> tuple[str, ...]:
 
 def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> Results:
     """One conv's output, loss and gradients, with edge weights of a kind."""
-    import pyg_dist
-
     torch.manual_seed(0)
     model = make().double()
     if is_ours:
@@ -97,8 +97,6 @@ def step(data: Any, make: Callable[[], nn.Module], kind: str, is_ours: bool) -> 
 
 def on_the_grid(shapes: list[dict[str, int]]) -> None:
     """Each conv on one of the meshes, with whole rows made last; every second one on one rank."""
-    import pyg_dist
-
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     for k, mesh in enumerate(shapes):
         data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
@@ -121,8 +119,6 @@ def test_square_and_oblong_grids(workers: Pools) -> None:
 
 def bytes_of_norms() -> dict[str, list[int]]:
     """What each of three forward passes sends on the grid, by conv."""
-    import pyg_dist
-
     data = pyg_dist.DistributedData(random_graph(NUM_NODES, NUM_EDGES, F, seed=1), layout="grid", mesh={"x": 2})
     weight, found = data.edge_weight, {}
     convs = {
@@ -153,8 +149,6 @@ def test_norms_are_kept(workers: Pools) -> None:
 
 def rows_sent() -> dict[str, float]:
     """The aggregations of rows that a forward and backward pass sends, by conv."""
-    import pyg_dist
-
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     sent = {}
@@ -183,10 +177,9 @@ def test_rows_sent_are_the_plans(workers: Pools) -> None:
         assert sum(sent[name] for sent in ranks) == pytest.approx(2 * COLUMNS[name.rsplit(", ", 1)[0]]), name
 
 
-def changing_eps() -> None:
-    """An eps that a script sets between calls, or that a checkpoint brings; a constant x is summed once for each."""
-    import pyg_dist
-
+@on_ranks(1, 2)
+def test_eps_may_change() -> None:
+    """Set between calls by a script or a checkpoint; a constant x is summed once for each, not taken of another eps."""
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     stock = gnn.GINConv(nn.Identity(), eps=0.25).double()
@@ -204,12 +197,6 @@ def changing_eps() -> None:
     assert_same(
         {"out": ours((data.x, None), data.edge_index)}, {"out": stock((graph.x, None), graph.edge_index)}, "no root"
     )
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_eps_may_change(workers: Pools, world_size: int) -> None:
-    """What was kept of another eps is not taken."""
-    workers(world_size).run(changing_eps)
 
 
 class Tutorial(gnn.MessagePassing):
@@ -272,8 +259,6 @@ class Updates(gnn.SimpleConv):
 
 def test_messages_are_recognised() -> None:
     """By what they return, whatever the class; what looks at anything else keeps its steps."""
-    from pyg_dist.conv.weighted_sum import SumForm, sum_form
-
     plain, either = SumForm("x"), SumForm("x", "edge_weight", False, True)
     always = SumForm("x", "edge_weight", True, True)
     assert {sum_form(c) for c in (gnn.GINConv, gnn.SignedConv)} == {plain}
@@ -288,10 +273,9 @@ def test_messages_are_recognised() -> None:
     assert {sum_form(c) for c in others} == {None}
 
 
-def other_convs() -> None:
+@on_ranks(2)
+def test_other_convs() -> None:
     """Of a script; with a hook, whose messages it sees; with ``cached=True``, whose weights stay as they were."""
-    import pyg_dist
-
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
     for make in (Tutorial, lambda: Tutorial(looks=False), Halves, Unsqueezes, Updates, LearnsAlpha):
@@ -319,14 +303,8 @@ def other_convs() -> None:
         graph.edge_weight.mul_(2.0)
 
 
-def test_other_convs(workers: Pools) -> None:
-    workers(2).run(other_convs)
-
-
 def other_aggregations(**layout: Any) -> None:
     """Chosen by the constructor, or put in the place of the first one by a script, before and after the first call."""
-    import pyg_dist
-
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     data = pyg_dist.DistributedData(graph, **layout)
     makes: dict[str, Callable[..., nn.Module]] = {
@@ -366,10 +344,9 @@ def test_other_aggregations_on_the_grid(workers: Pools) -> None:
     workers(2).run(other_aggregations, layout="grid", mesh={"x": 2})
 
 
-def integer_weights() -> None:
+@on_ranks(2)
+def test_integer_weights() -> None:
     """Norms with roots refuse them, as PyG's do; sums take them."""
-    import pyg_dist
-
     graph = random_graph(NUM_NODES, NUM_EDGES, F, seed=1)
     graph.edge_weight = torch.arange(NUM_EDGES) % 4
     data = pyg_dist.DistributedData(graph, partition=uneven_parts(NUM_NODES, pyg_dist.world_size()))
@@ -382,14 +359,8 @@ def integer_weights() -> None:
         assert_same(step(data, make, "constant", True), step(graph, make, "constant", False))
 
 
-def test_integer_weights(workers: Pools) -> None:
-    workers(2).run(integer_weights)
-
-
 def largest_per_edge(**layout: Any) -> dict[str, int]:
     """Of training steps, by conv, the most numbers an edge of a tensor; rows have 16 columns or more."""
-    import pyg_dist
-
     num_edges, width = 40_000, 16
     data = pyg_dist.DistributedData(random_graph(20, num_edges, width, seed=5), **layout)
     makes: dict[str, Callable[[], nn.Module]] = {

@@ -24,9 +24,10 @@ from torch_geometric.utils import (
     to_dense_adj,
     to_undirected,
 )
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+
 F, G, NUM_NODES = 6, 4, 47
 
 
@@ -181,8 +182,6 @@ def graph() -> Data:
 
 
 def step(data: Any, name: str, is_ours: bool) -> Results:
-    import pyg_dist
-
     torch.manual_seed(0)
     model = CASES[name]().double()
     if is_ours:
@@ -201,8 +200,6 @@ def stock(name: str) -> Results:
 
 
 def compare(layout: str, expected: dict[str, Results]) -> None:
-    import pyg_dist
-
     options: dict[str, Any] = {"layout": layout}
     if layout == "halo":
         options["partition"] = uneven_parts(NUM_NODES, pyg_dist.world_size())

@@ -17,9 +17,13 @@ from random_graphs import random_graph, uneven_parts
 from torch_geometric import transforms as T
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import to_dense_adj, to_undirected
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData, EdgeTensor, NodeTensor
+from pyg_dist.errors import MixedRowsError
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
+
 WORLD_SIZES = [1, 3]
 
 
@@ -37,15 +41,10 @@ def message_of(call: Callable[[], Any]) -> str:
 
 
 def distribute(graph: Data, world_size: int) -> Any:
-    from pyg_dist import DistributedData
-
     return DistributedData(graph, partition=uneven_parts(graph.num_nodes, world_size))
 
 
 def like_data(world_size: int) -> tuple[int, int]:
-    from pyg_dist import EdgeTensor, NodeTensor
-    from pyg_dist.graph.edge_index import DistributedEdgeIndex
-
     graph = random_graph(31, 130)
     graph.name, graph.label = "random", torch.tensor([7])
     data = distribute(graph, world_size)
@@ -85,9 +84,8 @@ def test_like_data(workers: Pools, world_size: int) -> None:
     assert [sum(n) for n in zip(*shares, strict=True)] == [31, 130]
 
 
-def assignments(world_size: int) -> None:
-    from pyg_dist import EdgeTensor, NodeTensor
-
+@on_ranks(*WORLD_SIZES)
+def test_assignments(world_size: int) -> None:
     graph = random_graph(31, 130)
     data = distribute(graph, world_size)
     data.x = F.normalize(data.x)
@@ -151,14 +149,8 @@ def assignments(world_size: int) -> None:
     assert len(data.node_attrs()) > 3
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_assignments(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(assignments, world_size)
-
-
-def transforms(world_size: int) -> None:
-    from pyg_dist import NodeTensor
-
+@on_ranks(*WORLD_SIZES)
+def test_transforms(world_size: int) -> None:
     graph = random_graph(31, 130)
     graph.x = graph.x.abs()
     data = distribute(graph, world_size)
@@ -189,16 +181,33 @@ def transforms(world_size: int) -> None:
         assert any(way in message for way in ways), message
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_transforms(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(transforms, world_size)
+@on_ranks(*WORLD_SIZES)
+def test_a_second_adjacency() -> None:
+    """``full_adj_t`` of OGB's scripts: the graph's own edges, or those with the validation set's."""
+    from torch_geometric.nn import GraphConv
+
+    from pyg_dist import DistributedData, distribute
+
+    graph = random_graph(31, 130)
+    edges = graph.edge_index.flip(0), torch.randint(0, 31, (2, 150), generator=torch.Generator().manual_seed(3))
+    both = [e.unique(dim=1) for e in edges]
+    adj_t, full = (torch.sparse_coo_tensor(e, torch.ones(e.shape[1]).double(), (31, 31)).to_sparse_csr() for e in both)
+    sparse = Data(x=graph.x.double(), adj_t=adj_t, same=adj_t.clone(), full_adj_t=full * 0.5)
+    conv = GraphConv(graph.num_features, 4).double()
+    expected = conv(sparse.x, sparse.full_adj_t)
+    data = DistributedData(sparse)
+    assert data.same is data.adj_t
+    data = DistributedData(Data(x=sparse.x, adj_t=full * 0.5, same=full * 0.5, full_adj_t=full * 0.5))
+    assert data.same is data.adj_t
+    data.full_adj_t = full
+    assert data.full_adj_t is not data.adj_t
+    data.full_adj_t = full * 0.5
+    torch.testing.assert_close(distribute(conv)(data.x, data.full_adj_t).full_tensor(), expected)
 
 
-def whole_edges() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_edges_as_a_whole() -> None:
     from torch_geometric.transforms import ToSparseTensor
-
-    from pyg_dist import DistributedData
-    from pyg_dist.errors import MixedRowsError
 
     graph = random_graph(31, 130)
     both = to_undirected(graph.edge_index, num_nodes=31)
@@ -226,43 +235,7 @@ def whole_edges() -> None:
     assert values is None
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_second_adjacency(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(second_adjacency)
-
-
-def second_adjacency() -> None:
-    """``full_adj_t`` of OGB's scripts: the graph's own edges, or those with the validation set's."""
-    from torch_geometric.nn import GraphConv
-
-    from pyg_dist import DistributedData, distribute
-
-    graph = random_graph(31, 130)
-    edges = graph.edge_index.flip(0), torch.randint(0, 31, (2, 150), generator=torch.Generator().manual_seed(3))
-    both = [e.unique(dim=1) for e in edges]
-    adj_t, full = (torch.sparse_coo_tensor(e, torch.ones(e.shape[1]).double(), (31, 31)).to_sparse_csr() for e in both)
-    sparse = Data(x=graph.x.double(), adj_t=adj_t, same=adj_t.clone(), full_adj_t=full * 0.5)
-    conv = GraphConv(graph.num_features, 4).double()
-    expected = conv(sparse.x, sparse.full_adj_t)
-    data = DistributedData(sparse)
-    assert data.same is data.adj_t
-    data = DistributedData(Data(x=sparse.x, adj_t=full * 0.5, same=full * 0.5, full_adj_t=full * 0.5))
-    assert data.same is data.adj_t
-    data.full_adj_t = full
-    assert data.full_adj_t is not data.adj_t
-    data.full_adj_t = full * 0.5
-    torch.testing.assert_close(distribute(conv)(data.x, data.full_adj_t).full_tensor(), expected)
-
-
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_edges_as_a_whole(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(whole_edges)
-
-
 def mistakes(world_size: int) -> dict[str, str]:
-    import pyg_dist
-    from pyg_dist import DistributedData
-
     rank, graph = pyg_dist.rank(), random_graph(20, 60)
 
     def wrap(**options: Any) -> str:

@@ -22,9 +22,12 @@ from torch_geometric import nn as gnn
 from torch_geometric.data import Batch, Data, TemporalData
 from torch_geometric.loader import DataLoader
 from torch_geometric.utils import coalesce, degree, scatter
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData, distribute
+from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
+
 FEATURES, CLASSES = 6, 3
 
 
@@ -154,9 +157,9 @@ def looks(data: Any) -> Results:
     }  # fmt: skip
 
 
-def compare(layout: str) -> None:
-    import pyg_dist
-
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo")])
+def test_batches(layout: str) -> None:
     plain = batch()
     ours: Any = pyg_dist.DistributedData(plain, layout=layout, partition="random")
     assert_same(looks(ours), looks(plain))
@@ -178,11 +181,6 @@ def compare(layout: str) -> None:
         assert torch.equal(coalesce(ours.edge_index, **options).full_tensor(), coalesce(plain.edge_index, **options))
 
 
-@pytest.mark.parametrize(("world_size", "layout"), [(1, "halo"), (2, "grid"), (3, "halo")])
-def test_batches(workers: Pools, world_size: int, layout: str) -> None:
-    workers(world_size).run(compare, layout)
-
-
 def many() -> Any:
     graphs = [random_graph(4 + k % 5, 9 + k % 7, FEATURES, CLASSES, seed=k) for k in range(40)]
     return Batch.from_data_list([Data(x=g.x, edge_index=g.edge_index, y=g.y[:1]) for g in graphs])
@@ -190,9 +188,6 @@ def many() -> Any:
 
 def whole() -> tuple[str, list[int], str]:
     """The partition of many graphs, the rows that a sum sends, and what is printed."""
-    from pyg_dist import DistributedData, distribute
-    from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
-
     told = io.StringIO()
     with contextlib.redirect_stderr(told):
         data = DistributedData(many())
@@ -221,8 +216,6 @@ def test_each_graph_of_many_is_whole_on_a_rank(workers: Pools) -> None:
 
 
 def advice() -> dict[str, str]:
-    import pyg_dist
-
     ids = torch.tensor([0, 1])
     given = {
         "TemporalData": TemporalData(src=ids, dst=ids, t=ids, msg=torch.ones(2, 3)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,17 @@ from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.transforms import ToSparseTensor
-from workers import Workers
+from workers import Pools, on_ranks
 
 import pyg_dist
+from pyg_dist.conv import DistributedGCNConv
+from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
+from pyg_dist.grid.tile_tensor import TileTensor
+from pyg_dist.pricing.machine import Machine
 
-Pools = Callable[[int], Workers]
 
-
-def attributes() -> None:
-    import pyg_dist
-    from pyg_dist.grid.tile_tensor import TileTensor
-
+@on_ranks(4)
+def test_attributes_and_plan() -> None:
     graph = random_graph(47, 310, seed=1)
     data = pyg_dist.DistributedData(graph, layout="grid", mesh={"x": 2, "z": 2})
     assert data.num_nodes == 47
@@ -57,15 +56,8 @@ def attributes() -> None:
     assert data.to("cpu") is data
 
 
-def test_attributes_and_plan(workers: Pools) -> None:
-    workers(4).run(attributes)
-
-
-def refusals() -> None:
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-    from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
-
+@on_ranks(2)
+def test_refusals() -> None:
     graph = random_graph(47, 310, seed=1)
     with pytest.raises(OptionError, match=r"Expected a mesh of 2 ranks \(got x=2 x y=1 x z=2, which makes 4\)"):
         pyg_dist.DistributedData(graph, layout="grid", mesh={"x": 2, "z": 2})
@@ -88,14 +80,10 @@ def refusals() -> None:
         data.x = graph.x[:3]
 
 
-def test_refusals(workers: Pools) -> None:
-    workers(2).run(refusals)
-
-
-def equal_to_stock(mesh: dict[str, int], sparse: bool) -> None:
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-
+@on_ranks(4)
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("mesh", [{"data": 2, "x": 2}, {"data": 4}, {"data": 2, "y": 2}, {"x": 2, "z": 2}])
+def test_data_groups_count_once(mesh: dict[str, int], sparse: bool) -> None:
     graph = random_graph(47, 310, seed=1)
     if sparse:
         del graph.edge_attr
@@ -113,12 +101,6 @@ def equal_to_stock(mesh: dict[str, int], sparse: bool) -> None:
     for want, got in zip(*results, strict=True):
         got = got.full_tensor() if hasattr(got, "full_tensor") else got
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("mesh", [{"data": 2, "x": 2}, {"data": 4}, {"data": 2, "y": 2}, {"x": 2, "z": 2}])
-def test_data_groups_count_once(workers: Pools, mesh: dict[str, int], sparse: bool) -> None:
-    workers(4).run(equal_to_stock, mesh, sparse)
 
 
 class Gated(MessagePassing):
@@ -154,7 +136,9 @@ def edges_updated(batch: Any, is_ours: bool) -> dict[str, Any]:
     return {"x": batch.x.detach(), "edge_attr": batch.edge_attr.detach(), **gradients(layers)}
 
 
-def compare_updated_edges(layout: str) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+def test_layers_store_the_edges_that_they_update(layout: str) -> None:
     graph = random_graph(23, 60, dtype=torch.float64)
     data = pyg_dist.DistributedData(graph, layout=layout)
     assert_same(edges_updated(data, True), edges_updated(graph, False))
@@ -163,21 +147,12 @@ def compare_updated_edges(layout: str) -> None:
     assert_same({"by list": data.edge_attr}, {"by list": graph.edge_attr})
 
 
-@pytest.mark.parametrize("layout", ["halo", "grid"])
-def test_layers_store_the_edges_that_they_update(workers: Pools, layout: str) -> None:
-    workers(2).run(compare_updated_edges, layout)
-
-
 def chosen(machine: dict[str, float], options: dict[str, Any]) -> tuple[str, str, list[float]]:
     import contextlib
     import io
     import json
     import tempfile
     from dataclasses import replace
-
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-    from pyg_dist.pricing.machine import Machine
 
     graph = random_graph(47, 310, seed=1)
     with tempfile.TemporaryDirectory() as folder:
@@ -225,27 +200,16 @@ def test_auto_keeps_to_a_given_mesh(workers: Pools) -> None:
     assert "grid x=4 x y=1 x z=1" in line
 
 
-def wrong_model() -> None:
-    import pyg_dist
-    from pyg_dist.errors import OptionError
-
+@on_ranks(1)
+def test_models_that_are_none() -> None:
     for model in ((0, 3), (3,), "large", (2, 1.5), (True, 4)):
         with pytest.raises(OptionError, match="Expected model to be"):
             pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", model=model)  # type: ignore[arg-type]
 
 
-def test_models_that_are_none(workers: Pools) -> None:
-    workers(1).run(wrong_model)
-
-
-def train_on_nothing() -> None:
-    import pyg_dist
-
+@on_ranks(2)
+def test_a_graph_without_nodes() -> None:
     nothing = Data(x=torch.zeros(0, 5), edge_index=torch.zeros(2, 0, dtype=torch.int64))
     for layout in ("grid", "auto"):
         data = pyg_dist.DistributedData(nothing, layout=layout)
         assert pyg_dist.conv.DistributedGCNConv(5, 3)(data.x, data.edge_index).shape == (0, 3)
-
-
-def test_a_graph_without_nodes(workers: Pools) -> None:
-    workers(2).run(train_on_nothing)

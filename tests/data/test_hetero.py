@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,19 +45,19 @@ from typed_models import (
     run_model,
     sage,
 )
-from workers import Workers
+from workers import Pools, on_ranks
 
+from pyg_dist import DistributedData, distribute, rank
 from pyg_dist.backend.session import session
+from pyg_dist.data.hetero import DistributedHeteroData
 from pyg_dist.errors import PygDistError
 from pyg_dist.halo.plan.relations import HeteroPlan
+from pyg_dist.loader import NeighborLoader
 from pyg_dist.pricing.machine import Machine
-
-Pools = Callable[[int], Workers]
+from pyg_dist.tensor import EdgeTensor, NodeTensor
 
 
 def models(num_ranks: int, name: str) -> None:
-    from pyg_dist import distribute
-
     # The exchange is no business of a model's: the other one has a case of its own.
     for exchange in ("hybrid", "post") if name == "HeteroConv, mixed" else ("hybrid",):
         stock_data, data = both(num_ranks, exchange=exchange)
@@ -86,8 +85,6 @@ def test_models(workers: Pools, num_ranks: int, name: str) -> None:
 @pytest.mark.parametrize("name", ["HeteroConv of GAT, cat", "to_hetero of SAGE", "HAN"])
 def test_small_graphs_on_one_rank(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """There PyG's own code runs, unless it would add self loops between two types, which several ranks refuse."""
-    from pyg_dist import distribute
-
     monkeypatch.setenv("PYG_DIST_STOCK_ELEMENTS", "10000000")
     models(1, name)
     _, data = both(1)
@@ -101,9 +98,6 @@ def test_small_graphs_on_one_rank(monkeypatch: pytest.MonkeyPatch, name: str) ->
 
 def test_options() -> None:
     """They are those of a graph with one type; what such a graph alone has is refused in one line."""
-    from pyg_dist import DistributedData
-    from pyg_dist.data.hetero import DistributedHeteroData
-
     graph = hetero_graph()
     with pytest.raises(TypeError, match="unexpected keyword argument 'bit'"):
         DistributedData(graph, bit=8)
@@ -136,8 +130,6 @@ def test_options() -> None:
 
 def test_plain_edges() -> None:
     """Convs over relations are the stock ones on plain graphs, and name plain edges beside distributed rows."""
-    from pyg_dist import distribute
-
     stock_data, data = both(1)
     torch.manual_seed(1)
     for stock in (conv(WIDTHS, 8, stock_data.metadata(), heads=2).double() for conv in (HGTConv, HANConv)):
@@ -150,10 +142,9 @@ def test_plain_edges() -> None:
                 ours(data.x_dict, edges)
 
 
-def first_values(num_ranks: int) -> None:
+@on_ranks(2, 3)
+def test_first_values(num_ranks: int) -> None:
     """Ranks that draw different parameters train the same model, lazy ones included."""
-    from pyg_dist import distribute, rank
-
     stock, data = both(num_ranks)
     torch.manual_seed(rank())
     model = distribute(to_hetero(Plain(sage), stock.metadata()).double())
@@ -165,15 +156,9 @@ def first_values(num_ranks: int) -> None:
         assert torch.equal(everywhere, everywhere[:1].expand_as(everywhere)), name
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_first_values(workers: Pools, num_ranks: int) -> None:
-    workers(num_ranks).run(first_values, num_ranks)
-
-
-def mapping(num_ranks: int) -> None:
+@on_ranks(1, 2, 3)
+def test_mapping(num_ranks: int) -> None:
     """What a script sees of the data is what PyG's has."""
-    from pyg_dist.tensor import EdgeTensor, NodeTensor
-
     stock, data = both(num_ranks)
     assert data.metadata() == stock.metadata()
     assert (data.num_nodes, data.num_edges, data.name) == (stock.num_nodes, stock.num_edges, "made up")
@@ -234,15 +219,8 @@ def mapping(num_ranks: int) -> None:
             wrong()
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_mapping(workers: Pools, num_ranks: int) -> None:
-    workers(num_ranks).run(mapping, num_ranks)
-
-
 def sampled(model: nn.Module, data: Any, levels: set[bool]) -> list[Tensor]:
     """Outputs and gradients on batches of sampled neighbours, of whose relations some are in two levels."""
-    from pyg_dist.loader import NeighborLoader
-
     found = []
     for batch in NeighborLoader(data, [3, 2], input_nodes=(PAPER, torch.arange(12)), batch_size=6):
         shares = [store.handle.graph.share for _, store in batch.edge_items()]
@@ -256,8 +234,6 @@ def sampled(model: nn.Module, data: Any, levels: set[bool]) -> list[Tensor]:
 
 def two_levels(machine: str, hierarchy: str) -> None:
     """Ranks of a machine share what crosses: of all relations, or where that is cheaper by a machine's file."""
-    from pyg_dist import distribute, rank
-
     os.environ |= {"PYG_DIST_MACHINES": "0,0,1,1", "PYG_DIST_MACHINE": machine}
     session.shutdown()
     session.init()
@@ -293,10 +269,9 @@ def test_two_levels(workers: Pools, tmp_path: Path, hierarchy: str) -> None:
     workers(4).run(two_levels, str(slow.save(tmp_path / "machine.json")), hierarchy)
 
 
-def coarse(num_ranks: int) -> None:
+@on_ranks(2, 3)
+def test_few_bits(num_ranks: int) -> None:
     """Sums in few bits are near the exact ones, the nearer the more bits; exact in evaluation."""
-    from pyg_dist import distribute
-
     torch.manual_seed(1)
     conv = distribute(HeteroConv({relation: SAGEConv((32, 32), 8) for relation in RELATIONS}, aggr="sum"))
     found = {}
@@ -316,14 +291,21 @@ def coarse(num_ranks: int) -> None:
     assert 0 < errors[8] < 0.03 < errors[2] < 3, errors
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_few_bits(workers: Pools, num_ranks: int) -> None:
-    workers(num_ranks).run(coarse, num_ranks)
-
-
-def random_case(num_ranks: int, cases: list[tuple[dict[str, int], list[int], int, int]]) -> None:
-    from pyg_dist import DistributedData, distribute
-
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.fixed_dictionaries({kind: st.integers(0, 9) for kind in SIZES}),
+            st.lists(st.sampled_from(range(len(RELATIONS))), min_size=1, max_size=5, unique=True),
+            st.sampled_from([0, 1, 4, 30]),
+            st.integers(0, 99),
+        ),
+        min_size=3, max_size=3,
+    )
+)  # fmt: skip
+@on_ranks(1, 3)
+def test_random_graphs(num_ranks: int, cases: list[tuple[dict[str, int], list[int], int, int]]) -> None:
+    """Types without nodes, or on a rank alone, relations without edges, isolated nodes."""
     for sizes, kept, num_edges, seed in cases:
         relations = [RELATIONS[k] for k in kept]
         stock_data = hetero_graph(sizes, num_edges, seed, relations)
@@ -348,21 +330,3 @@ def random_case(num_ranks: int, cases: list[tuple[dict[str, int], list[int], int
             results |= {f"x {kind}": rows.grad for kind, rows in x.items()}
             found.append(results | {f"{name}.grad": p.grad for name, p in model.named_parameters()})
         assert_same(*found, f"{sizes} {kept} {num_edges} {seed}")
-
-
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-@given(
-    st.lists(
-        st.tuples(
-            st.fixed_dictionaries({kind: st.integers(0, 9) for kind in SIZES}),
-            st.lists(st.sampled_from(range(len(RELATIONS))), min_size=1, max_size=5, unique=True),
-            st.sampled_from([0, 1, 4, 30]),
-            st.integers(0, 99),
-        ),
-        min_size=3, max_size=3,
-    )
-)  # fmt: skip
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_random_graphs(workers: Pools, num_ranks: int, cases: Any) -> None:
-    """Types without nodes, or on a rank alone, relations without edges, isolated nodes."""
-    workers(num_ranks).run(random_case, num_ranks, cases)

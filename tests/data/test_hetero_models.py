@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from against_stock import Results, assert_same, of_first_rank
@@ -34,9 +33,9 @@ from torch_geometric.nn import (
     to_hetero_with_bases,
 )
 from torch_geometric.transforms import ToSparseTensor
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, distribute
 
 SIZES = {"paper": 20, "author": 13, "term": 7, "nobody": 0}
 WIDTHS = {"paper": 8, "author": 6, "term": 3, "nobody": 4}
@@ -348,8 +347,6 @@ def flat(found: Any, name: str = "out") -> dict[str, Any]:
 
 def compare(name: str, case: Case, num_ranks: int) -> None:
     """Outputs and gradients; the last rank owns nothing, and of three ranks the first one most."""
-    from pyg_dist import DistributedData, distribute
-
     graph, make, call = case
     rng = torch.Generator().manual_seed(0)
     owners = {
@@ -375,7 +372,8 @@ def compare(name: str, case: Case, num_ranks: int) -> None:
     assert_same(results(ours, data), of_first_rank(lambda: results(stock, graph)), name)
 
 
-def all_cases(num_ranks: int) -> None:
+@on_ranks(1, 3)
+def test_models_of_pyg(num_ranks: int) -> None:
     """One rank, from which nothing travels, runs every third case."""
     failed = {}
     for name, case in list(others().items())[:: 3 if num_ranks == 1 else 1]:
@@ -386,8 +384,3 @@ def all_cases(num_ranks: int) -> None:
         except Exception as error:  # all are told
             failed[name] = f"{type(error).__name__}: {error}"
     assert not failed, "\n".join(f"{name}: {why}" for name, why in failed.items())
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_models_of_pyg(workers: Pools, num_ranks: int) -> None:
-    workers(num_ranks).run(all_cases, num_ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import HeteroConv, MessagePassing, RGCNConv, SAGEConv
 from typed_models import AUTHOR, CLASSES, PAPER, RELATIONS, SIZES, both, hetero_graph, run_model
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, distribute
+from pyg_dist.nn import NodeEmbedding
 
 
 class Interaction(MessagePassing):
@@ -56,8 +56,6 @@ class TakesGraph(MessagePassing):
 
 
 def whole_graph(num_ranks: int) -> None:
-    from pyg_dist import distribute
-
     stock_data, data = both(num_ranks)
     torch.manual_seed(1)
     stock = TakesGraph().double()
@@ -91,8 +89,6 @@ class Forecast(nn.Module):
 
 
 def forecast(num_ranks: int) -> None:
-    from pyg_dist import distribute
-
     stock_data, data = both(num_ranks)
     torch.manual_seed(1)
     stock = Forecast().double()
@@ -103,9 +99,6 @@ def forecast(num_ranks: int) -> None:
 
 def users_and_items(num_ranks: int) -> None:
     """Scores of pairs of rows of two types, an embedding for one of them, and parts that METIS finds."""
-    from pyg_dist import DistributedData, distribute
-    from pyg_dist.nn import NodeEmbedding
-
     rng = torch.Generator().manual_seed(5)
     graph = HeteroData()
     graph["user"].num_nodes, graph["item"].x = 30, torch.randn(20, 4, generator=rng, dtype=torch.float64)
@@ -132,8 +125,6 @@ def users_and_items(num_ranks: int) -> None:
 
 def homogeneous(num_ranks: int) -> None:
     """Relational GCN on ``to_homogeneous()``."""
-    from pyg_dist import DistributedData, distribute
-
     graph = hetero_graph()
     for kind in SIZES:
         graph[kind].x = graph[kind].x[:, :3]

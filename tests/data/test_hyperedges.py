@@ -17,9 +17,12 @@ from torch_geometric.data import Data
 from torch_geometric.data.hypergraph_data import HyperGraphData
 from torch_geometric.nn import HypergraphConv, MessagePassing
 from torch_geometric.utils import scatter
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import special_sums
+from pyg_dist.errors import UnsupportedError
+
 N, M, K, F, G = 23, 11, 70, 4, 3
 INPUTS = ("alone", "with edges", "HyperGraphData")
 
@@ -45,8 +48,6 @@ def hypergraph(kind: str = "alone", num_hyperedges: int = M) -> Data:
 
 
 def distributed(data: Data, **options: Any) -> Any:
-    import pyg_dist
-
     parts = uneven_parts(data.num_nodes or 0, pyg_dist.world_size())
     return pyg_dist.DistributedData(data, **({"partition": parts} | options))
 
@@ -122,8 +123,6 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 
 
 def results(data: Any, is_ours: bool, what: str) -> Results:
-    import pyg_dist
-
     torch.manual_seed(1)
     prefix = "hyperedge_" if "hyperedge_attr" in data else "edge_"
     incidence = data[f"{prefix}index"]
@@ -174,10 +173,10 @@ def test_partitions(workers: Pools, options: dict[str, Any]) -> None:
     workers(2).run(compare, "alone", options)
 
 
-def what_data_has(kind: str) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("kind", INPUTS)
+def test_data(kind: str) -> None:
     """Shapes, kinds and whole tensors as of the input; what is assigned lies with the hyperedges, too."""
-    from pyg_dist.errors import UnsupportedError
-
     data = hypergraph(kind)
     ours, prefix = distributed(data), "edge_" if kind == "HyperGraphData" else "hyperedge_"
     for name in data.keys():  # noqa: SIM118 - Data is no mapping
@@ -206,16 +205,9 @@ def what_data_has(kind: str) -> None:
     assert moved[f"{prefix}index"] is handle
 
 
-@pytest.mark.parametrize("kind", INPUTS)
-def test_data(workers: Pools, kind: str) -> None:
-    workers(3).run(what_data_has, kind)
-
-
-def sums_are_products() -> None:
+@on_ranks(2)
+def test_sums_are_products() -> None:
     """Without attention both sums go by the chosen exchange, and no tensor has a row for each node of a hyperedge."""
-    import pyg_dist
-    from pyg_dist.conv import special_sums
-
     ours = distributed(hypergraph())
     for kind, expected in (("none", 2), ("node", 0)):
         conv = pyg_dist.distribute(HypergraphConv(F, G, **ATTENTION[kind]).double())
@@ -224,11 +216,8 @@ def sums_are_products() -> None:
         assert products.call_count == expected
 
 
-def test_sums_are_products(workers: Pools) -> None:
-    workers(2).run(sums_are_products)
-
-
-def as_many_hyperedges_as_nodes() -> None:
+@on_ranks(2)
+def test_as_many_hyperedges_as_nodes() -> None:
     """Then names say what a row is of."""
     data = hypergraph(num_hyperedges=N)
     ours = distributed(data)
@@ -242,14 +231,9 @@ def as_many_hyperedges_as_nodes() -> None:
         assert_same({"out": out.detach()}, {"out": expected.detach()})
 
 
-def test_as_many_hyperedges_as_nodes(workers: Pools) -> None:
-    workers(2).run(as_many_hyperedges_as_nodes)
-
-
-def plain_ones() -> None:
+@on_ranks(1, 3)
+def test_plain_hyperedges() -> None:
     """Hyperedges that a script draws in each step, beside rows of any data on the halo layout."""
-    import pyg_dist
-
     drawn = hypergraph()
     plain = random_graph(N, 60, F)
     ours = distributed(plain)
@@ -274,14 +258,7 @@ def plain_ones() -> None:
     assert_same({"drawn": found.detach()}, {"drawn": expected.detach()})
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_plain_hyperedges(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(plain_ones)
-
-
 def refusals() -> dict[str, str]:
-    import pyg_dist
-
     data, plain = hypergraph(), random_graph(N, 60, F)
     ours = distributed(data)
     conv = pyg_dist.distribute(HypergraphConv(F, G).double())

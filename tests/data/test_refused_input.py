@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,16 +10,15 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor
 from torch_geometric import nn as gnn
 from torch_geometric.utils import scatter
-from workers import Workers
+from workers import on_ranks
 
+import pyg_dist
 from pyg_dist.errors import DataError, MixedRowsError, OptionError
+from pyg_dist.loader import UniformVertexLoader
 
-Pools = Callable[[int], Workers]
 
-
-def refused() -> None:
-    import pyg_dist
-
+@on_ranks(1, 2)
+def test_refusals() -> None:
     plain = random_graph(24, 90, 2, seed=1)
     ours = (
         pyg_dist.DistributedData(plain, partition=torch.zeros(24, dtype=torch.int64)),
@@ -45,15 +43,8 @@ def refused() -> None:
             pyg_dist.distribute(gnn.GCNConv(4, 3).double())(x, data.edge_index)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_refusals(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(refused)
-
-
-def loops() -> None:
-    import pyg_dist
-    from pyg_dist.loader import UniformVertexLoader
-
+@on_ranks(2)
+def test_loops_over_one_loader() -> None:
     data = pyg_dist.DistributedData(random_graph(24, 90, 2, seed=1), partition=uneven_parts(24, pyg_dist.world_size()))
     loader = UniformVertexLoader(data, batch_size=10, num_steps=4)
     outer = iter(loader)
@@ -65,10 +56,6 @@ def loops() -> None:
     assert len(list(loader)) == 2, "the rest of its epoch"
     with pytest.raises(OptionError, match=r"Expected the dict of state_dict\(\) \(got NoneType\)"):
         loader.load_state_dict(None)  # type: ignore[arg-type]
-
-
-def test_loops_over_one_loader(workers: Pools) -> None:
-    workers(2).run(loops)
 
 
 class Mean(gnn.MessagePassing):
@@ -84,16 +71,11 @@ class Mean(gnn.MessagePassing):
         return scatter(inputs, index, 0, dim_size, reduce="mean")
 
 
-def without_aggregation() -> None:
-    import pyg_dist
-
+@on_ranks(2)
+def test_a_conv_without_an_aggregation() -> None:
     plain = random_graph(24, 90, 2, seed=1)
     expected = Mean()(plain.x, plain.edge_index)
     for layout in ("halo", "grid"):
         data = pyg_dist.DistributedData(plain, layout=layout)
         out = pyg_dist.distribute(Mean())(data.x, data.edge_index)
         torch.testing.assert_close(out.full_tensor(), expected)
-
-
-def test_a_conv_without_an_aggregation(workers: Pools) -> None:
-    workers(2).run(without_aggregation)

@@ -15,9 +15,13 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, distribute
+from pyg_dist.conv import DistributedSAGEConv
+from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
+from pyg_dist.graph import edge_index as module
+
 Results = dict[str, Any]
 NUM_NODES, NUM_FEATURES, NUM_PERIODS = 37, 4, 3
 
@@ -166,8 +170,6 @@ class Model(nn.Module):
 
 def trained(name: str, given: list[tuple[Any, Any, Any]], is_stock: bool) -> Results:
     """Two steps, each over all snapshots with one state, as torch_geometric_temporal's examples train."""
-    from pyg_dist import distribute
-
     torch.manual_seed(2)
     model = Model(name).double()
     model = model if is_stock else distribute(model)
@@ -196,8 +198,6 @@ def stock_results(name: str) -> Results:
 
 def as_graphs(layout: str, name: str, expected: Results) -> None:
     """Each snapshot is a ``DistributedData`` over the nodes of the first one."""
-    from pyg_dist import DistributedData
-
     first, *others = snapshots()
     data = DistributedData(first, layout=layout)
     given = [data, *(DistributedData(s, nodes_of=data) for s in others)]
@@ -208,8 +208,6 @@ def as_graphs(layout: str, name: str, expected: Results) -> None:
 
 def as_edge_sets(layout: str, name: str, expected: Results) -> None:
     """Features and targets stay plain; the edges are laid out once."""
-    from pyg_dist import DistributedData
-
     data = DistributedData(snapshots()[0], layout=layout)
     sets = [(s, data.edge_set(s.edge_index, s.edge_weight)) for s in snapshots()]
     given = [(s, edges, edges.edge_attr) for s, edges in sets]
@@ -242,10 +240,6 @@ def test_edge_sets(workers: Pools, world_size: int, layout: str, name: str) -> N
 
 def kept_by_the_script() -> None:
     """More sets than the cache has: each keeps its operators, and no digest is compared in a call."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.graph import edge_index as module
-
     made = snapshots(12)
     data = DistributedData(made[0])
     sets = [data.edge_set(s.edge_index) for s in made]
@@ -272,9 +266,6 @@ def kept_by_the_script() -> None:
 
 
 def refusals() -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
-
     first, second = snapshots()[:2]
     data = DistributedData(first)
     with pytest.raises(DataError, match="below num_nodes=37"):
@@ -291,24 +282,18 @@ def refusals() -> None:
         DistributedData(Data(edge_index=second.edge_index, num_nodes=40), nodes_of=data)
 
 
-def a_plain_state() -> None:
-    """A first state of zeros beside plain edges is told what to write."""
-    from pyg_dist import DistributedData, distribute
-    from pyg_dist.errors import DataError
-
-    data = DistributedData(snapshots()[0])
-    conv = distribute(gnn.GraphConv(5, 5).double())
-    for zeros in (torch.zeros(NUM_NODES, 5).double(), data.x.new_zeros(NUM_NODES, 5)):
-        with pytest.raises(DataError, match=r"data\.edge_set\(edge_index\), or a state of torch\.zeros_like"):
-            conv(zeros, snapshots()[1].edge_index)
-        assert conv(zeros, data.edge_set(snapshots()[1].edge_index)).shape == (NUM_NODES, 5)
-
-
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("body", [kept_by_the_script, refusals])
 def test_edge_sets_themselves(workers: Pools, body: Callable[[], None], world_size: int) -> None:
     workers(world_size).run(body)
 
 
-def test_a_plain_state(workers: Pools) -> None:
-    workers(2).run(a_plain_state)
+@on_ranks(2)
+def test_a_plain_state() -> None:
+    """A first state of zeros beside plain edges is told what to write."""
+    data = DistributedData(snapshots()[0])
+    conv = distribute(gnn.GraphConv(5, 5).double())
+    for zeros in (torch.zeros(NUM_NODES, 5).double(), data.x.new_zeros(NUM_NODES, 5)):
+        with pytest.raises(DataError, match=r"data\.edge_set\(edge_index\), or a state of torch\.zeros_like"):
+            conv(zeros, snapshots()[1].edge_index)
+        assert conv(zeros, data.edge_set(snapshots()[1].edge_index)).shape == (NUM_NODES, 5)

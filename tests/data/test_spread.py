@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +13,15 @@ from random_graphs import random_graph, uneven_parts
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 from wire import Wire
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData
+from pyg_dist import conv as ours
+from pyg_dist.backend.ops.memory import release_free_memory
+from pyg_dist.conv import DistributedSAGEConv
 
 
 def distribute(graph: Data, world_size: int) -> Any:
-    from pyg_dist import DistributedData
-
     return DistributedData(graph, partition=uneven_parts(graph.num_nodes, world_size))
 
 
@@ -53,9 +53,6 @@ def ring() -> Data:
 
 
 def epochs(conv_name: str) -> dict[str, Any]:
-    from pyg_dist import DistributedData
-    from pyg_dist import conv as ours
-
     data = DistributedData(ring(), exchange="post")
     conv = getattr(ours, conv_name)
     weights = [data.edge_weight.requires_grad_()] if conv_name == "DistributedGCNConv" else []
@@ -78,9 +75,6 @@ def epochs(conv_name: str) -> dict[str, Any]:
 
 
 def epoch(world_size: int, conv_name: str, exchange: Any) -> dict[str, int]:
-    from pyg_dist import DistributedData
-    from pyg_dist import conv as ours
-
     graph = random_graph(211, 900, num_features=6)
     # Of uneven_parts, the last of three ranks has no node: a third of the pairs exchange. At random, all do.
     partition = uneven_parts(211, world_size) if world_size < 4 else "random"
@@ -122,8 +116,6 @@ def test_bytes_are_as_planned_and_counted(workers: Pools, world_size: int, conv_
 
 def resident_bytes() -> int:
     """What this rank keeps: freed blocks, which allocators hold on to, are given back first."""
-    from pyg_dist.backend.ops.memory import release_free_memory
-
     gc.collect()
     release_free_memory()
     with open("/proc/self/status") as status:
@@ -132,9 +124,6 @@ def resident_bytes() -> int:
 
 def memory_of(path: str) -> int:
     """What this rank keeps of the graph, in bytes, when the input is gone and an epoch has run."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-
     # Pages of libraries, METIS' too, are mapped when they are first used.
     warm = DistributedData(random_graph(2000, 10_000, 5, dtype=torch.float32))
     conv = DistributedSAGEConv(5, 16)

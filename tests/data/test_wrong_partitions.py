@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,20 +11,18 @@ import numpy as np
 import pytest
 import torch
 from random_graphs import random_graph
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.partition import kahypar
 
 NUM_NODES = 40
 
 
 def messages(folder: str) -> dict[str, str]:
     """What each call ends with on this rank."""
-    import pyg_dist
-    from pyg_dist import DistributedData
-    from pyg_dist.halo.plan.plan import Plan
-    from pyg_dist.partition import kahypar
-
     graph = random_graph(NUM_NODES, 300)
     world_size = pyg_dist.world_size()
 

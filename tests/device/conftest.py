@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fake_device
 import pytest
-from workers import Workers
+from workers import Pools, Workers
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +16,7 @@ def library() -> Path:
 
 
 @pytest.fixture(scope="session")
-def pools() -> Iterator[Callable[[int], Workers]]:
+def pools() -> Iterator[Pools]:
     pools = {size: Workers(size) for size in (1, 2)}
     yield pools.__getitem__
     for pool in pools.values():

@@ -20,14 +20,16 @@ import torch
 from against_stock import Results, assert_same
 from torch import Tensor
 from training_cases import BATCHES, CASES, GRID, HALO, NUM_CLASSES, NUM_STEPS, WAITING, Case, Training, graph
-from workers import Workers
+from workers import Pools
+
+from pyg_dist.backend.comm.wires.point_to_point import Then
+from pyg_dist.backend.comm.wires.staged import StagedWire
+from pyg_dist.loader import prefetch
 
 
 @contextlib.contextmanager
 def staging_may_wait() -> Iterator[None]:
     """Messages pass the host, since no process group carries this device: those copies alone are waited for."""
-    from pyg_dist.backend.comm.wires.point_to_point import Then
-    from pyg_dist.backend.comm.wires.staged import StagedWire
 
     def exempted(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
@@ -91,8 +93,6 @@ def train_there(case: Case, library: Path) -> None:
 
 def train_on_batches(case: Case, library: Path) -> None:
     """A thread cuts them on the device, and waits for it; what trains does not."""
-    from pyg_dist.loader import prefetch
-
     device = fake_device.load(library)
     made = prefetch._timed
 
@@ -129,9 +129,7 @@ def alone(cases: list[Case]) -> list[Any]:
     [*((case, 2) for case in (*CASES, SPLIT_COLUMNS)), *alone(CASES)],
     ids=str,
 )
-def test_training_is_the_cpus_and_waits_for_nothing(
-    pools: Callable[[int], Workers], library: Path, world_size: int, case: Case
-) -> None:
+def test_training_is_the_cpus_and_waits_for_nothing(pools: Pools, library: Path, world_size: int, case: Case) -> None:
     pools(world_size).run(train_there, case, library)
 
 
@@ -140,7 +138,7 @@ def test_training_is_the_cpus_and_waits_for_nothing(
     [*((case, 2) for case in BATCHES), *alone(BATCHES)],
     ids=str,
 )
-def test_training_on_batches(pools: Callable[[int], Workers], library: Path, world_size: int, case: Case) -> None:
+def test_training_on_batches(pools: Pools, library: Path, world_size: int, case: Case) -> None:
     pools(world_size).run(train_on_batches, case, library)
 
 
@@ -173,5 +171,5 @@ def fail_as_planted(library: Path) -> None:
         assert made[0].startswith(f"torch.ones at {__file__}")
 
 
-def test_what_waits_or_is_made_on_the_host_is_found(pools: Callable[[int], Workers], library: Path) -> None:
+def test_what_waits_or_is_made_on_the_host_is_found(pools: Pools, library: Path) -> None:
     pools(1).run(fail_as_planted, library)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,11 +16,21 @@ from against_stock import assert_same, gradients
 from random_graphs import random_graph
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-from workers import Workers
+from workers import Pools
 
-from pyg_dist.errors import DataError
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.backend import timing
+from pyg_dist.backend.on_device import CopiedToDevices
+from pyg_dist.backend.ops import late_errors
+from pyg_dist.backend.session import session
+from pyg_dist.backend.session.session import shutdown
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.conv.message_blocks import _Call
+from pyg_dist.errors import DataError, LayoutMismatchError
+from pyg_dist.loader import LinkNeighborLoader, NeighborLoader, UniformVertexLoader
+from pyg_dist.tensor.functions.random import own_randomness
 
-Pools = Callable[[int], Workers]
 LAYOUTS = ["halo", "grid"]
 
 
@@ -37,9 +46,6 @@ def products(data: Any, conv: torch.nn.Module, *weight: Any) -> dict[str, Any]:
 
 
 def move_there_and_back(library: Path, layout: str) -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
-
     device = fake_device.load(library)
     plain = graph()
     data: Any = DistributedData(plain, layout=layout)
@@ -72,7 +78,6 @@ def test_data_moves_there_and_back(pools: Pools, library: Path, world_size: int,
 @pytest.mark.parametrize(("given", "expected"), [("cuda", "cuda:3"), ("cuda:1", "cuda:1"), ("cpu", "cpu")])
 def test_a_graph_knows_the_number_of_its_gpu(given: str, expected: str) -> None:
     """The loader's thread has another current one."""
-    from pyg_dist.backend.on_device import CopiedToDevices
 
     class Moved(CopiedToDevices):
         device, _elsewhere = torch.device("meta"), {}
@@ -85,9 +90,6 @@ def test_a_graph_knows_the_number_of_its_gpu(given: str, expected: str) -> None:
 
 
 def give_there(library: Path, layout: str, is_sparse: bool) -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
-
     device = fake_device.load(library)
     found = []
     for place in (torch.device("cpu"), device):
@@ -118,10 +120,6 @@ def test_a_graph_that_is_given_there_trains_there(pools: Pools, library: Path, l
 
 
 def train_on_batches(library: Path, layout: str, moves_data: bool) -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-    from pyg_dist.loader import UniformVertexLoader
-
     device = fake_device.load(library)
     found: list[dict[str, Any]] = []
     for place in (torch.device("cpu"), device):
@@ -158,9 +156,6 @@ def label_edges(library: Path, moves_data: bool) -> None:
     """On batches around edges, of one type and of several, that lie on the device or are moved there."""
     from torch_geometric.data import HeteroData
 
-    from pyg_dist import DistributedData
-    from pyg_dist.loader import LinkNeighborLoader
-
     device = fake_device.load(library)
     plain, typed = graph(), HeteroData()
     typed["node"].x, relation = plain.x, ("node", "to", "node")
@@ -189,10 +184,6 @@ def test_labels_of_edges_lie_where_their_batch_does(pools: Pools, library: Path,
 
 def train_by_default(library: Path, layout: str) -> None:
     """A script that makes the device torch's default: plans stay on the host, and numbers are the CPU's."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.loader import NeighborLoader, UniformVertexLoader
-
     device, found = fake_device.load(library), []
     for place in (torch.device("cpu"), device):
         plain = graph().to(place)
@@ -223,11 +214,6 @@ def test_a_default_device_is_the_scripts(pools: Pools, library: Path, layout: st
 
 def draw_there(library: Path) -> list[Tensor]:
     """What this rank draws after code that draws for its own rows: on the CPU, there, and of rows."""
-    import pyg_dist
-    from pyg_dist import DistributedData
-    from pyg_dist.backend.session import session
-    from pyg_dist.tensor.functions.random import own_randomness
-
     device = fake_device.load(library)
     session.shutdown()
     rank = pyg_dist.rank()
@@ -252,9 +238,6 @@ def test_replicated_draws_stay_alike(pools: Pools, library: Path) -> None:
 
 
 def send_what_cannot_be(library: Path, value: float) -> str:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-
     device = fake_device.load(library)
     data: Any = DistributedData(graph(), partition=torch.arange(61) % 2, bits=2, exchange="post").to(device)
     conv = DistributedSAGEConv(20, 20).double().to(device)
@@ -274,8 +257,6 @@ def test_what_a_device_finds_is_raised_in_the_next_step(pools: Pools, library: P
 
 def watch_in_a_capture(library: Path) -> list[str]:
     """What is raised of rows that a device refuses before, in and after the capture of a CUDA graph."""
-    from pyg_dist.backend.ops import late_errors
-
     found, raised = torch.tensor([3], device=fake_device.load(library)), []
     with patch("torch.cuda.is_initialized", return_value=True):
         for step, is_captured in enumerate((False, True, False, False)):
@@ -294,10 +275,6 @@ def test_nothing_is_watched_while_a_graph_is_captured(pools: Pools, library: Pat
 
 
 def phases(library: Path) -> list[Counter[str]]:
-    from pyg_dist import DistributedData
-    from pyg_dist.backend import timing
-    from pyg_dist.conv import DistributedGCNConv
-
     found = []
     for place in (torch.device("cpu"), fake_device.load(library)):
         data: Any = DistributedData(graph(), partition=torch.arange(61) % 2).to(place)
@@ -323,10 +300,6 @@ def test_phases_of_a_backward_on_a_device_are_told(pools: Pools, library: Path) 
 
 
 def mix(library: Path, layout: str) -> str:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-    from pyg_dist.errors import LayoutMismatchError
-
     device = fake_device.load(library)
     data: Any = DistributedData(graph(), layout=layout)
     x = data.x
@@ -353,9 +326,6 @@ class Masked(MessagePassing):
 
 
 def draw_in_messages(library: Path) -> None:
-    import pyg_dist
-    from pyg_dist.conv.message_blocks import _Call
-
     data: Any = pyg_dist.DistributedData(graph(), partition=torch.arange(61) % 2).to(fake_device.load(library))
     conv = pyg_dist.conv.DistributedConv(Masked())
     x = data.x.detach().clone().requires_grad_()
@@ -374,10 +344,6 @@ def test_blocks_of_messages_draw_alike_there_forward_and_backward(pools: Pools, 
 
 def find_at_last(library: Path, is_read: bool) -> str:
     """What the last op of a run has found, where values are read then, or the run ends."""
-    from pyg_dist import DistributedData
-    from pyg_dist.backend.ops import late_errors
-    from pyg_dist.backend.session.session import shutdown
-
     device = fake_device.load(library)
     data: Any = DistributedData(graph()).to(device)
     late_errors.raise_later(torch.tensor([3], device=device), lambda row: DataError(f"row {row}"))

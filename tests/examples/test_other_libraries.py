@@ -19,10 +19,9 @@ from torch.utils import _pytree as pytree
 from torch_geometric.datasets import KarateClub
 from torch_geometric.nn import LINKX, CorrectAndSmooth, RGCNConv
 from torch_geometric.nn.models import GCN
-from workers import Workers
+from workers import Pools, on_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-Pools = Callable[[int], Workers]
 
 
 def stock_losses(optimizer: Callable[..., torch.optim.Optimizer], epochs: int) -> list[float]:
@@ -178,7 +177,23 @@ def whole(model: Any) -> Any:
     return model
 
 
-def both_sides(script: Callable[[Any, Any], list[Any]], tolerance: float) -> None:
+def linkx_script(data: Any, wrap: Any) -> list[Any]:
+    return trained(linkx, data, with_edges, wrap)
+
+
+def rgcn_script(data: Any, wrap: Any) -> list[Any]:
+    return trained(rgcn, data, with_relations, wrap)
+
+
+@pytest.mark.slow
+@on_ranks(3)
+@pytest.mark.parametrize(
+    ("script", "tolerance"),
+    # Adam divides by the root of moments that are near 0 in LINKX.
+    [(linkx_script, 1e-8), (rgcn_script, 1e-10), (smoothed, 1e-10), (in_bfloat16, 3e-2), (metrics, 1e-6)],
+    ids=["LINKX and EMA", "RGCN and EMA", "correct and smooth", "autocast", "metrics"],
+)
+def test_models_and_metrics(script: Callable[[Any, Any], list[Any]], tolerance: float) -> None:
     """On every rank: the same numbers as stock PyG's."""
     from pyg_dist import DistributedData, distribute
 
@@ -191,26 +206,6 @@ def both_sides(script: Callable[[Any, Any], list[Any]], tolerance: float) -> Non
     for ours, stock in zip(found, expected, strict=True):
         value = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
         torch.testing.assert_close(value, stock, rtol=tolerance, atol=tolerance)
-
-
-def linkx_script(data: Any, wrap: Any) -> list[Any]:
-    return trained(linkx, data, with_edges, wrap)
-
-
-def rgcn_script(data: Any, wrap: Any) -> list[Any]:
-    return trained(rgcn, data, with_relations, wrap)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [3])
-@pytest.mark.parametrize(
-    ("script", "tolerance"),
-    # Adam divides by the root of moments that are near 0 in LINKX.
-    [(linkx_script, 1e-8), (rgcn_script, 1e-10), (smoothed, 1e-10), (in_bfloat16, 3e-2), (metrics, 1e-6)],
-    ids=["LINKX and EMA", "RGCN and EMA", "correct and smooth", "autocast", "metrics"],
-)
-def test_models_and_metrics(workers: Pools, world_size: int, script: Any, tolerance: float) -> None:
-    workers(world_size).run(both_sides, script, tolerance)
 
 
 def metrics_of_rows(data: Any) -> dict[str, Any]:

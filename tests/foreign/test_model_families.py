@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Batch, Data, HeteroData
 from torch_geometric.utils import scatter, softmax
-from workers import Workers
+from workers import Pools
+
+from pyg_dist import DistributedData, distribute
 
 N, E, CHANNELS, CLASSES = 37, 150, 6, 3
-Pools = Callable[[int], Workers]
 
 
 def mlp(*widths: int) -> nn.Module:
@@ -295,8 +296,6 @@ def many() -> Any:
 
 
 def trained(name: str, data: Any, is_stock: bool) -> Results:
-    from pyg_dist import distribute
-
     torch.manual_seed(1)
     model = MODELS[name]().double()
     model = model if is_stock else distribute(model)
@@ -325,8 +324,6 @@ def data_of(name: str) -> Any:
 
 
 def against_stock(layout: str, expected: dict[str, Results]) -> None:
-    from pyg_dist import DistributedData
-
     for name, want in expected.items():
         data = data_of(name)
         is_typed = isinstance(data, HeteroData)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 from gpu_trial import IS_TRIAL
-from workers import Workers, forked, spawned
+from workers import Pools, Workers, forked, spawned
 
 from pyg_dist.backend.ops import library
 
@@ -31,7 +31,7 @@ def size() -> int:
 
 
 @pytest.fixture(scope="module")
-def pools(device: torch.device) -> Iterator[Callable[[int], Workers]]:
+def pools(device: torch.device) -> Iterator[Pools]:
     """Processes of their own, which start the GPU; without one they are forked (``test_nccl`` has one that is not)."""
     made = {size: Workers(size, forked if IS_TRIAL else spawned) for size in (1, 2, 4)}
     yield made.__getitem__

@@ -14,7 +14,7 @@ from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from typed_models import MODELS, hetero_graph, owners, run_model
-from workers import Workers
+from workers import Pools
 
 pytestmark = pytest.mark.gpu
 
@@ -102,7 +102,7 @@ def run_script(name: str, place: str) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts(pools: Callable[[int], Workers], device: torch.device, world_size: int, name: str) -> None:
+def test_scripts(pools: Pools, device: torch.device, world_size: int, name: str) -> None:
     pools(world_size).run(run_script, name, device.type)
 
 
@@ -126,7 +126,7 @@ def run_typed(name: str, place: str) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("name", list(MODELS)[::4] if IS_TRIAL else MODELS)
-def test_graphs_with_types(pools: Callable[[int], Workers], device: torch.device, world_size: int, name: str) -> None:
+def test_graphs_with_types(pools: Pools, device: torch.device, world_size: int, name: str) -> None:
     pools(world_size).run(run_typed, name, device.type)
 
 
@@ -157,5 +157,5 @@ def run_links(place: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_batches_around_edges(pools: Callable[[int], Workers], device: torch.device, world_size: int) -> None:
+def test_batches_around_edges(pools: Pools, device: torch.device, world_size: int) -> None:
     pools(world_size).run(run_links, device.type)

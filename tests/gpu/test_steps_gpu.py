@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from against_stock import Results, assert_same
 from gpu_trial import IS_TRIAL
 from training_cases import BATCHES, CASES, NUM_STEPS, Case, Training, graph
-from workers import Workers
+from workers import Pools
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +38,7 @@ def train_there(case: Case, place: str, waits: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES[::8] if IS_TRIAL else CASES, ids=str)
-def test_one_rank(pools: Callable[[int], Workers], device: torch.device, case: Case) -> None:
+def test_one_rank(pools: Pools, device: torch.device, case: Case) -> None:
     pools(1).run(train_there, case, device.type, waits=False)
 
 
@@ -53,13 +52,11 @@ def train_on_batches(case: Case, place: str) -> None:
 
 
 @pytest.mark.parametrize("case", BATCHES[::3] if IS_TRIAL else BATCHES, ids=str)
-def test_batches_that_are_cut_there(pools: Callable[[int], Workers], device: torch.device, case: Case) -> None:
+def test_batches_that_are_cut_there(pools: Pools, device: torch.device, case: Case) -> None:
     pools(1).run(train_on_batches, case, device.type)
 
 
 @pytest.mark.parametrize("world_size", [2] if IS_TRIAL else [2, 4])
 @pytest.mark.parametrize("case", SHARED[::4] if IS_TRIAL else SHARED, ids=str)
-def test_ranks_that_share_a_gpu(
-    pools: Callable[[int], Workers], device: torch.device, world_size: int, case: Case
-) -> None:
+def test_ranks_that_share_a_gpu(pools: Pools, device: torch.device, world_size: int, case: Case) -> None:
     pools(world_size).run(train_there, case, device.type, waits=True)

@@ -12,9 +12,11 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor
 from torch_geometric.transforms import ToSparseTensor
 from torch_geometric.utils import to_edge_index
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
+
 NUM_NODES = 47
 
 PRODUCTS: dict[str, Callable[[Any, Any], Any]] = {
@@ -58,9 +60,6 @@ def results(product: Callable[[Any, Any], Any], adj_t: Any, x: Tensor, values: A
 
 
 def compare(layouts: list[dict[str, Any]], weighted: bool) -> None:
-    import pyg_dist
-    from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
-
     stock = sparse_graph(weighted)
     for layout in layouts:
         data: Any = pyg_dist.DistributedData(sparse_graph(weighted), **layout)

@@ -6,7 +6,6 @@ import copy
 import gc
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -15,9 +14,10 @@ import torch
 from against_stock import Pair
 from random_graphs import uneven_parts
 from torch.utils.checkpoint import checkpoint
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData, distribute
+from pyg_dist.errors import OptionError
 
 
 class Columns(Pair):
@@ -89,11 +89,10 @@ def test_the_cheaper_order_is_taken(workers: Pools, kind: str) -> None:
     )
 
 
-def relations(num_ranks: int) -> None:
+@on_ranks(2)
+def test_a_type_is_aggregated_once_for_each_relation(num_ranks: int) -> None:
     from torch_geometric.data import HeteroData
     from torch_geometric.nn import SAGEConv
-
-    from pyg_dist import DistributedData, distribute
 
     torch.manual_seed(0)
     graph = HeteroData({"a": {"x": torch.rand(9, 3)}})
@@ -110,11 +109,8 @@ def relations(num_ranks: int) -> None:
     assert sent[1] == sent[0] > 0
 
 
-def test_a_type_is_aggregated_once_for_each_relation(workers: Pools) -> None:
-    workers(2).run(relations, 2)
-
-
-def other_cases(world_size: int) -> None:
+@on_ranks(2)
+def test_weights_lifetimes_and_results_changed_in_place(world_size: int) -> None:
     pair = Columns("gcn", (5, 4), world_size)
     weight = pair.data.edge_weight
     pair.columns(None, None, weight)
@@ -150,11 +146,9 @@ def other_cases(world_size: int) -> None:
         out.mul_(2.0)
 
 
-def test_weights_lifetimes_and_results_changed_in_place(workers: Pools) -> None:
-    workers(2).run(other_cases, 2)
-
-
-def checkpointed(world_size: int, kind: str) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("kind", ["sage", "gcn"])
+def test_checkpoints(world_size: int, kind: str) -> None:
     """Checkpoints compute forward again, and compare: nothing remembered meanwhile may change the way."""
     pair = Columns(kind, (12, 3), world_size)
     other = copy.deepcopy(pair.ours)
@@ -168,24 +162,14 @@ def checkpointed(world_size: int, kind: str) -> None:
                 torch.testing.assert_close(p.grad, 2 * q.grad)
 
 
-@pytest.mark.parametrize("kind", ["sage", "gcn"])
-def test_checkpoints(workers: Pools, kind: str) -> None:
-    workers(2).run(checkpointed, 2, kind)
-
-
+@on_ranks(2)
 @patch.dict(os.environ, PYG_DIST_REMEMBER_MIB="0")
-def without_memory(world_size: int) -> None:
-    from pyg_dist.errors import OptionError
-
+def test_memory_can_be_forbidden(world_size: int) -> None:
     pair = Columns("sage", (5, 8), world_size)
     assert all(pair.columns() > 0 for _ in range(3))
     os.environ["PYG_DIST_REMEMBER_MIB"] = "much"
     with pytest.raises(OptionError, match="PYG_DIST_REMEMBER_MIB"):
         Columns("sage", (5, 8), world_size)
-
-
-def test_memory_can_be_forbidden(workers: Pools) -> None:
-    workers(2).run(without_memory, 2)
 
 
 def kept_for_the_derivative(channels: tuple[int, int], limit: str) -> int:
@@ -205,12 +189,9 @@ def kept_for_the_derivative(channels: tuple[int, int], limit: str) -> int:
     return sum(sizes.values()) // rows
 
 
-def sums_for_the_derivative() -> None:
+@on_ranks(2)
+def test_sums_that_are_not_kept_for_the_derivative() -> None:
+    """The linear map goes first, and the derivative reads the rows alone."""
     for channels, num_less in (((8, 8), 8), ((7, 5), 7), ((8, 9), 0)):  # of the last the columns are too many
         kept, less = (kept_for_the_derivative(channels, limit) for limit in ("inf", "0"))
         assert kept - less == num_less, channels
-
-
-def test_sums_that_are_not_kept_for_the_derivative(workers: Pools) -> None:
-    """The linear map goes first, and the derivative reads the rows alone."""
-    workers(2).run(sums_for_the_derivative)

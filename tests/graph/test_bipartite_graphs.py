@@ -33,14 +33,17 @@ from torch_geometric.nn import (
     TransformerConv,
 )
 from torch_geometric.utils import scatter, softmax
-from workers import Workers
+from workers import on_ranks
 
+from pyg_dist import DistributedData
 from pyg_dist.backend.ops import AttentionInputs, AttentionSpec
+from pyg_dist.backend.session.settings import MESSAGE_MIB
+from pyg_dist.conv import DistributedConv, DistributedSAGEConv, message_blocks
 from pyg_dist.errors import PygDistError, UnsupportedError
 from pyg_dist.graph.adjacency import DistributedAdjacency
+from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.protocol import Norm, have_same_edges
 
-Pools = Callable[[int], Workers]
 M, N, E, F = 19, 13, 90, 4
 EXCHANGES = ("hybrid", "post", "pre")
 
@@ -49,9 +52,6 @@ class Case:
     """Plain rows and edges, and the same distributed."""
 
     def __init__(self, num_ranks: int, exchange: Any = "hybrid", num_edges: int = E, bits: int = 32) -> None:
-        from pyg_dist import DistributedData
-        from pyg_dist.graph.edge_index import DistributedEdgeIndex
-
         sources, targets = random_graph(M, 50, F, seed=1), random_graph(N, 50, F, seed=2)
         options = {"exchange": exchange, "bits": bits}
         rows = [
@@ -239,8 +239,6 @@ SUMS = ("sage mean", "sage narrow", "graph", "graph mean", "gin")
 
 
 def run_conv(case: Case, name: str) -> None:
-    from pyg_dist.conv import DistributedConv
-
     make, arguments = CONVS[name]
     torch.manual_seed(4)
     stock = make().double()
@@ -278,9 +276,6 @@ def by_blocks(case: Case) -> None:
     """The same of messages by blocks of few edges."""
     from unittest.mock import patch
 
-    from pyg_dist.backend.session.settings import MESSAGE_MIB
-    from pyg_dist.conv import message_blocks
-
     with patch.object(type(MESSAGE_MIB), "value", lambda self: 1e-9), patch.object(message_blocks, "_MOST_BYTES", 1e18):
         for name, exchange in zip(("edge", "custom", "gine"), EXCHANGES, strict=True):
             if exchange == case.exchange:
@@ -289,8 +284,6 @@ def by_blocks(case: Case) -> None:
 
 def refusals(case: Case) -> None:
     """One line each: a single tensor, ends the other way round, other sizes, self loops."""
-    from pyg_dist.conv import DistributedConv, DistributedSAGEConv
-
     x, edge_index = case.rows, case.handle
     gat, custom = DistributedConv(GATConv((F, F), 2).double()), DistributedConv(Custom(F).double())
     sage = DistributedSAGEConv(F, 2).double()
@@ -309,7 +302,8 @@ def refusals(case: Case) -> None:
 CHECKS = [ends, products, single_edges, attention, convs, by_blocks, refusals]
 
 
-def run(num_ranks: int) -> None:
+@on_ranks(1, 3, pytest.param(4, marks=pytest.mark.slow))
+def test_bipartite(num_ranks: int) -> None:
     for exchange in EXCHANGES:
         case = Case(num_ranks, exchange)
         for check in CHECKS if exchange == EXCHANGES[0] else (products, convs):
@@ -318,15 +312,9 @@ def run(num_ranks: int) -> None:
         check(Case(num_ranks, num_edges=0))
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_bipartite(workers: Pools, num_ranks: int) -> None:
-    workers(num_ranks).run(run, num_ranks)
-
-
-def few_bits() -> None:
+@on_ranks(3)
+def test_few_bits() -> None:
     """Rounded messages stay near the exact ones, and are exact in evaluation."""
-    from pyg_dist.conv import DistributedSAGEConv
-
     torch.manual_seed(5)
     exact, rounded = Case(3), Case(3, bits=8)
     conv = DistributedSAGEConv((F, F), 32).double()
@@ -337,18 +325,8 @@ def few_bits() -> None:
     assert_same({"out": conv(tuple(rounded.rows), rounded.handle)}, {"out": outs[0]})
 
 
-def test_few_bits(workers: Pools) -> None:
-    workers(3).run(few_bits)
-
-
-def on_the_grid() -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.graph.edge_index import DistributedEdgeIndex
-
+@on_ranks(2)
+def test_the_grid_refuses() -> None:
     nodes = [DistributedData(random_graph(size, 40), layout="grid", mesh={"x": 2}).graph.targets for size in (M, N)]
     with pytest.raises(UnsupportedError, match="Expected edges within one set of nodes"):
         DistributedEdgeIndex.over(torch.zeros(2, 3).long(), nodes[1], torch.device("cpu"), sources=nodes[0])
-
-
-def test_the_grid_refuses(workers: Pools) -> None:
-    workers(2).run(on_the_grid)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 
 import torch
 from against_torch import distribute, node_rows
-from workers import Workers
+from workers import Pools
 
 from pyg_dist import rank
 from pyg_dist.graph.caches import OperatorCache
@@ -46,5 +45,5 @@ def kept() -> None:
         assert get(uncounted) != get(uncounted), "torch does not count its changes"
 
 
-def test_kept(workers: Callable[[int], Workers]) -> None:
+def test_kept(workers: Pools) -> None:
     workers(2).run(kept)

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch_geometric.data import Data
 from torch_geometric.transforms import ToSparseTensor
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+
 NUM_NODES = 31
 IDS = torch.arange(NUM_NODES).flip(0)
 
@@ -72,9 +73,9 @@ def same(got: Any, expected: Any) -> bool:
     return got.shape == expected.shape and got.dtype == expected.dtype and np.allclose(got, expected, 1e-12, 1e-12)
 
 
-def compare(layout: str) -> None:
-    import pyg_dist
-
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+@on_ranks(1, 3)
+def test_what_a_tensor_of_all_edges_does(layout: str) -> None:
     graph = random_graph(NUM_NODES, 130)
     graph.x = graph.x.detach()
     ours: Any = pyg_dist.DistributedData(graph, layout=layout, partition="random")
@@ -104,9 +105,3 @@ def compare(layout: str) -> None:
     scaled *= 6
     scaled /= 2
     torch.testing.assert_close((scaled @ sparse.x).full_tensor(), 3 * ones.full_tensor())
-
-
-@pytest.mark.parametrize("layout", ["halo", "grid"])
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_what_a_tensor_of_all_edges_does(workers: Pools, num_ranks: int, layout: str) -> None:
-    workers(num_ranks).run(compare, layout)

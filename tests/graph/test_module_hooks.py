@@ -10,11 +10,11 @@ from random_graphs import random_graph
 from torch.nn.modules import module as torch_module
 from workers import Workers
 
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedSAGEConv
+
 
 def body(layout: str) -> list[int]:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-
     def hooks() -> int:
         return len(torch_module._global_forward_pre_hooks)
 

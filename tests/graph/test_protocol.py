@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,8 +37,11 @@ from random_graphs import random_graph, uneven_parts
 from torch_geometric.data import Data
 from torch_geometric.nn.pool.connect.filter_edges import filter_adj
 from torch_geometric.utils import scatter
-from workers import Workers
+from workers import Pools
 
+from pyg_dist import DistributedData
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.graph.edge_sets import pick
 from pyg_dist.graph.protocol import (
     DistributedGraph,
     EdgeView,
@@ -48,15 +50,11 @@ from pyg_dist.graph.protocol import (
     Operator,
     SampledGraph,
 )
-
-Pools = Callable[[int], Workers]
+from pyg_dist.graph.sample import Subset
 
 
 def subgraphs(graph: Data, data: Any, how: Layout) -> None:
     """A graph cuts PyG's subgraph, on each data group."""
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.graph.sample import Subset
-
     laid, count = data.graph, how.get("mesh", {}).get("data", 1)
     index, world = laid.data_group[0], world_group()
     assert laid.data_group == (index, count)
@@ -88,8 +86,6 @@ def subgraphs(graph: Data, data: Any, how: Layout) -> None:
 
 def listed(graph: Data, data: Any, how: Layout) -> None:
     """Nodes in any order keep it, as in PyG's pools."""
-    from pyg_dist.graph.edge_sets import pick
-
     laid, nodes = data.graph, torch.randperm(N, generator=torch.Generator().manual_seed(1))[: N // 2]
     picked = pick(laid.node_sharding, nodes, laid.device)
     sampled = laid.among(picked._sharding)
@@ -110,8 +106,6 @@ CHECKS = [  # the first one finds a graph that has sent nothing
 
 
 def run(layouts: list[Layout]) -> None:
-    from pyg_dist import DistributedData
-
     for layout in layouts:
         how = {name: value for name, value in layout.items() if name != "is_first"}
         graph = random_graph(N, E, F, seed=3)

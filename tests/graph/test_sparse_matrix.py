@@ -14,9 +14,11 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, LabelPropagation
 from torch_geometric.transforms import ToSparseTensor
 from torch_geometric.utils import degree
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.errors import DataError, MixedRowsError
+
 N = 47
 SIZE = (N, N)
 
@@ -59,9 +61,6 @@ def results(use: Any, edge_index: Any, x: Any, make: Any) -> dict[str, Tensor]:
 
 
 def compare(layouts: list[dict[str, Any]]) -> None:
-    import pyg_dist
-    from pyg_dist.errors import DataError, MixedRowsError
-
     stock = random_graph(N, 310, seed=1)
     for layout in layouts:
         data: Any = pyg_dist.DistributedData(random_graph(N, 310, seed=1), **layout)
@@ -88,8 +87,6 @@ def compare(layouts: list[dict[str, Any]]) -> None:
 
 
 def changed_values(layouts: list[dict[str, Any]]) -> None:
-    import pyg_dist
-
     def sparse() -> Any:
         graph = random_graph(N, 310, seed=1).coalesce()
         del graph.edge_attr
@@ -140,9 +137,6 @@ CHANGES: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 def changed_by_plain(layouts: list[dict[str, Any]]) -> None:
-    import pyg_dist
-    from pyg_dist.errors import DataError
-
     stock = random_graph(N, 310, seed=1)
     for layout in layouts:
         data: Any = pyg_dist.DistributedData(random_graph(N, 310, seed=1), **layout)
@@ -170,8 +164,6 @@ def changed_by_plain(layouts: list[dict[str, Any]]) -> None:
 
 
 def values_of_rows_at_plain_edges(layouts: list[dict[str, Any]]) -> None:
-    import pyg_dist
-
     stock, found = random_graph(N, 310, seed=1), []
     for layout in (None, *layouts):
         data: Any = stock if layout is None else pyg_dist.DistributedData(random_graph(N, 310, seed=1), **layout)

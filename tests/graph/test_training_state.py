@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from random_graphs import random_graph
 from torch import Tensor, nn
-from workers import Workers
+from workers import Pools, on_ranks
 
 import pyg_dist
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.errors import AgreementError
 
-Pools = Callable[[int], Workers]
 LAYOUTS = [{"partition": "random"}, {"layout": "grid"}]
 N, FEATURES, CLASSES = 40, 5, 3
 EPOCHS = 4
@@ -199,7 +198,9 @@ class Reader(nn.Module):
         return self.conv(x, edges)  # type: ignore[no-any-return]
 
 
-def alike(options: dict[str, Any]) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("options", LAYOUTS, ids=str)
+def test_what_ranks_may_do_by_themselves(options: dict[str, Any]) -> None:
     """What ranks may do by themselves, for more steps than parameters wait for their turn."""
     data = pyg_dist.DistributedData(random_graph(N, 160, FEATURES, CLASSES, seed=2), **options)
     model, own = Reader(), nn.Linear(FEATURES, 1).double()
@@ -224,8 +225,3 @@ def alike(options: dict[str, Any]) -> None:
         sums = model(data.x, data.edge_index).sum().view(1)
     everyone = torch.tensor(pyg_dist.backend.comm.group.world_group().gather_counts(int(1e6 * sums)))
     assert len(everyone.unique()) == 1
-
-
-@pytest.mark.parametrize("options", LAYOUTS, ids=str)
-def test_what_ranks_may_do_by_themselves(workers: Pools, options: dict[str, Any]) -> None:
-    workers(2).run(alike, options)

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from random_graphs import random_graph
 from torch_geometric.nn import SAGEConv
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend.comm.transport import Transport
+from pyg_dist.backend.session import session
+from pyg_dist.grid.collectives import AllGather, Mesh, ReduceScatter, sum_all
+from pyg_dist.grid.plan.mesh_shape import MeshShape
 
 
-def collectives(world_size: int, machines: str) -> None:
-    import pyg_dist
-    from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.session import session
-    from pyg_dist.grid.collectives import AllGather, Mesh, ReduceScatter, sum_all
-    from pyg_dist.grid.plan.mesh_shape import MeshShape
-
+@on_ranks()
+@pytest.mark.parametrize(
+    ("world_size", "machines"), [(4, "0,0,1,1"), pytest.param(6, "0,0,1,1,2,2", marks=pytest.mark.slow)]
+)
+def test_pieces_cross_machines_once(world_size: int, machines: str) -> None:
     session.shutdown()
     os.environ["PYG_DIST_MACHINES"] = machines
     session.init()
@@ -71,10 +72,3 @@ def collectives(world_size: int, machines: str) -> None:
         del os.environ["PYG_DIST_MACHINES"]
         session.shutdown()
         session.init()
-
-
-@pytest.mark.parametrize(
-    ("world_size", "machines"), [(4, "0,0,1,1"), pytest.param(6, "0,0,1,1,2,2", marks=pytest.mark.slow)]
-)
-def test_pieces_cross_machines_once(workers: Pools, world_size: int, machines: str) -> None:
-    workers(world_size).run(collectives, world_size, machines)

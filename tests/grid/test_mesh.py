@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import torch
 from random_graphs import random_graph
-from workers import Workers
+from workers import on_ranks
+
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedGCNConv
+from pyg_dist.grid.collectives import Mesh
+from pyg_dist.grid.plan.mesh_shape import MeshShape
 
 
-def open_many_graphs() -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
-    from pyg_dist.grid.collectives import Mesh
-    from pyg_dist.grid.plan.mesh_shape import MeshShape
-
+@on_ranks(4)
+def test_graphs_share_process_groups() -> None:
     def one() -> tuple[int, int]:
         graph = DistributedData(random_graph(23, 90), layout="grid", mesh={"x": 2, "y": 2})
         DistributedGCNConv(5, 3).double()(graph.x, graph.edge_index).sum().backward()
@@ -29,7 +29,3 @@ def open_many_graphs() -> None:
     assert flat.group("y") is tall.group("x")  # the same ranks
     assert flat.group("y") is not flat.group("x")
     assert flat.group("x", "y") is tall.group("x", "z")
-
-
-def test_graphs_share_process_groups(workers: Callable[[int], Workers]) -> None:
-    workers(4).run(open_many_graphs)

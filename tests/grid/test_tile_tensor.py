@@ -13,9 +13,13 @@ from bits import assert_same_bits
 from random_graphs import random_graph
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.errors import MixedRowsError
+
 MESHES = {1: [{}], 4: [{"x": 2, "y": 2}, {"y": 2, "z": 2}, {"x": 2, "z": 2}], 6: [{"x": 3, "y": 2}]}
 LAYOUTS: list[tuple[int, str, Any]] = [
     (2, "halo", None),
@@ -88,8 +92,6 @@ def assigned(x: Any) -> Any:
 
 
 def functions(mesh: dict[str, int], stride: int) -> None:
-    import pyg_dist
-
     data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
     for name, function in list(FUNCTIONS.items())[stride - 1 :: stride]:
         x, plain = both(data)
@@ -107,9 +109,6 @@ def functions(mesh: dict[str, int], stride: int) -> None:
 
 def wrong_widths(mesh: dict[str, int]) -> None:
     """Every rank raises, before it sends anything: a slice on some ranks, or on all of them, would fit."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-
     data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
     x, _ = both(data)
     conv = DistributedGCNConv(7, 12).double()
@@ -148,8 +147,6 @@ def test_functions(workers: Pools, num_ranks: int) -> None:
 
 
 def autograd(mesh: dict[str, int]) -> None:
-    import pyg_dist
-
     data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
     x, plain = both(data)
     # Gradients of gradients, through a linear map and a sum over columns.
@@ -192,9 +189,6 @@ def test_autograd(workers: Pools, num_ranks: int) -> None:
 
 
 def draws(layout: str, mesh: dict[str, int] | None) -> dict[str, Tensor]:
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv
-
     graph = random_graph(47, 310, seed=1)
     data = pyg_dist.DistributedData(graph, layout=layout, mesh=mesh, partition="random")
     conv = DistributedGCNConv(5, 7).double()
@@ -262,9 +256,6 @@ def test_masks_are_those_of_every_other_layout(workers: Pools) -> None:
 
 
 def dropout_losses(layout: str, mesh: dict[str, int] | None) -> list[float]:
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
     graph = random_graph(47, 310, seed=1)
     data = pyg_dist.DistributedData(graph, layout=layout, mesh=mesh, partition="random")
     torch.manual_seed(0)
@@ -292,9 +283,6 @@ def reentrant(mesh: dict[str, int]) -> None:
     """Gradients that a reentrant checkpoint hands to the engine are node tensors, and meet changes of layout."""
     from torch_geometric.nn import GCNConv
 
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
-
     graph = random_graph(23, 90)
     layers = [[kind(5, 5).double() for _ in range(3)] for kind in (DistributedGCNConv, GCNConv)]
     for ours, stock in zip(*layers, strict=True):
@@ -312,11 +300,10 @@ def test_reentrant_checkpoints(workers: Pools) -> None:
         workers(4).run(reentrant, mesh)
 
 
-def views(mesh: dict[str, int]) -> None:
+@on_ranks(2)
+@pytest.mark.parametrize("mesh", [{"y": 2}, {"x": 2}], ids=str)
+def test_views(mesh: dict[str, int]) -> None:
     """Columns of a tile are copies, where torch has views: writing to them raises, assigning to the tile works."""
-    import pyg_dist
-    from pyg_dist.errors import MixedRowsError
-
     graph = random_graph(47, 310, seed=1)
     data = pyg_dist.DistributedData(graph, layout="grid", mesh=mesh)
     tile, full = both(data)
@@ -352,8 +339,3 @@ def views(mesh: dict[str, int]) -> None:
         torch.add(x, 1, out=torch.zeros(47, 7, dtype=torch.float64))
     torch.add(x, 1, out=(out := torch.empty_like(x)))
     assert torch.equal(out.full_tensor(), x.full_tensor() + 1)
-
-
-@pytest.mark.parametrize("mesh", [{"y": 2}, {"x": 2}], ids=str)
-def test_views(workers: Pools, mesh: dict[str, int]) -> None:
-    workers(2).run(views, mesh)

@@ -16,8 +16,9 @@ from random_graphs import random_graph
 from sends_twice import SendsTwice
 from torch import Tensor
 from torch_geometric.nn import GATConv, SAGEConv
-from workers import Workers
+from workers import Pools, on_ranks
 
+import pyg_dist
 from pyg_dist.backend.autograd.linear_map import apply
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.comm.transport import Transport
@@ -26,7 +27,6 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.halo.exchange import AllToAll, Exchange, ToNeighbours, exchange_of
 from pyg_dist.halo.transfer import HaloTransfer, Relay
 
-Pools = Callable[[int], Workers]
 Make = Callable[[Transport, tuple[int, ...], tuple[int, ...]], Exchange]
 Counts = list[list[int]]
 Pieces = list[Tensor]
@@ -193,8 +193,6 @@ def relays(make: Make, rank: int, size: int) -> None:
 
 def convs(make: Make, rank: int, size: int) -> None:
     """Sums, rows of sources, and weights that learn, beside PyG."""
-    import pyg_dist
-
     graph = random_graph(23, 120, seed=4)
     graph.x = torch.randn(23, 5, dtype=torch.float64)
     with patch(
@@ -217,24 +215,16 @@ def results(conv: Any, data: Any) -> list[Any]:
 CHECKS = [rows_arrive, arrivals, way_back, many_in_flight, derivatives, relays, convs]
 
 
-def run(check: str, name: str) -> None:
-    import pyg_dist
-
+@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
+@pytest.mark.parametrize("name", EXCHANGES)
+@on_ranks(1, 3)
+def test_exchange(check: str, name: str) -> None:
     pyg_dist.init()
     torch.manual_seed(1)
     globals()[check](EXCHANGES[name], pyg_dist.rank(), pyg_dist.world_size())
 
 
-@pytest.mark.parametrize("check", [check.__name__ for check in CHECKS])
-@pytest.mark.parametrize("name", EXCHANGES)
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_exchange(workers: Pools, world_size: int, name: str, check: str) -> None:
-    workers(world_size).run(run, check, name)
-
-
 def kinds(size: int) -> list[str]:
-    import pyg_dist
-
     pyg_dist.init()
     none = (0,) * size
     return [type(exchange_of(Transport(world_group()), none, none, n)).__name__ for n in range(size * size)]

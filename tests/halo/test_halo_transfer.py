@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -13,18 +12,21 @@ from bits import assert_same_bits
 from random_graphs import random_graph
 from torch import Tensor
 from torch_geometric.nn import GCNConv, SAGEConv
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData
+from pyg_dist.backend.comm.codec import Codec
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.wires.wire import Flight
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.graph.protocol import Norm
+from pyg_dist.halo.exchange import ToNeighbours
 
 
 class Models:
     """Two models on one graph, ours and PyG's, with the same weights."""
 
     def __init__(self, world_size: int) -> None:
-        from pyg_dist import DistributedData
-        from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
         self.graph = random_graph(NUM_NODES, 6 * NUM_NODES, seed=3)
         self.graph.x = torch.randn(NUM_NODES, NUM_FEATURES, generator=torch.Generator().manual_seed(1)).double()
         parts = torch.randint(0, world_size, (NUM_NODES,), generator=torch.Generator().manual_seed(2))
@@ -85,7 +87,9 @@ def second_order(models: list[list[Any]], data: Any) -> list[Tensor]:
     return gradients(models)
 
 
-def passes(world_size: int, exception: bool) -> None:
+@pytest.mark.parametrize("exception", [False, True])
+@on_ranks(2, 4)
+def test_passes_in_any_order(world_size: int, exception: bool) -> None:
     models = Models(world_size)
     if exception:
         from pyg_dist.backend.sparse.matrix import Matrix
@@ -109,21 +113,9 @@ def passes(world_size: int, exception: bool) -> None:
             models.run(pattern)
 
 
-@pytest.mark.parametrize("exception", [False, True])
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_passes_in_any_order(workers: Pools, world_size: int, exception: bool) -> None:
-    workers(world_size).run(passes, world_size, exception)
-
-
-def arrives_at_once(world_size: int) -> None:
+@on_ranks(3)
+def test_what_arrives_at_once_is_one_product(world_size: int) -> None:
     """As on nccl, where no sender is waited for alone: one product takes all that arrives."""
-    from pyg_dist import DistributedData
-    from pyg_dist.backend.comm.codec import Codec
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.wires.wire import Flight
-    from pyg_dist.graph.protocol import Norm
-    from pyg_dist.halo.exchange import ToNeighbours
-
     with patch(
         "pyg_dist.halo.view.exchange_of", lambda transport, sent, received, _=0: ToNeighbours(transport, sent, received)
     ):
@@ -154,15 +146,9 @@ def arrives_at_once(world_size: int) -> None:
     assert [len(message) for _, message, *_ in products] == [operator.halo.exchange.num_received]
 
 
-def test_what_arrives_at_once_is_one_product(workers: Pools) -> None:
-    workers(3).run(arrives_at_once, 3)
-
-
-def sums_in_bfloat16(world_size: int) -> None:
+@on_ranks(2)
+def test_partial_sums_are_rounded_once(world_size: int) -> None:
     """Partial sums of bfloat16 rows are made in float32 and rounded once, into the message."""
-    from pyg_dist import DistributedData
-    from pyg_dist.graph.protocol import Norm
-
     parts = torch.arange(NUM_NODES) % world_size
     data = DistributedData(random_graph(NUM_NODES, 20 * NUM_NODES, seed=3), partition=parts, exchange="pre")
     float32, graph = torch.float32, data.graph
@@ -180,7 +166,3 @@ def sums_in_bfloat16(world_size: int) -> None:
         for row, col in zip(outgoing.pattern.row().tolist(), outgoing.pattern.col.tolist(), strict=True):
             by_steps[row] += scaled[col]
         assert not torch.equal(by_steps, exact), "rounding at every step would go unnoticed"
-
-
-def test_partial_sums_are_rounded_once(workers: Pools) -> None:
-    workers(2).run(sums_in_bfloat16, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,12 @@ from bits import assert_same_bits
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.timing import PHASES
+from pyg_dist.conv import DistributedSAGEConv
 
 NUM_NODES, NUM_RANKS = 60, 5
 
@@ -31,11 +33,9 @@ def chain() -> tuple[Data, Tensor]:
     return Data(x=x, edge_index=edge_index[:, near]), parts
 
 
-def in_order(world_size: int, exchange: Any) -> None:
-    import pyg_dist
-    from pyg_dist.backend.timing import PHASES
-    from pyg_dist.conv import DistributedSAGEConv
-
+@on_ranks(NUM_RANKS)
+@pytest.mark.parametrize("exchange", ["post", "pre", "hybrid"])
+def test_messages_are_added_one_by_one(world_size: int, exchange: Any) -> None:
     torch.manual_seed(0)
     graph, parts = chain()
     data = pyg_dist.DistributedData(graph, partition=parts, exchange=exchange)
@@ -68,14 +68,7 @@ def in_order(world_size: int, exchange: Any) -> None:
     assert flights == 2 * once, "forward and backward: sent before, received after the local product, one by one"
 
 
-@pytest.mark.parametrize("exchange", ["post", "pre", "hybrid"])
-def test_messages_are_added_one_by_one(workers: Pools, exchange: str) -> None:
-    workers(NUM_RANKS).run(in_order, NUM_RANKS, exchange)
-
-
 def test_columns_of_a_pattern() -> None:
-    from pyg_dist.backend.sparse.csr import CSR
-
     generator = torch.Generator().manual_seed(0)
     row, col = torch.randint(0, 8, (50,), generator=generator), torch.randint(0, 10, (50,), generator=generator)
     whole = CSR.from_edges(row, col, torch.arange(50), 8, 10)

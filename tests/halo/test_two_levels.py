@@ -17,9 +17,26 @@ from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINEConv, GraphConv, SAGEConv
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.ops.quantize import row_bytes
+from pyg_dist.backend.session import session
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.cli import main
+from pyg_dist.cli.stored_plan import plan_of_store
+from pyg_dist.data import layout_choice
+from pyg_dist.data.stored_graph import rank_of_part
+from pyg_dist.errors import OptionError
+from pyg_dist.graph.protocol import Norm
+from pyg_dist.halo.exchange import Exchange
+from pyg_dist.halo.plan.plan import Plan
+from pyg_dist.halo.plan.two_level import MachineEdges
+from pyg_dist.loader import NeighborLoader, UniformVertexLoader
+from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.manifest import Manifest
 
 NUM_NODES = 61
 CONVS: dict[str, Callable[[], nn.Module]] = {
@@ -36,8 +53,6 @@ MACHINES = {4: "0,0,1,1", 6: "0,0,1,1,2,2", 3: "0,0,1"}
 @contextmanager
 def machines(world_size: int, of_rank: str | None = None) -> Iterator[None]:
     """A session whose ranks share machines."""
-    from pyg_dist.backend.session import session
-
     session.shutdown()
     os.environ["PYG_DIST_MACHINES"] = MACHINES[world_size] if of_rank is None else of_rank
     session.init()
@@ -83,8 +98,6 @@ def whole(found: Any) -> Tensor:
 def equal(
     world_size: int, exchange: Any, names: list[str], of_rank: str | None = None, empty: int | None = None
 ) -> None:
-    import pyg_dist
-
     with machines(world_size, of_rank):
         torch.manual_seed(0)
         graph = hub_graph()
@@ -116,10 +129,9 @@ def test_uneven_machines_and_ranks_without_nodes(workers: Pools, of_rank: str, e
     workers(4).run(equal, 4, "hybrid", ["sage", "gat", "weights"], of_rank, empty)
 
 
-def bytes_by_level(world_size: int) -> None:
+@on_ranks(4, pytest.param(6, marks=pytest.mark.slow))
+def test_bytes_by_level(world_size: int) -> None:
     """One product sends by the link what the plan counts; the other way as much."""
-    import pyg_dist
-
     with machines(world_size):
         torch.manual_seed(0)
         graph = hub_graph()
@@ -149,18 +161,9 @@ def bytes_by_level(world_size: int) -> None:
             )
 
 
-@pytest.mark.parametrize("world_size", [4, pytest.param(6, marks=pytest.mark.slow)])
-def test_bytes_by_level(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(bytes_by_level, world_size)
-
-
-def in_order(world_size: int) -> None:
+@on_ranks(4)
+def test_the_links_messages_leave_first(world_size: int) -> None:
     """By the link rows first; addends to agents, and the sums by the link; inside machines; local; the rest."""
-    import pyg_dist
-    from pyg_dist.backend.sparse.matrix import Matrix
-    from pyg_dist.graph.protocol import Norm
-    from pyg_dist.halo.exchange import Exchange
-
     with machines(world_size):
         parts = torch.arange(NUM_NODES) * 7 % world_size
         data = pyg_dist.DistributedData(hub_graph(), partition=parts, hierarchy="on")
@@ -193,15 +196,13 @@ def in_order(world_size: int) -> None:
             assert order == ["rows", "gather", "sums", "inside", "local", "spread"]
 
 
-def test_the_links_messages_leave_first(workers: Pools) -> None:
-    workers(4).run(in_order, 4)
-
-
-def batches(world_size: int, exchange: Any) -> None:
+@on_ranks()
+@pytest.mark.parametrize(
+    ("world_size", "exchange"),
+    [(4, "hybrid"), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((6, "hybrid"), (4, "post"), (4, "pre")))],
+)
+def test_batches(world_size: int, exchange: Any) -> None:
     """Subgraphs, uniform samples and sampled neighbours: as in one level, which other tests compare to PyG."""
-    import pyg_dist
-    from pyg_dist.loader import NeighborLoader, UniformVertexLoader
-
     with machines(world_size):
         graph = hub_graph()
         parts = torch.arange(NUM_NODES) * 7 % world_size
@@ -232,19 +233,10 @@ def batches(world_size: int, exchange: Any) -> None:
             torch.testing.assert_close(two, one, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "exchange"),
-    [(4, "hybrid"), *(pytest.param(*c, marks=pytest.mark.slow) for c in ((6, "hybrid"), (4, "post"), (4, "pre")))],
-)
-def test_batches(workers: Pools, world_size: int, exchange: Any) -> None:
-    workers(world_size).run(batches, world_size, exchange)
-
-
-def within_machines(world_size: int, bits: int) -> None:
+@on_ranks(4)
+@pytest.mark.parametrize("bits", [8, 2])
+def test_few_bits_by_the_link_alone(world_size: int, bits: int) -> None:
     """What stays inside machines is exact, unless ``PYG_DIST_LOCAL_BITS`` says otherwise; what crosses is near."""
-    import pyg_dist
-    from pyg_dist.backend.ops.quantize import row_bytes
-
     with machines(world_size):
         torch.manual_seed(0)
         graph, width = hub_graph(), 40
@@ -283,15 +275,7 @@ def within_machines(world_size: int, bits: int) -> None:
         assert float(error.max()) > 0
 
 
-@pytest.mark.parametrize("bits", [8, 2])
-def test_few_bits_by_the_link_alone(workers: Pools, bits: int) -> None:
-    workers(4).run(within_machines, 4, bits)
-
-
 def refused(world_size: int) -> list[str]:
-    import pyg_dist
-    from pyg_dist.errors import OptionError
-
     found = []
     with machines(world_size):
         given: list[dict[str, Any]] = [{"hierarchy": "yes"}, {"hierarchy": "on", "mesh": {"data": 2, "part": 2}}]
@@ -315,10 +299,6 @@ def test_refused(workers: Pools) -> None:
 
 def opened(world_size: int, path: str, crossing: int) -> None:
     """A store in two levels trains as the graph in one; one rank alone plans each edge that crosses machines."""
-    import pyg_dist
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.halo.plan.two_level import MachineEdges
-
     planned, routes = list[int](), MachineEdges.routes
 
     def counted(edges: MachineEdges, exchange: Any) -> Any:
@@ -345,14 +325,6 @@ def opened(world_size: int, path: str, crossing: int) -> None:
 
 def test_a_store(workers: Pools, tmp_path: Any, capsys: Any) -> None:
     """It is planned as the graph is, by ranks and by merged parts, and trains."""
-    import pyg_dist
-    from pyg_dist.cli import main
-    from pyg_dist.cli.stored_plan import plan_of_store
-    from pyg_dist.data.stored_graph import rank_of_part
-    from pyg_dist.halo.plan.plan import Plan
-    from pyg_dist.store.halo_reader import HaloStore
-    from pyg_dist.store.manifest import Manifest
-
     graph, path = hub_graph(), tmp_path / "store"
     pyg_dist.save_graph(graph, tmp_path / "graph.safetensors")
     assert main(["partition", str(tmp_path / "graph.safetensors"), str(path), "--parts", "6", "--model", "random"]) == 0
@@ -377,9 +349,6 @@ def test_a_store(workers: Pools, tmp_path: Any, capsys: Any) -> None:
 
 def name_of_partition() -> list[str]:
     """Of the plans for parts of METIS, and for those of another method that were better."""
-    from pyg_dist import DistributedData
-    from pyg_dist.data import layout_choice
-
     find, names = layout_choice.find_parts, []
 
     def find_others(*given: Any) -> Tensor:

@@ -18,6 +18,11 @@ from torch_geometric.nn import FAConv, GATConv, GCNConv, GINConv, GraphConv, SAG
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import subgraph, to_torch_csr_tensor
 
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.loader import UniformVertexLoader
+from pyg_dist.nn import NodeEmbedding
+
 
 def quiet(call: Callable[[], Any]) -> Any:
     """What ``call`` returns, its warnings unheard."""
@@ -28,15 +33,11 @@ def quiet(call: Callable[[], Any]) -> Any:
 
 def distribute(graph: Data, parts: Tensor, **options: Any) -> Any:
     """The graph in the halo layout, by ``parts``."""
-    from pyg_dist import DistributedData
-
     return DistributedData(graph, partition=parts, **options)
 
 
 def laid_out(graph: Data, mesh: dict[str, int] | None) -> Any:
     """The graph on a mesh, or for ``None`` in the halo layout by uneven parts."""
-    import pyg_dist
-
     if mesh is None or "part" in mesh:
         num_parts = pyg_dist.world_size() if mesh is None else mesh["part"]
         return distribute(graph, uneven_parts(graph.num_nodes, num_parts), mesh=mesh)
@@ -83,8 +84,6 @@ WEIGHTED = ("gcn", "gcn without loops", "improved gcn", "sum gcn", "graph", "tag
 
 def distributed(graph: Data, case: Case) -> Any:
     """The graph in the case's layout."""
-    from pyg_dist import DistributedData
-
     if case.mesh is not None and "part" not in case.mesh:
         return DistributedData(graph, layout="grid", mesh=case.mesh)
     return distribute(graph, torch.tensor(case.owners), exchange=case.exchange, mesh=case.mesh)
@@ -201,8 +200,6 @@ def reference(conv: Any, graph: Data, case: Case, ids: Tensor, pairs: Any, x: Te
 
 def loader_of(case: Case, data: Any, graph: Data) -> Any:
     """A loader of the case; where batches that cover the nodes would have fewer than two, one that does not."""
-    from pyg_dist.loader import UniformVertexLoader
-
     num_groups = (case.mesh or {}).get("data", 1)
     if case.draws == "cover":
         num_batches = -(-case.num_nodes // (case.batch_size * num_groups)) * num_groups
@@ -237,9 +234,6 @@ def check_attributes(case: Case, graph: Data, batch: Any, samples: list[Tensor])
 
 def one_step(case: Case) -> str:
     """Compare steps on two batches with those of one process: the outputs, the losses, and every gradient."""
-    import pyg_dist
-    from pyg_dist.nn import NodeEmbedding
-
     graph = graph_of(case)
     learns = case.weights == "learned"
     if learns:

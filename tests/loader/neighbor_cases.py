@@ -13,6 +13,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.utils import to_undirected
 
+import pyg_dist
+from pyg_dist.loader import NeighborLoader
+
 N = 41
 OPTIONS: dict[str, dict[str, Any]] = {
     "directional": {"shuffle": True},
@@ -36,8 +39,6 @@ def graph_of(name: str) -> Data:
 
 
 def loader_of(data: Any, name: str) -> Any:
-    from pyg_dist.loader import NeighborLoader
-
     options = {"num_neighbors": [3, 2], "batch_size": 8, **OPTIONS[name]}
     return NeighborLoader(data, input_nodes=data.train_mask, **options)
 
@@ -60,8 +61,6 @@ def whole_of(rows: Any) -> Any:
 
 def trained(name: str, mesh: dict[str, int] | str | None) -> list[tuple[Any, ...]]:
     """Facts of each batch of an epoch, and its loss while training; ``"stock"``: with PyG alone, in one process."""
-    import pyg_dist
-
     graph = graph_of(name)
     data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
     convs: Any = model() if isinstance(mesh, str) else pyg_dist.distribute(model())

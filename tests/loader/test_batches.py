@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -12,9 +11,16 @@ from batch_cases import Case, cases, distribute, one_step
 from hypothesis import HealthCheck, example, given, settings
 from random_graphs import random_graph
 from torch_geometric.nn import GCNConv, SAGEConv
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend import ops
+from pyg_dist.backend.session.state import current
+from pyg_dist.backend.sparse import csr
+from pyg_dist.data.batch import induced, ready
+from pyg_dist.graph.sample import PairProbability, Subset
+from pyg_dist.loader import UniformVertexLoader
+
 WORLD_SIZES = [1, 3]
 MESHES = {
     1: [{"x": 1}],
@@ -91,10 +97,6 @@ def test_a_step_of_several_data_groups_is_that_of_the_union(world_size: int, wor
 
 def mean_over_all_samples(conv_name: str, draws: str, mesh: dict[str, int] | None = None) -> float:
     """The largest difference to the full aggregation of the mean over all samples that hold a node."""
-    import pyg_dist
-    from pyg_dist.data.batch import induced, ready
-    from pyg_dist.graph.sample import PairProbability, Subset
-
     graph, with_input = random_graph(6, 30), draws == "input"
     if draws == "loop-free":
         graph = graph.edge_subgraph(graph.edge_index[0] != graph.edge_index[1])
@@ -141,12 +143,6 @@ def test_unbiased_on_the_grid(conv: str, mesh: dict[str, int], workers: Pools) -
 
 def products_of_steps(has_edges_of_its_own: bool) -> list[int]:
     """How many products each of some steps takes: on batches, or on edges that are drawn anew."""
-    import pyg_dist
-    from pyg_dist.backend import ops
-    from pyg_dist.backend.session.state import current
-    from pyg_dist.backend.sparse import csr
-    from pyg_dist.loader import UniformVertexLoader
-
     parts = torch.arange(400) % pyg_dist.world_size()
     data = distribute(random_graph(400, 6000, 8, dtype=torch.float32), parts)
     conv = pyg_dist.distribute(SAGEConv(8, 8))

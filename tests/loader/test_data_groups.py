@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,11 @@ from batch_cases import laid_out
 from neighbor_cases import N, graph_of, loader_of, model, step, whole_of
 from random_graphs import random_graph
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
+
 GROUPS: list[list[tuple[int, dict[str, int]]]] = [
     [(2, {"data": 2, "part": 1}), (4, {"data": 2, "x": 2})],
     [(4, {"data": 2, "part": 2}), (2, {"data": 2})],
@@ -24,9 +25,6 @@ GROUPS: list[list[tuple[int, dict[str, int]]]] = [
 
 def trained_in_groups(name: str, mesh: dict[str, int], steps: int) -> list[tuple[Any, ...]]:
     """Facts of batches; their losses are those of stock PyG on the same edges, step after step."""
-    import pyg_dist
-    from pyg_dist.loader import NeighborLoader
-
     graph = graph_of(name)
     data, twin = laid_out(graph, mesh), model()
     convs = pyg_dist.distribute(copy.deepcopy(twin))
@@ -69,8 +67,6 @@ def test_a_batch_of_data_groups_is_the_union_of_theirs(name: str, turn: int, wor
 
 
 def link_facts(mesh: dict[str, int], negatives: Any) -> list[Any]:
-    from pyg_dist.loader import LinkNeighborLoader
-
     graph = random_graph(N, 150)
     found = []
     loader = LinkNeighborLoader(laid_out(graph, mesh), [3, 2], batch_size=20, shuffle=True, neg_sampling=negatives)

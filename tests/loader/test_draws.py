@@ -13,6 +13,8 @@ from random_graphs import random_graph
 from scipy.special import chdtrc
 from torch_geometric.data import Data
 
+from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
+
 LIKELY = 1e-6
 
 
@@ -26,8 +28,6 @@ def star(degree: int, num_stars: int = 1) -> Data:
 
 def drawn_sets(graph: Data, num_epochs: int, **options: Any) -> Counter[tuple[int, ...]]:
     """How often each set of sources was drawn for a centre."""
-    from pyg_dist.loader import NeighborLoader
-
     centres = graph.num_nodes - int(graph.edge_index[0].max()) + int(graph.edge_index[0].min()) - 1
     found: Counter[tuple[int, ...]] = Counter()
     loader = NeighborLoader(graph, input_nodes=torch.arange(centres), batch_size=centres, prefetch=False, **options)
@@ -102,8 +102,6 @@ def test_edges_of_weight_zero_are_not_drawn() -> None:
 @pytest.mark.slow
 def test_draws_of_nodes_and_hops_and_steps_are_independent() -> None:
     """Of two centres in one batch, of one centre in two trees, and of two steps."""
-    from pyg_dist.loader import NeighborLoader
-
     graph = star(4, 2)
     nodes: Counter[Any] = Counter()
     steps: Counter[Any] = Counter()
@@ -124,8 +122,6 @@ def test_draws_of_nodes_and_hops_and_steps_are_independent() -> None:
 
 def test_negative_ends_have_their_probabilities() -> None:
     from torch_geometric.sampler import NegativeSampling
-
-    from pyg_dist.loader import LinkNeighborLoader
 
     graph = random_graph(5, 20)
     weight = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])

@@ -17,9 +17,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
+
 LAYOUTS = [(1, None), (2, {"x": 2}), (3, {"y": 3})]  # in turn, beside three ranks in the halo layout
 
 
@@ -49,8 +52,6 @@ def test_training_is_that_of_one_process(name: str, workers: Pools) -> None:
 
 def test_counts_of_edges() -> None:
     """Of each node min(fan-out, degree) in-edges; each once without replacement; those of isolated seeds are none."""
-    from pyg_dist.loader import NeighborLoader
-
     graph = random_graph(N, 150)
     degree = torch.bincount(graph.edge_index[1], minlength=N)
     isolated = (degree == 0).nonzero().view(-1)
@@ -71,8 +72,6 @@ def test_counts_of_edges() -> None:
 
 
 def test_steps() -> None:
-    from pyg_dist.loader import NeighborLoader
-
     graph, nodes = random_graph(N, 150), torch.tensor([7, 3, 30, 1, 9])
     given = [b.n_id[: b.batch_size].tolist() for b in NeighborLoader(graph, [1], input_nodes=nodes, batch_size=2)]
     assert given == [[7, 3], [30, 1], [9]]
@@ -114,8 +113,6 @@ def test_a_batch_of_some_inputs(workers: Pools) -> None:
 
 def disjoint_links(mesh: dict[str, int] | str | None, negatives: str) -> list[Any]:
     """As PyG's: each end has a tree, and a tree's number is that of its edge."""
-    from pyg_dist.loader import LinkNeighborLoader
-
     graph = random_graph(N, 150)
     data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
     found = []
@@ -143,9 +140,6 @@ def test_disjoint_links(negatives: str, workers: Pools) -> None:
 
 
 def link_losses(mesh: dict[str, int] | str | None, negatives: str) -> list[tuple[Any, ...]]:
-    import pyg_dist
-    from pyg_dist.loader import LinkNeighborLoader
-
     graph = random_graph(N, 150)
     data: Any = graph if isinstance(mesh, str) else laid_out(graph, mesh)
     torch.manual_seed(0)
@@ -201,10 +195,6 @@ def test_links(negatives: str, other: tuple[int, Any], workers: Pools) -> None:
 
 
 def refusals() -> list[str]:
-    import pyg_dist
-    from pyg_dist import DistributedData
-    from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
-
     graph, rank = random_graph(20, 60), pyg_dist.rank()
     graph.signed = graph.edge_weight - 0.5
     data = laid_out(graph, None)
@@ -303,8 +293,6 @@ def test_refusals(workers: Pools) -> None:
     [([0.0, 1.0, 2.5], [1.0, 2.0, 3.5, 0.0]), ([0.5, 1.0, 2.5], [0.5, 1.0, 2.5, 0.0]), ([torch.nan, 1.0], None)],
 )
 def test_labels_from_zero_alone_are_raised(label: list[float], expected: list[float] | None) -> None:
-    from pyg_dist.loader import LinkNeighborLoader
-
     graph = random_graph(N, 150)
     edges = graph.edge_index[:, : len(label)]
     (batch,) = LinkNeighborLoader(graph, [2], edges, torch.tensor(label), batch_size=3, neg_sampling_ratio=0.3)
@@ -317,8 +305,6 @@ def test_labels_from_zero_alone_are_raised(label: list[float], expected: list[fl
 
 
 def test_a_copy_of_a_loader_has_steps_of_its_own() -> None:
-    from pyg_dist.loader import NeighborLoader
-
     loader = NeighborLoader(random_graph(N, 150), [2], batch_size=8)
     first = next(iter(loader)).n_id
     copied = copy.deepcopy(loader)
@@ -329,8 +315,6 @@ def test_a_copy_of_a_loader_has_steps_of_its_own() -> None:
 
 
 def test_options_of_workers_have_no_effect() -> None:
-    from pyg_dist.loader import NeighborLoader
-
     graph = random_graph(N, 150)
     with pytest.warns(UserWarning, match="num_workers has no effect: a thread makes the next batch"):
         NeighborLoader(graph, [2], batch_size=8, num_workers=2, persistent_workers=True)

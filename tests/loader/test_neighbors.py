@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,16 +14,17 @@ from neighbor_cases import N
 from random_graphs import random_graph
 from torch_geometric.data import Data
 from torch_geometric.utils import k_hop_subgraph
-from workers import Workers, WorkersError
+from workers import Pools, WorkersError, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend.comm.ids import IdLists
+from pyg_dist.errors import DataError
+from pyg_dist.loader import NeighborLoader, neighbors
 
 
 @pytest.mark.parametrize("num_neighbors", [[200], [-1, -1], [200, 200], [200, 200, 200]])
 def test_a_fan_out_over_every_degree_gives_the_k_hop_subgraph(num_neighbors: list[int]) -> None:
     """Edge for edge, with node k of the batch at its distance from the seeds; or with all edges between its nodes."""
-    from pyg_dist.loader import NeighborLoader
-
     graph, num_hops = random_graph(60, 200), len(num_neighbors)
     for batch in NeighborLoader(graph, num_neighbors, batch_size=3, subgraph_type="directional"):
         seeds = batch.n_id[: batch.batch_size]
@@ -48,8 +48,6 @@ def test_edges_are_ordered_by_hop() -> None:
     """So that PyG's own trimming of hops changes nothing for the seeds."""
     from torch_geometric.nn import GraphSAGE
 
-    from pyg_dist.loader import NeighborLoader
-
     graph = random_graph(N, 150)
     torch.manual_seed(0)
     trimmed = GraphSAGE(5, 8, 3, 4).double()
@@ -65,11 +63,9 @@ def test_edges_are_ordered_by_hop() -> None:
             torch.testing.assert_close(some[: batch.batch_size], whole[: batch.batch_size], rtol=0, atol=1e-12)
 
 
-def windows(world_size: int) -> None:
+@on_ranks(1, 2)
+def test_steps_that_are_drawn_at_once(world_size: int) -> None:
     """Small batches of several ranks share messages, more steps each time; large ones and one rank's do not."""
-    from pyg_dist.backend.comm.ids import IdLists
-    from pyg_dist.loader import NeighborLoader
-
     data = laid_out(random_graph(41, 150), None)
 
     def sampler_of(counts: list[int], size: int, **options: Any) -> Any:
@@ -94,16 +90,8 @@ def windows(world_size: int) -> None:
     assert drawn[16].attributes["batch_size"] == 5
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_steps_that_are_drawn_at_once(world_size: int, workers: Pools) -> None:
-    workers(world_size).run(windows, world_size)
-
-
 def an_error_of_a_later_step() -> int:
     """How many batches there are before one whose edge has no opposite."""
-    from pyg_dist.errors import DataError
-    from pyg_dist.loader import NeighborLoader
-
     path = torch.stack([torch.arange(39), torch.arange(1, 40)])
     edge_index = torch.cat([path, path.flip(0)[:, :-1]], 1)
     graph = Data(edge_index=edge_index, x=torch.ones(40, 2), num_nodes=40)
@@ -120,9 +108,6 @@ def test_an_error_comes_with_its_step(world_size: int, workers: Pools) -> None:
 
 def out_of_memory_ahead() -> None:
     """One rank fails while a thread draws what is ahead: its error is told, and nobody waits for it for ever."""
-    import pyg_dist
-    from pyg_dist.loader import NeighborLoader, neighbors
-
     data, drawn = laid_out(random_graph(41, 150), None), neighbors._Batch._in_edges
 
     def fails(batch: Any, code: Any, key: Any, hop: int) -> Any:

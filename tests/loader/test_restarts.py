@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,16 @@ import torch
 from batch_cases import laid_out
 from neighbor_cases import N, graph_of, loader_of, model, step, whole_of
 from random_graphs import uneven_parts
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import save_graph
+from pyg_dist.cli.conversion import StoreOptions, write_grid_store, write_halo_store
+from pyg_dist.store.sources import open_source
 
 
 def continued(mesh: dict[str, int] | None, state: Any, num_steps: int, path: str | None = None) -> Any:
     """Facts and losses of some steps after a state, and the state then."""
-    import pyg_dist
-
     data: Any = laid_out(graph_of("directional"), mesh) if path is None else pyg_dist.DistributedData.open(path)
     loader, convs = loader_of(data, "directional"), pyg_dist.distribute(model())
     optimizer = torch.optim.SGD(convs.parameters(), lr=0.1)
@@ -58,10 +58,6 @@ def test_a_state_continues_on_any_number_of_ranks(workers: Pools) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_batches_of_a_store(world_size: int, workers: Pools, tmp_path: Path) -> None:
-    from pyg_dist import save_graph
-    from pyg_dist.cli.conversion import StoreOptions, write_halo_store
-    from pyg_dist.store.sources import open_source
-
     whole, _ = workers(1).run(continued, None, None, 3)[0]
     save_graph(graph_of("directional"), tmp_path / "graph.safetensors")
     np.save(tmp_path / "parts.npy", uneven_parts(N, world_size).numpy())
@@ -72,10 +68,6 @@ def test_batches_of_a_store(world_size: int, workers: Pools, tmp_path: Path) -> 
 
 
 def test_batches_of_a_grid_store(workers: Pools, tmp_path: Path) -> None:
-    from pyg_dist import save_graph
-    from pyg_dist.cli.conversion import StoreOptions, write_grid_store
-    from pyg_dist.store.sources import open_source
-
     whole, _ = workers(1).run(continued, None, None, 3)[0]
     save_graph(graph_of("directional"), tmp_path / "graph.safetensors")
     source, options = open_source(str(tmp_path / "graph.safetensors")), StoreOptions(parts=2)

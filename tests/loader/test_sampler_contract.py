@@ -14,9 +14,12 @@ from random_graphs import random_graph
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import subgraph
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend.comm.checks.calls import Calls
+from pyg_dist.loader import BatchLoader, LinkNeighborLoader, NeighborLoader, UniformVertexLoader, batches
+
 LAYOUTS: list[list[tuple[int, Any]]] = [
     [(3, None), (2, {"y": 2})],
     [(1, None), (3, {"z": 3})],
@@ -25,26 +28,18 @@ LAYOUTS: list[list[tuple[int, Any]]] = [
 
 
 def uniform(data: Any, **options: Any) -> Any:
-    from pyg_dist.loader import UniformVertexLoader
-
     return quiet(lambda: UniformVertexLoader(data, 9, **options))
 
 
 def every_second(data: Any) -> Any:
-    from pyg_dist.loader import BatchLoader
-
     return BatchLoader(data, EverySecond(data.num_nodes))
 
 
 def neighbours(data: Any, **options: Any) -> Any:
-    from pyg_dist.loader import NeighborLoader
-
     return NeighborLoader(data, [3, 2], batch_size=8, **options)
 
 
 def links(data: Any, **options: Any) -> Any:
-    from pyg_dist.loader import LinkNeighborLoader
-
     return LinkNeighborLoader(data, [2, 2], batch_size=40, neg_sampling="triplet", shuffle=True, **options)
 
 
@@ -99,8 +94,6 @@ def check_batch(graph: Data, batch: Any, subset: Any) -> None:
 
 def drawn(name: str, mesh: dict[str, int] | None) -> list[tuple[list[int], list[int]]]:
     """Nodes and edges of two epochs, after the checks."""
-    from pyg_dist.backend.comm.checks.calls import Calls
-
     graph = random_graph(41, 150)
     data = laid_out(graph, mesh)
     loader = SAMPLERS[name](data)
@@ -140,23 +133,16 @@ def test_subsets_and_batches(name: str, workers: Pools) -> None:
     assert all(found == runs[0] for found in runs)
 
 
-def diverging() -> None:
-    import pyg_dist
-    from pyg_dist.loader import BatchLoader
-
+@on_ranks(2)
+def test_ranks_have_one_sampler() -> None:
     data = laid_out(random_graph(20, 60), None)
     with pytest.raises(ValueError, match="Expected the same on every rank: option num_nodes"):
         BatchLoader(data, EverySecond(20 - pyg_dist.rank()))
 
 
-def test_ranks_have_one_sampler(workers: Pools) -> None:
-    workers(2).run(diverging)
-
-
-def without_a_thread() -> None:
+@on_ranks(2)
+def test_where_mpi_is_for_one_thread_no_other_sends() -> None:
     from types import SimpleNamespace
-
-    from pyg_dist.loader import batches
 
     data = laid_out(random_graph(41, 150), None)
     for level, is_asked, expected in ((0, True, False), (3, True, True), (3, False, False)):
@@ -164,7 +150,3 @@ def without_a_thread() -> None:
         with mock.patch.object(batches, "running_mpi", return_value=mpi):
             assert neighbours(data, prefetch=is_asked).prefetch is expected
             assert uniform(data, prefetch=is_asked).prefetch is is_asked  # it sends nothing
-
-
-def test_where_mpi_is_for_one_thread_no_other_sends(workers: Pools) -> None:
-    workers(2).run(without_a_thread)

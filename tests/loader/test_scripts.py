@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +12,18 @@ from batch_cases import laid_out
 from neighbor_cases import N
 from random_graphs import random_graph
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.errors import OptionError
+from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
 
 
-def inferred(mesh: dict[str, int] | None) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), (2, {"x": 2})])
+def test_layer_wise_inference(mesh: dict[str, int] | None) -> None:
     """Layer-wise inference over subgraph loaders, as PyG's examples do it, and `model(data)`: equal."""
     from torch_geometric.nn import GraphSAGE
-
-    import pyg_dist
-    from pyg_dist.loader import NeighborLoader
 
     graph = random_graph(N, 150)
     torch.manual_seed(0)
@@ -46,16 +46,8 @@ def inferred(mesh: dict[str, int] | None) -> None:
         torch.testing.assert_close(x, whole, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("world_size", "mesh"), [(1, None), (2, None), (2, {"x": 2})])
-def test_layer_wise_inference(world_size: int, mesh: dict[str, int] | None, workers: Pools) -> None:
-    workers(world_size).run(inferred, mesh)
-
-
 def trimmed_on_ranks() -> str:
     from torch_geometric.nn import GraphSAGE
-
-    import pyg_dist
-    from pyg_dist.loader import NeighborLoader
 
     model = pyg_dist.distribute(GraphSAGE(5, 8, 2, 4).double())
     batch = next(iter(NeighborLoader(laid_out(random_graph(N, 150), None), [3, 2], batch_size=6)))
@@ -76,9 +68,6 @@ def test_trimming_on_ranks(workers: Pools) -> None:
 
 
 def test_arguments_stand_where_those_of_pyg_do() -> None:
-    from pyg_dist.errors import OptionError
-    from pyg_dist.loader import LinkNeighborLoader, NeighborLoader
-
     graph, transform = random_graph(N, 150), lambda batch: batch.num_nodes
     graph.weight = graph.edge_weight.abs()
     more = (None, True, "induced", True, "uniform", None, "weight", transform)
@@ -96,8 +85,6 @@ def test_arguments_stand_where_those_of_pyg_do() -> None:
 
 def test_batches_of_mapped_features_and_of_edges_in_32_bits(tmp_path: Path) -> None:
     """As PyG's tests have them."""
-    from pyg_dist.loader import NeighborLoader
-
     x = np.random.default_rng(0).standard_normal((N, 3))
     np.save(tmp_path / "x.npy", x)
     graph = Data(x=np.load(tmp_path / "x.npy", mmap_mode="r"), edge_index=random_graph(N, 150).edge_index.int())

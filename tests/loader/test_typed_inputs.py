@@ -16,11 +16,14 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, HeteroConv, HGTConv, Linear, SAGEConv
 from torch_geometric.sampler import NegativeSampling, NumNeighbors
 from torch_geometric.utils import trim_to_layer
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
+from pyg_dist import DistributedData, cli
 from pyg_dist.errors import PygDistError
+from pyg_dist.loader import LinkNeighborLoader, NeighborLoader, UniformVertexLoader
+from pyg_dist.nn import NodeEmbedding
 
-Pools = Callable[[int], Workers]
 Batch = dict[str, Any]
 
 PAPER, AUTHOR, VENUE, ALONE = "paper", "author", "venue", "alone"
@@ -62,8 +65,6 @@ def graph_of() -> HeteroData:
 
 def laid_out(form: str, graph: HeteroData, path: str | None = None) -> Any:
     """``"plain"``: the graph itself; else over ranks, the last of which has nothing, venues all on the second one."""
-    import pyg_dist
-
     if form == "plain":
         return graph
     if form == "store":
@@ -117,8 +118,6 @@ class Net(nn.Module):
 
 
 def model_for(data: Any) -> Any:
-    import pyg_dist
-
     torch.manual_seed(0)
     net = Net().double()
     return pyg_dist.distribute(net) if getattr(data, "is_distributed", False) else net
@@ -126,8 +125,6 @@ def model_for(data: Any) -> Any:
 
 def trained(form: str, name: str, path: str | None = None) -> list[tuple[Batch, float]]:
     """The batches of an epoch, or of two in the first form, and their losses while a model trains."""
-    from pyg_dist.loader import NeighborLoader
-
     data = laid_out(form, graph_of(), path)
     loader = NeighborLoader(data, input_nodes=(PAPER, data[PAPER].train_mask), batch_size=9, **OPTIONS[name])
     net, found = model_for(data), []
@@ -203,8 +200,6 @@ def neighbourhood(graph: HeteroData, seeds: Tensor, hops: int) -> tuple[dict[str
 
 
 def test_a_large_fan_out_gives_the_neighbourhood() -> None:
-    from pyg_dist.loader import NeighborLoader
-
     graph = graph_of()
     for num_neighbors in ([-1, -1], [200, 200]):
         for batch in NeighborLoader(graph, num_neighbors, input_nodes=PAPER, batch_size=4):
@@ -218,8 +213,6 @@ def test_a_large_fan_out_gives_the_neighbourhood() -> None:
 
 def test_counts_of_edges() -> None:
     """Of each node min(fan-out, degree) in-edges of each relation, for the nodes of the first hop."""
-    from pyg_dist.loader import NeighborLoader
-
     graph = graph_of()
     for batch in NeighborLoader(graph, {**{key: [2] for key in RELATIONS}, BY: [1]}, input_nodes=PAPER, batch_size=9):
         for relation in (WRITES, CITES):
@@ -232,8 +225,6 @@ def test_counts_of_edges() -> None:
 
 def test_an_attribute_like_edge_index() -> None:
     """Edges of a plain graph are in the last dimension of ``edge_label_index``, as after ``RandomLinkSplit``."""
-    from pyg_dist.loader import NeighborLoader
-
     graph = graph_of()
     graph[PAPER].pair_index = torch.arange(2 * SIZES[PAPER]).view(2, -1)
     graph[CITES].edge_label_index = graph[CITES].edge_index
@@ -246,8 +237,6 @@ def test_an_attribute_like_edge_index() -> None:
 
 
 def links(form: str, relation: Any, negatives: Any) -> list[Any]:
-    from pyg_dist.loader import LinkNeighborLoader
-
     graph = graph_of()
     data = laid_out(form, graph)
     sampling = NegativeSampling("triplet", 2) if negatives == "two" else negatives
@@ -284,9 +273,6 @@ def test_links(relation: Any, negatives: Any, workers: Pools) -> None:
 
 
 def test_of_a_store(workers: Pools, tmp_path: Path) -> None:
-    import pyg_dist
-    from pyg_dist import cli
-
     pyg_dist.save_graph(graph_of(), tmp_path / "graph.safetensors")
     cli.main(["partition", str(tmp_path / "graph.safetensors"), str(tmp_path / "store"), "--parts", "3"])
     (stock,) = workers(1).run(trained, "plain", "default")
@@ -297,9 +283,6 @@ def test_of_a_store(workers: Pools, tmp_path: Path) -> None:
 
 def learning(form: str) -> dict[str, Tensor]:
     """The gradients of rows and weights of edges that learn, and of an embedding by ``n_id``."""
-    from pyg_dist.loader import NeighborLoader
-    from pyg_dist.nn import NodeEmbedding
-
     graph = graph_of()
     graph[AUTHOR].x.requires_grad_()
     graph[WRITES].edge_attr.requires_grad_()
@@ -334,9 +317,6 @@ def trimmed(batch: Any) -> Any:
 
 
 def test_what_is_refused() -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.loader import LinkNeighborLoader, NeighborLoader, UniformVertexLoader
-
     data: Any = DistributedData(copy.copy(graph_of()))
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: NeighborLoader(data, [2]), "Expected input_nodes to be a type of nodes"),

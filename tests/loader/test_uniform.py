@@ -23,9 +23,14 @@ from torch_geometric.loader import RandomNodeLoader
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from torch_geometric.utils import subgraph
 from wire import Wire
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.backend.comm.checks.calls import Calls
+from pyg_dist.loader import UniformVertexLoader
+from pyg_dist.loader.uniform import UniformSampling
+
 WORLD_SIZES = [1, 3]
 GRIDS = [(2, {"x": 2}), (2, {"y": 2}), (2, {"data": 2}), (2, {"data": 2, "part": 1}), (4, {"x": 2, "z": 2})]
 
@@ -34,8 +39,6 @@ GRIDS = [(2, {"x": 2}), (2, {"y": 2}), (2, {"data": 2}), (2, {"data": 2, "part":
 
 
 def samples(mesh: dict[str, int] | None) -> list[list[int]]:
-    from pyg_dist.loader import UniformVertexLoader
-
     graph = random_graph(41, 150)
     loader = quiet(lambda: UniformVertexLoader(laid_out(graph, mesh), 9))
     return [batch.n_id.full_tensor().tolist() for _ in range(2) for batch in loader]
@@ -51,8 +54,6 @@ def test_samples_are_alike_on_all_ranks_world_sizes_and_layouts(workers: Pools) 
 
 
 def test_seeds_share_no_sample() -> None:
-    from pyg_dist.loader.uniform import UniformSampling
-
     drawn = [{tuple(UniformSampling(1000, 10, 100, seed).node_id(t).tolist()) for t in range(1000)} for seed in (0, 1)]
     assert all(len(samples) == 1000 for samples in drawn)
     assert not drawn[0] & drawn[1]
@@ -60,8 +61,6 @@ def test_seeds_share_no_sample() -> None:
 
 @pytest.mark.parametrize(("num_nodes", "batch_size", "num_groups"), [(10, 3, 1), (101, 7, 2), (64, 64, 1)])
 def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
-    from pyg_dist.loader.uniform import UniformSampling
-
     num_steps = -(-num_nodes // (batch_size * num_groups))
     groups = [
         UniformSampling(num_nodes, batch_size, num_steps, 0, group, num_groups, cover=True)
@@ -87,9 +86,6 @@ def test_cover(num_nodes: int, batch_size: int, num_groups: int) -> None:
 
 
 def sent_while_sampling(prefetch: bool, mesh: dict[str, int] | None) -> tuple[int, int]:
-    import pyg_dist
-    from pyg_dist.loader import UniformVertexLoader
-
     size = pyg_dist.world_size()
     data = laid_out(random_graph(50, 400), mesh)
     loader = quiet(lambda: UniformVertexLoader(data, 11, prefetch=prefetch))
@@ -112,10 +108,6 @@ def test_sampling_sends_nothing(world_size: int, mesh: dict[str, int] | None, pr
 
 def messages_of_a_step(mesh: dict[str, int] | None) -> list[Counter[str]]:
     """The calls of steps after the first one, by kind, over two layers."""
-    import pyg_dist
-    from pyg_dist.backend.comm.checks.calls import Calls
-    from pyg_dist.loader import UniformVertexLoader
-
     data = laid_out(random_graph(60, 900), mesh)
     model = pyg_dist.distribute(nn.ModuleList([SAGEConv(5, 8), SAGEConv(8, 4)])).double()
     found = []
@@ -150,8 +142,6 @@ def test_a_step_sends_its_exchanges_one_loss_sum_and_one_bucket(
 
 
 def restarted() -> bool:
-    from pyg_dist.loader import UniformVertexLoader
-
     data = distribute(random_graph(30, 100), torch.arange(30) % 2)
 
     def make() -> Any:
@@ -182,9 +172,8 @@ def test_restart(workers: Pools) -> None:
     assert all(workers(2).run(restarted))
 
 
-def input_nodes() -> list[int]:
-    from pyg_dist.loader import UniformVertexLoader
-
+@on_ranks(2)
+def test_input_nodes() -> None:
     graph = random_graph(60, 200)
     data = distribute(graph, torch.arange(60) % 2)
     loader = UniformVertexLoader(data, 12, input_nodes=data.train_mask)
@@ -192,16 +181,9 @@ def input_nodes() -> list[int]:
     counts = {int(batch.train_mask.sum()) for batch in loader}
     assert counts == {max(1, round(12 * number / 60))}
     assert {batch.num_nodes for batch in loader} == {12}
-    return sorted(counts)
-
-
-def test_input_nodes(workers: Pools) -> None:
-    workers(2).run(input_nodes)
 
 
 def warned(batch_size: int, mask: list[int]) -> list[str]:
-    from pyg_dist.loader import UniformVertexLoader
-
     graph = random_graph(60, 200)
     graph.train_mask = torch.zeros(60, dtype=torch.bool)
     graph.train_mask[mask] = True
@@ -221,9 +203,6 @@ def test_warning_of_batches_without_training_nodes(workers: Pools) -> None:
 
 
 def profiled() -> list[tuple[bool, bool]]:
-    import pyg_dist
-    from pyg_dist.loader import UniformVertexLoader
-
     data, found = distribute(random_graph(60, 200), torch.arange(60) % 2), []
     for prefetch in (False, True):
         loader = quiet(partial(UniformVertexLoader, data, 12, prefetch=prefetch))
@@ -242,10 +221,6 @@ def test_profile_has_sampling_and_the_wait_for_it(workers: Pools) -> None:
 
 
 def refusals() -> list[str]:
-    import pyg_dist
-    from pyg_dist import DistributedData
-    from pyg_dist.loader import UniformVertexLoader
-
     graph = random_graph(20, 60)
     data = distribute(graph, torch.arange(20) % 2)
     learning = copy.copy(graph)
@@ -324,9 +299,6 @@ def test_refusals(workers: Pools) -> None:
 
 def kept_alive(mesh: dict[str, int] | None) -> tuple[int, int]:
     """Batches alive after their last reference, and threads left."""
-    import pyg_dist
-    from pyg_dist.loader import UniformVertexLoader
-
     data = laid_out(random_graph(50, 400), mesh)
     loader = quiet(lambda: UniformVertexLoader(data, 11))
     model = pyg_dist.distribute(nn.ModuleList([SAGEConv(5, 5), GCNConv(5, 4)])).double()
@@ -361,8 +333,6 @@ def test_a_batch_goes_with_its_last_reference(world_size: int, mesh: dict[str, i
 
 def random_node_loader() -> bool:
     """PyG's own loader, and subgraphs of subgraphs."""
-    import pyg_dist
-
     graph = random_graph(40, 300)
     data = distribute(graph, torch.arange(40) % pyg_dist.world_size())
     conv = GATConv(5, 3).double()

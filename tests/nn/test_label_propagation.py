@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -13,12 +12,15 @@ from against_stock import Results, assert_same, gradients, meshes
 from random_graphs import random_graph
 from torch import nn
 from torch_geometric.nn import SAGEConv
-from workers import Workers
+from workers import Pools
 
-from pyg_dist.errors import DataError, OptionError
+from pyg_dist import DistributedData, world_size
+from pyg_dist.backend.comm.checks.calls import Calls
+from pyg_dist.conv import DistributedSAGEConv
+from pyg_dist.errors import DataError, LayoutMismatchError, OptionError
+from pyg_dist.loader import UniformVertexLoader
 from pyg_dist.nn import MaskedLabelPropagation
 
-Pools = Callable[[int], Workers]
 CLASSES = 4
 
 
@@ -42,11 +44,8 @@ def step(graph: Any, conv: nn.Module, propagation: MaskedLabelPropagation) -> Re
     return {"mask": mask, "loss": loss, **gradients(model, x=features)}
 
 
-def on_ranks(layouts: list[dict[str, Any]]) -> None:
+def compared(layouts: list[dict[str, Any]]) -> None:
     """The draw, the loss and its gradients are those of a plain ``Data`` in one process."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-
     graph = graph_with_masks()
     torch.manual_seed(0)
     stock, ours = SAGEConv(6, CLASSES).double(), DistributedSAGEConv(6, CLASSES).double()
@@ -60,7 +59,7 @@ def on_ranks(layouts: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_step_is_that_of_one_process(workers: Pools, world_size: int) -> None:
     layouts = [{"partition": "random"}, *({"layout": "grid", "mesh": mesh} for mesh in meshes(world_size))]
-    workers(world_size).run(on_ranks, layouts)
+    workers(world_size).run(compared, layouts)
 
 
 def test_a_label_never_reaches_its_own_loss() -> None:
@@ -105,8 +104,6 @@ def test_rate() -> None:
 
 def masks_of_few(rate: float) -> list[list[int]]:
     """The nodes of the loss in 40 steps with three training nodes, all on one rank where there are three."""
-    from pyg_dist import DistributedData, world_size
-
     graph = graph_with_masks()
     graph.train_mask = torch.zeros(90, dtype=torch.bool)
     graph.train_mask[[5, 17, 33]] = True
@@ -133,10 +130,6 @@ def test_a_node_for_the_loss_is_left(workers: Pools) -> None:
 
 def on_batches(mesh: dict[str, int] | None) -> tuple[set[int], int]:
     """Nodes for the loss of each data group in every batch, with few training nodes; calls after the first batch."""
-    from pyg_dist import DistributedData, world_size
-    from pyg_dist.backend.comm.checks.calls import Calls
-    from pyg_dist.loader import UniformVertexLoader
-
     graph = graph_with_masks()
     options: dict[str, Any] = {"layout": "grid", "mesh": mesh} if mesh and "part" not in mesh else {"mesh": mesh}
     if "layout" not in options:
@@ -178,9 +171,6 @@ def test_batches_ask_nobody(workers: Pools, size: int, mesh: dict[str, int] | No
 
 def mismatches() -> list[str]:
     """Every rank gets the same line for a label that one rank has; nothing hangs."""
-    from pyg_dist import DistributedData, world_size
-    from pyg_dist.errors import LayoutMismatchError
-
     graph, lines = graph_with_masks(), []
     data, other = (
         DistributedData(graph.clone(), partition=parts)

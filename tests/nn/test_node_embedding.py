@@ -12,9 +12,11 @@ from bits import assert_same_bits
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import conv as ours
+from pyg_dist.nn import NodeEmbedding
 
 
 def train(model: nn.Module, conv: nn.Module, weight: Any, data: Any, optimizer: Any) -> list[float]:
@@ -31,10 +33,6 @@ def train(model: nn.Module, conv: nn.Module, weight: Any, data: Any, optimizer: 
 
 def compare(layout: str, mesh: dict[str, int] | None, name: str) -> tuple[list[float], Tensor]:
     """Train an embedding and a conv, on ours and on stock with the same first values."""
-    import pyg_dist
-    from pyg_dist import conv as ours
-    from pyg_dist.nn import NodeEmbedding
-
     graph = random_graph(47, 310, seed=1)
     data = pyg_dist.DistributedData(graph, layout=layout, mesh=mesh, partition="random")
     make = getattr(torch.optim, name)
@@ -70,10 +68,8 @@ def test_trains_as_in_one_process(workers: Pools, name: str) -> None:
     torch.testing.assert_close(losses, losses[:1].expand_as(losses), rtol=1e-10, atol=1e-10)
 
 
-def bad_arguments() -> None:
-    import pyg_dist
-    from pyg_dist.nn import NodeEmbedding
-
+@on_ranks(1)
+def test_bad_arguments() -> None:
     graph = random_graph(10, 30)
     with pytest.raises(pyg_dist.errors.DataError, match="expected a DistributedData"):
         NodeEmbedding(graph, 3)  # type: ignore[arg-type]
@@ -81,15 +77,9 @@ def bad_arguments() -> None:
         NodeEmbedding(pyg_dist.DistributedData(graph), 0)
 
 
-def test_bad_arguments(workers: Pools) -> None:
-    workers(1).run(bad_arguments)
-
-
-def lists_of_tensors() -> None:
+@on_ranks(1)
+def test_lists_of_tensors() -> None:
     """Functions of many tensors at once are called by optimizers: the way out is an argument of theirs."""
-    import pyg_dist
-    from pyg_dist.nn import NodeEmbedding
-
     weight = NodeEmbedding(pyg_dist.DistributedData(random_graph(10, 30), layout="grid"), 3).weight
     weight.square().sum().backward()
     calls: list[Callable[[], Any]] = [
@@ -103,15 +93,9 @@ def lists_of_tensors() -> None:
             call()
 
 
-def test_lists_of_tensors(workers: Pools) -> None:
-    workers(1).run(lists_of_tensors)
-
-
-def moved_and_converted() -> None:
+@on_ranks(2)
+def test_models_with_embeddings_move() -> None:
     """``model.to`` and the like, which every script calls, with an embedding in the model."""
-    import pyg_dist
-    from pyg_dist.nn import NodeEmbedding
-
     for layout in ("halo", "grid"):
         data = pyg_dist.DistributedData(random_graph(10, 30), layout=layout)
         model = nn.Sequential(NodeEmbedding(data, 4), nn.Linear(4, 2))
@@ -123,7 +107,3 @@ def moved_and_converted() -> None:
         assert torch.equal(weight.full_tensor().detach().float(), before)
         model[1](weight).sum().backward()
         assert weight.grad.full_tensor().shape == (10, 4)
-
-
-def test_models_with_embeddings_move(workers: Pools) -> None:
-    workers(2).run(moved_and_converted)

@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from torch.library import opcheck
 from torch_geometric.nn import GCNConv
 
+import pyg_dist
 from pyg_dist.backend import ops
+from pyg_dist.backend.comm.checks.calls import Calls
 from pyg_dist.backend.dense.norm_relu_dropout import norm_relu_dropout_rows
 from pyg_dist.backend.ops import NormReLUDropoutSpec as Spec
 from pyg_dist.errors import DataError, OptionError
+from pyg_dist.grid.sharding import Tile
 from pyg_dist.nn import NormReLUDropout, norm_relu_dropout
 
 NORMS: list[Any] = ["layer", "rms", None]
@@ -214,8 +217,6 @@ def test_wrong_arguments_are_refused() -> None:
 
 def compare_with_three_functions(rows_of: str = "node", norm: Any = "layer", **layout: Any) -> float:
     """On every rank: the same draw gives the same mask, so the fused pass equals the three functions."""
-    import pyg_dist
-
     data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), **(layout or {"partition": "random"}))
     results = []
     for fused in (True, False):
@@ -250,9 +251,6 @@ def test_tiles_agree_with_torch(workers: Any, mesh: dict[str, int], norm: Any) -
 
 def residual_steps(mesh: dict[str, int], fused: bool, **switches: str) -> tuple[list[Tensor], Counter[str]]:
     """Three steps of layers with residuals: parameters and gradients; the calls of the last one by kind."""
-    import pyg_dist
-    from pyg_dist.backend.comm.checks.calls import Calls
-
     with mock.patch.dict(os.environ, switches):
         data = pyg_dist.DistributedData(random_graph(47, 310, num_features=24, seed=1), layout="grid", mesh=mesh)
         torch.manual_seed(2)
@@ -290,9 +288,6 @@ def test_early_residuals_change_no_number(workers: Any, mesh: dict[str, int], su
 
 def unasked_residuals() -> list[int]:
     """Redistributions of each step, in which the residual is added twice, then never, then twice."""
-    import pyg_dist
-    from pyg_dist.grid.sharding import Tile
-
     data = pyg_dist.DistributedData(random_graph(47, 310, num_features=24, seed=1), layout="grid", mesh={"x": 2})
     conv, norm = pyg_dist.distribute(GCNConv(24, 24).double()), NormReLUDropout(24, p=0.0).double()
     counts = []
@@ -314,8 +309,6 @@ def test_residuals_that_nobody_asks_for(workers: Any) -> None:
 
 def masks(**layout: Any) -> list[Tensor]:
     """Results do not depend on the layout, whichever the norm."""
-    import pyg_dist
-
     data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), **layout)
     results = []
     for norm in NORMS:

@@ -17,7 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import random_graph
 from safetensors.torch import save_file
+from workers import on_ranks
 
+import pyg_dist
+from pyg_dist import DistributedData
 from pyg_dist.backend.ops.quantize import row_bytes
 from pyg_dist.errors import AgreementError, DataError, UnsupportedError
 from pyg_dist.halo.plan.cost import (
@@ -282,8 +285,6 @@ def test_plot(tmp_path: Path) -> None:
 
 
 def run_plan(world_size: int, exchange: Any) -> tuple[str, Any]:
-    from pyg_dist import DistributedData
-
     graph = random_graph(50, 300, seed=4)
     parts = torch.randint(0, world_size, (50,), generator=torch.Generator().manual_seed(2))
     plan = DistributedData(graph, partition=parts, exchange=exchange).plan
@@ -298,12 +299,10 @@ def test_planned_without_a_launch_as_with_one(workers: Any, exchange: ExchangeKi
         assert plan == expected
 
 
-def run_again(world_size: int, folder: str) -> None:
+@on_ranks(2)
+def test_used_again(world_size: int, tmp_path: Path) -> None:
     """A saved plan brings its parts; everyone refuses a stale one."""
-    import pyg_dist
-    from pyg_dist import DistributedData
-
-    graph, path = random_graph(50, 300, seed=4), Path(folder) / "plan.safetensors"
+    graph, path = random_graph(50, 300, seed=4), tmp_path / "plan.safetensors"
     first = DistributedData(graph, partition="random", seed=7)
     if pyg_dist.is_main():
         first.plan.save(path)
@@ -325,7 +324,3 @@ def run_again(world_size: int, folder: str) -> None:
     assert DistributedData(graph, partition=first.plan).plan == first.plan  # its parts are on rank 0
     with pytest.raises(UnsupportedError, match="distributed already"):
         DistributedData(first)
-
-
-def test_used_again(workers: Any, tmp_path: Path) -> None:
-    workers(2).run(run_again, 2, str(tmp_path))

@@ -15,6 +15,10 @@ from bits import have_same_bits
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
+from pyg_dist import save_graph
+from pyg_dist.cli.conversion import StoreOptions, write_halo_store
+from pyg_dist.store.sources import open_source
+
 T = TypeVar("T")
 
 
@@ -81,10 +85,6 @@ def typed_graph() -> HeteroData:
 
 def write(data: Data, folder: Path, parts: Tensor, num_parts: int, **options: Any) -> Path:
     """The halo store of a graph with given parts."""
-    from pyg_dist import save_graph
-    from pyg_dist.cli.conversion import StoreOptions, write_halo_store
-    from pyg_dist.store.sources import open_source
-
     folder.mkdir(parents=True, exist_ok=True)
     save_graph(data, folder / "graph.safetensors")
     np.save(folder / "parts.npy", parts.numpy())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from test_grid_store import write as write_grid
 from test_halo_store import uneven
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedConv
 
 
 def convs() -> dict[str, Any]:
@@ -45,9 +45,6 @@ def step(data: Any, name: str, conv: nn.Module) -> dict[str, Tensor | None]:
 
 
 def opened_as_made(path: str, layout: dict[str, Any]) -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedConv
-
     plain = skewed_graph()
     made: Any = DistributedData(skewed_graph(), **layout)
     opened: Any = DistributedData.open(path, **{key: layout[key] for key in ("mesh",) if key in layout})

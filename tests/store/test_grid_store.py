@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,16 @@ from bits import assert_all_same_bits
 from stored_graphs import same, skewed_graph
 from test_halo_store import training
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools
 
+from pyg_dist import DistributedData, EdgeTensor, NodeTensor, save_graph, world_size
+from pyg_dist.cli.conversion import StoreOptions, write_grid_store
+from pyg_dist.cli.stored_plan import plan_of_store
 from pyg_dist.data.grid_data import StoredOrder
 from pyg_dist.grid.plan.node_order import ListedOrder
 from pyg_dist.store.grid_store import GridStore
 from pyg_dist.store.manifest import Manifest
-
-Pools = Callable[[int], Workers]
+from pyg_dist.store.sources import open_source
 
 
 def write(
@@ -30,10 +31,6 @@ def write(
     memory: int = 1 << 30,
     data: Data | None = None,
 ) -> Path:
-    from pyg_dist import save_graph
-    from pyg_dist.cli.conversion import StoreOptions, write_grid_store
-    from pyg_dist.store.sources import open_source
-
     folder.mkdir(exist_ok=True)
     save_graph(skewed_graph() if data is None else data, folder / "g.safetensors")
     options = StoreOptions(num_ranks, memory=memory, force=True)
@@ -42,8 +39,6 @@ def write(
 
 
 def opened_as_made(path: str, mesh: dict[str, int] | None) -> None:
-    from pyg_dist import DistributedData, EdgeTensor, NodeTensor
-
     made: Any = DistributedData(skewed_graph(), layout="grid", mesh=mesh)
     opened: Any = DistributedData.open(path, mesh=mesh)
     assert set(made.keys()) == set(opened.keys())
@@ -94,8 +89,6 @@ def test_orders_stay_in_their_file(tmp_path: Path) -> None:
 
 
 def on_another_mesh(path: str) -> None:
-    from pyg_dist import DistributedData
-
     made = training(DistributedData(skewed_graph()), "sage")
     opened: Any = DistributedData.open(path, mesh={"z": 2})
     assert sum(opened.plan.edges) == 1500
@@ -108,9 +101,6 @@ def test_another_mesh(workers: Pools, tmp_path: Path) -> None:
 
 
 def on_fewer_ranks(path: str) -> None:
-    from pyg_dist import DistributedData, world_size
-    from pyg_dist.cli.stored_plan import plan_of_store
-
     opened: Any = DistributedData.open(path)
     planned: Any = plan_of_store(Path(path), world_size(), "hybrid", machine=opened.plan.machine)
     assert opened.plan == planned

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,20 @@ from bits import assert_all_same_bits
 from stored_graphs import differences, planned_together, same, skewed_graph, write
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData, EdgeTensor, NodeTensor, world_size
+from pyg_dist.cli.stored_plan import plan_of_store
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+from pyg_dist.data.stored_graph import StoreOnRanks, rank_of_part
+from pyg_dist.errors import AgreementError, StoreError
+from pyg_dist.halo.plan.share import halo_share
+from pyg_dist.halo.plan.two_level import Task, exchanged
+from pyg_dist.loader import UniformVertexLoader
+from pyg_dist.store.halo_reader import HaloStore
+from pyg_dist.store.manifest import Manifest
+
 NUM_STEPS = 5
 
 
@@ -28,8 +38,6 @@ def uneven(num_nodes: int, num_parts: int, seed: int = 1) -> Tensor:
 
 
 def opened_as_made(path: str, parts: Tensor, exchange: str) -> None:
-    from pyg_dist import DistributedData, EdgeTensor, NodeTensor
-
     made = DistributedData(skewed_graph(), partition=parts, exchange=exchange)
     opened = DistributedData.open(path, exchange=exchange)
     assert differences(made.graph.share, opened.graph.share) == []
@@ -56,12 +64,6 @@ def test_equal_to_the_whole_graph(workers: Pools, tmp_path: Path, world_size: in
 
 
 def merged_share(path: str) -> None:
-    from pyg_dist import DistributedData, rank, world_size
-    from pyg_dist.cli.stored_plan import plan_of_store
-    from pyg_dist.data.stored_graph import rank_of_part
-    from pyg_dist.store.halo_reader import HaloStore
-    from pyg_dist.store.manifest import Manifest
-
     opened = DistributedData.open(path)
     store = HaloStore(Path(path), Manifest.load(Path(path)))
     ranks = rank_of_part(store.path, [store], world_size())
@@ -70,8 +72,8 @@ def merged_share(path: str) -> None:
     assert differences(made.graph.share, opened.graph.share) == []
     assert made.plan.sizes == opened.plan.sizes
     assert opened.plan == plan_of_store(Path(path), world_size(), "hybrid")
-    assert same(made.x.to_local(), opened.x.to_local()), rank()
-    assert same(made.edge_attr.to_local(), opened.edge_attr.to_local()), rank()
+    assert same(made.x.to_local(), opened.x.to_local()), pyg_dist.rank()
+    assert same(made.edge_attr.to_local(), opened.edge_attr.to_local()), pyg_dist.rank()
     for conv in ("gcn", "sage"):
         one, other = training(made, conv), training(opened, conv)
         assert_all_same_bits(one, other)
@@ -85,11 +87,6 @@ def test_merged_parts(workers: Pools, tmp_path: Path, world_size: int) -> None:
 
 def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
     """Of two minimum covers, that of the rank with fewer in-edges: a part that brings edges turns the choice."""
-    from pyg_dist.data.stored_graph import StoreOnRanks
-    from pyg_dist.halo.plan.share import halo_share
-    from pyg_dist.store.halo_reader import HaloStore
-    from pyg_dist.store.manifest import Manifest
-
     link = torch.tensor([[0, 0, 1, 1], [2, 3, 2, 3]])
     edge_index = torch.cat([link, torch.tensor([[4], [5]]).expand(2, 9)], dim=1)
     parts, ranks = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 1, 0])
@@ -108,12 +105,6 @@ def test_merged_parts_have_another_cover(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("merged", "on_each"), [(1, 4), (2, 2), (3, 2)])
 def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) -> None:
     """The lists of each rank, also of merged parts, are those of the whole graph, planned alone and together."""
-    from pyg_dist.data.stored_graph import StoreOnRanks
-    from pyg_dist.halo.plan.share import halo_share
-    from pyg_dist.halo.plan.two_level import Task, exchanged
-    from pyg_dist.store.halo_reader import HaloStore
-    from pyg_dist.store.manifest import Manifest
-
     graph, parts = skewed_graph(), uneven(200, 8)
     path = write(graph, tmp_path, parts, 8)
     store, ranks = HaloStore(path, Manifest.load(path)), torch.arange(8) // merged
@@ -133,8 +124,6 @@ def test_two_levels(tmp_path: Path, merged: int, on_each: int, exchange: Any) ->
 
 def training(data: Any, conv: str) -> list[Tensor]:
     """Losses of some steps and what they end with."""
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
     torch.manual_seed(0)
     kind = {"gcn": DistributedGCNConv, "sage": DistributedSAGEConv}[conv]
     model = nn.ModuleList([kind(7, 8), kind(8, 4)])
@@ -152,8 +141,6 @@ def training(data: Any, conv: str) -> list[Tensor]:
 
 
 def trained_alike(path: str, parts: Tensor, conv: str) -> list[Tensor]:
-    from pyg_dist import DistributedData
-
     made = training(DistributedData(skewed_graph(), partition=parts), conv)
     opened = training(DistributedData.open(path), conv)
     assert_all_same_bits(made, opened)
@@ -171,9 +158,6 @@ def test_training_to_the_bit(workers: Pools, tmp_path: Path, world_size: int, co
 
 def in_data_groups(path: str, parts: Tensor) -> None:
     """Each group has a part on each of its ranks, and a batch is the union of the groups' samples."""
-    from pyg_dist import DistributedData
-    from pyg_dist.loader import UniformVertexLoader
-
     mesh = {"data": 2, "part": 2}
     made = DistributedData(skewed_graph(), partition=parts, mesh=mesh)
     opened = DistributedData.open(path, mesh=mesh)
@@ -191,9 +175,6 @@ def test_data_groups(workers: Pools, tmp_path: Path) -> None:
 
 
 def too_many_ranks(path: str) -> str:
-    from pyg_dist import DistributedData
-    from pyg_dist.errors import StoreError
-
     with pytest.raises(StoreError) as caught:
         DistributedData.open(path)
     return str(caught.value)
@@ -207,11 +188,8 @@ def test_more_ranks_than_parts(workers: Pools, tmp_path: Path) -> None:
 
 
 def different_stores(first: str, second: str) -> str:
-    from pyg_dist import DistributedData, rank
-    from pyg_dist.errors import AgreementError
-
     with pytest.raises(AgreementError) as caught:
-        DistributedData.open(first if rank() == 0 else second)
+        DistributedData.open(first if pyg_dist.rank() == 0 else second)
     return str(caught.value)
 
 
@@ -225,8 +203,6 @@ def test_ranks_that_see_different_stores(workers: Pools, tmp_path: Path) -> None
 
 
 def test_memory_is_what_splits_the_work_not_what_comes_out(tmp_path: Path) -> None:
-    from pyg_dist.store.manifest import Manifest
-
     data, parts = skewed_graph(3000, 60_000), uneven(3000, 3)
     large = Manifest.load(write(data, tmp_path / "large", parts, 3))
     small = Manifest.load(write(data, tmp_path / "small", parts, 3, memory=9 << 20))

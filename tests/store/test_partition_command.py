@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from stored_graphs import skewed_graph
-from workers import Workers
+from workers import Pools
 
 from pyg_dist import DistributedData, save_graph
 from pyg_dist.cli import main
@@ -69,9 +68,7 @@ def opened_with_nan(path: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["halo", pytest.param("grid", marks=pytest.mark.slow)])
-def test_nan_features_are_told_when_a_store_is_opened(
-    workers: Callable[[int], Workers], tmp_path: Path, layout: str
-) -> None:
+def test_nan_features_are_told_when_a_store_is_opened(workers: Pools, tmp_path: Path, layout: str) -> None:
     nan, out = skewed_graph(), tmp_path / "store"
     nan.x[[7, 130, 130], [0, 1, 2]] = float("nan")
     save_graph(nan, tmp_path / "nan.safetensors")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,18 @@ from against_stock import assert_same
 from stored_graphs import typed_graph
 from torch import Tensor
 from torch_geometric.nn import HeteroConv, SAGEConv
-from workers import Workers
+from workers import Pools
 
-from pyg_dist import save_graph
-from pyg_dist.cli import main
+from pyg_dist import DistributedData, distribute, save_graph
+from pyg_dist.backend.session import session
+from pyg_dist.cli import conversion, main
+from pyg_dist.data.stored_graph import rank_of_part
+from pyg_dist.data.stored_types import stored_types_plan
 from pyg_dist.errors import PygDistError
 from pyg_dist.store.folder import lock
 from pyg_dist.store.source import Source
+from pyg_dist.store.typed_store import TypesManifest
 
-Pools = Callable[[int], Workers]
 PARTS = 4
 
 
@@ -41,9 +43,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def owners_in(path: str, num_ranks: int) -> dict[str, Tensor]:
     """The rank of each node, by type, read from the store."""
-    from pyg_dist.data.stored_graph import rank_of_part
-    from pyg_dist.store.typed_store import TypesManifest
-
     manifest = TypesManifest.load(Path(path))
     stores = manifest.halo_stores(Path(path))
     ranks, found = rank_of_part(Path(path), list(stores.edges.values()), num_ranks), {}
@@ -56,9 +55,6 @@ def owners_in(path: str, num_ranks: int) -> dict[str, Tensor]:
 
 def opened(num_ranks: int, path: str, hierarchy: Any = "off") -> None:
     """Rows, edges, messages and plan are those of the graph in memory with the same owners, and so is training."""
-    from pyg_dist import DistributedData, distribute
-    from pyg_dist.data.stored_types import stored_types_plan
-
     graph = typed_graph()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -110,8 +106,6 @@ def test_opened_by_ranks(workers: Pools, store: Path, num_ranks: int) -> None:
 
 
 def opened_on_machines(num_ranks: int, path: str) -> None:
-    from pyg_dist.backend.session import session
-
     session.shutdown()
     os.environ["PYG_DIST_MACHINES"] = "0,0,1,1"[: 2 * num_ranks - 1]
     session.init()
@@ -180,8 +174,6 @@ def test_a_refused_attribute_leaves_nothing(tmp_path: Path, capsys: pytest.Captu
 
 def test_damaged_stores(store: Path, tmp_path: Path) -> None:
     """A piece that is missing, damaged or another store's is found."""
-    from pyg_dist import DistributedData
-
     for number, (name, damage) in enumerate({
         "types.json": lambda file: file.write_text(file.read_text().replace('"paper"', '"papers"')),
         "edges-0/manifest.json": lambda file: file.unlink(),
@@ -197,9 +189,6 @@ def test_interrupted_and_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Work goes on with the parts and the pieces that are there, and gives the same store; not with other options."""
-    from pyg_dist.cli import conversion
-    from pyg_dist.store.typed_store import TypesManifest
-
     save_graph(typed_graph(), tmp_path / "graph.safetensors")
     command = ["partition", str(tmp_path / "graph.safetensors"), "", "--parts", "2", "--model", "stream"]
     command[2] = str(tmp_path / "whole")

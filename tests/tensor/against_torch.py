@@ -32,7 +32,7 @@ Refusal = tuple[Callable[["Operands"], object], type[Exception], str]  # an expr
 WORLD_SIZES = [1, 3]
 
 
-def on_ranks(names: Collection[str]) -> list[tuple[int, str]]:
+def ranks_and_names(names: Collection[str]) -> list[tuple[int, str]]:
     """Each name on several ranks, and every third one on one, where nothing travels: its rows are a special case."""
     return [*((3, name) for name in names), *((1, name) for name in list(names)[::3])]
 

@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.nn import GCNConv
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+from pyg_dist import DistributedData
+from pyg_dist.conv import DistributedGCNConv
+from pyg_dist.nn import NodeEmbedding
+
 LAYOUTS: dict[str, dict[str, Any]] = {"halo": {}, "grid": {"layout": "grid", "mesh": {"x": 2}}}
 
 
@@ -26,8 +29,6 @@ def near(ours: Any, stock: Tensor) -> None:
 
 def gradients_after_a_look() -> None:
     """Values are read before the tensor is told to learn."""
-    from pyg_dist import DistributedData
-
     graph = random_graph(23, 90)
     data = DistributedData(graph.clone(), layout="grid", mesh={"x": 2})
     F.normalize(data.x)
@@ -38,9 +39,6 @@ def gradients_after_a_look() -> None:
 
 
 def copies() -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.nn import NodeEmbedding
-
     data = DistributedData(random_graph(23, 90), layout="grid", mesh={"x": 2})
     embedding = NodeEmbedding(data, 6, dtype=torch.float64)
     F.normalize(embedding())
@@ -53,9 +51,6 @@ def copies() -> None:
 
 
 def leaves_are_freed() -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.nn import NodeEmbedding
-
     data = DistributedData(random_graph(23, 90), layout="grid", mesh={"x": 2})
     for uses_it in (lambda x: x.norm(), lambda x: F.normalize(x), lambda x: F.normalize(x).sum().backward()):
         embedding = NodeEmbedding(data, 6)
@@ -84,10 +79,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def changes_are_seen(layout: str) -> None:
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedGCNConv
-
+@on_ranks(2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_changes_through_data(layout: str) -> None:
     for change in CHANGES.values():
         graph = random_graph(23, 90)
         data, plain = DistributedData(graph.clone(), **LAYOUTS[layout]), graph.clone()
@@ -117,16 +111,10 @@ def changes_are_seen(layout: str) -> None:
         near(data.x[data.train_mask], plain.x[plain.train_mask])
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_changes_through_data(workers: Pools, layout: str) -> None:
-    workers(2).run(changes_are_seen, layout)
-
-
-def sgd_by_hand(layout: str) -> None:
+def test_sgd_by_hand(layout: str) -> None:
     """As in torch: no gradient flows through ``.data``, and autograd does not count its changes."""
-    from pyg_dist import DistributedData
-    from pyg_dist.nn import NodeEmbedding
-
     data = DistributedData(random_graph(23, 90), **LAYOUTS[layout])
     embedding = NodeEmbedding(data, 6, dtype=torch.float64)
     ours, stock = embedding.weight, embedding.weight.full_tensor().detach().clone().requires_grad_()
@@ -145,8 +133,3 @@ def sgd_by_hand(layout: str) -> None:
     loss = (ours * ours).sum()
     ours.data.add_(1)  # autograd does not notice
     loss.backward()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sgd_by_hand(workers: Pools, layout: str) -> None:
-    workers(2).run(sgd_by_hand, layout)

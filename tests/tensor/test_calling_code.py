@@ -15,9 +15,9 @@ from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import SparseTensor
-from workers import Workers
+from workers import Pools, on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
 
 
 class Looped(nn.Module):
@@ -76,8 +76,6 @@ def used_where_asked(edge_index: Any) -> Any:
 
 
 def questions(partition: str) -> str:
-    import pyg_dist
-
     graph = random_graph(20, 60)
     data = pyg_dist.DistributedData(graph, partition=partition)
     assert [ask(data) for ask in ASKING] == [True] * len(ASKING)
@@ -110,9 +108,10 @@ def test_the_line_is_named(workers: Pools, world_size: int, partition: str) -> N
         assert message.startswith(f"{__file__}:{line} asks whether edge_index is a Tensor")
 
 
-def numbers_of_nodes(last_has_edges: bool, layout: str) -> None:
-    import pyg_dist
-
+@pytest.mark.parametrize("layout", ["halo", "grid"])
+@pytest.mark.parametrize("last_has_edges", [True, False])
+@on_ranks(3)
+def test_the_number_of_nodes_is_the_largest_that_edges_name(last_has_edges: bool, layout: str) -> None:
     graph = random_graph(20, 60)
     graph.edge_index = graph.edge_index % (20 if last_has_edges else 17)
     data = pyg_dist.DistributedData(graph, layout=layout)
@@ -129,12 +128,3 @@ def numbers_of_nodes(last_has_edges: bool, layout: str) -> None:
         assert torch.equal(looped(handle)[0], looped(graph.edge_index)[0])
     weight = gcn_norm(handle)[1]
     torch.testing.assert_close(weight, gcn_norm(graph.edge_index)[1])
-
-
-@pytest.mark.parametrize("layout", ["halo", "grid"])
-@pytest.mark.parametrize("last_has_edges", [True, False])
-@pytest.mark.parametrize("world_size", [3])
-def test_the_number_of_nodes_is_the_largest_that_edges_name(
-    workers: Pools, world_size: int, last_has_edges: bool, layout: str
-) -> None:
-    workers(world_size).run(numbers_of_nodes, last_has_edges, layout)

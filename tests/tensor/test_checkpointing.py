@@ -16,9 +16,8 @@ from against_stock import NUM_CLASSES, NUM_FEATURES, Net, Results, Side, assert_
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
-from workers import Workers, WorkersError
+from workers import Pools, WorkersError
 
-Pools = Callable[[int], Workers]
 Wrapper = Callable[..., Any]  # called as checkpoint is: the function, then its arguments
 
 

@@ -7,7 +7,6 @@ counted on three ranks, tiles on a mesh of 2 x 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from against_torch import Expression, Form, Operands, functions_in_table, in_pla
 from collectives import collectives, count, plus, words
 from test_registry import MODULES
 from torch.nn import init
-from workers import Workers
+from workers import Pools, on_ranks
 
 from pyg_dist.backend.comm.group import Group
 from pyg_dist.errors import MixedRowsError
@@ -360,7 +359,7 @@ def test_every_function_is_listed() -> None:
 
 
 @pytest.mark.parametrize("on_grid", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["rows", "tiles"])
-def test_functions(workers: Callable[[int], Workers], on_grid: bool) -> None:
+def test_functions(workers: Pools, on_grid: bool) -> None:
     """The costs are those that are listed, on every rank; on tiles, the calls give what torch gives."""
     results = workers(4 if on_grid else 3).run(measured, on_grid)
     differ = {
@@ -386,7 +385,7 @@ def _expected(name: str, has_form: bool, num_tiles: int, num_learning: int) -> t
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cases(workers: Callable[[int], Workers], name: str) -> None:
+def test_cases(workers: Pools, name: str) -> None:
     for found in workers(3).run(case, name):
         assert found == CASES[name][:2]
 
@@ -396,11 +395,8 @@ def case(name: str) -> tuple[str, str]:
     return forward, backward
 
 
-def test_one_more_is_seen(workers: Callable[[int], Workers]) -> None:
-    workers(3).run(one_more)
-
-
-def one_more() -> None:
+@on_ranks(3)
+def test_one_more_is_seen() -> None:
     """The spy sees an all-reduce that a function makes in vain, and does not count one among one rank."""
     x = Operands("tall", True).x  # made here: the first rows of all have collectives of their own
     with collectives() as seen:

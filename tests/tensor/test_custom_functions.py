@@ -34,9 +34,11 @@ from torch import Tensor, nn
 from torch.autograd.function import Function
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
+
 N = 61
 
 
@@ -119,8 +121,6 @@ def step(data: Any, model: Any, call: Callable[[Tensor, Tensor, Any], Any]) -> R
 
 
 def layouts(data: Any) -> list[Any]:
-    import pyg_dist
-
     size = pyg_dist.world_size()
     return [
         pyg_dist.DistributedData(data, partition=uneven_parts(N, size)),
@@ -128,9 +128,8 @@ def layouts(data: Any) -> list[Any]:
     ]
 
 
-def compare() -> None:
-    import pyg_dist
-
+@on_ranks(1, 3)
+def test_gradients() -> None:
     data = random_graph(N, 420, 6, seed=5)
     torch.manual_seed(0)
     made = Model().double()
@@ -144,12 +143,8 @@ def compare() -> None:
             assert_same(got, expected[name], f"{name}, {ours.plan.layout}")
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_gradients(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(compare)
-
-
-def differentiate_twice() -> None:
+@on_ranks(1, 2)
+def test_second_derivatives() -> None:
     data = random_graph(N, 420, 6, seed=5)
     for ours in layouts(data):
         for function in (Norm, Centred, Exp, Softmax, SetUp, Scaled, Mapped, Loss):
@@ -166,11 +161,6 @@ def differentiate_twice() -> None:
         (once,) = torch.autograd.grad(Once.apply(x).tanh().sum(), x, create_graph=True)  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match="differentiate twice a function that was marked with @once_different"):
             once.square().sum().backward()
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_second_derivatives(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(differentiate_twice)
 
 
 class Seen(Function):
@@ -217,10 +207,8 @@ class Captures(Function):
         return g.sum(0), None
 
 
-def see() -> None:
-    import pyg_dist
-    from pyg_dist.errors import LayoutMismatchError, UnsupportedError
-
+@on_ranks(1, 2)
+def test_what_a_function_sees() -> None:
     ours = pyg_dist.DistributedData(random_graph(N, 420, 6, seed=5))
     x = ours.x.detach().clone().requires_grad_()
     out, doubled = Seen.apply(x, torch.ones(6, dtype=torch.float64))  # type: ignore[no-untyped-call]
@@ -241,8 +229,3 @@ def see() -> None:
         RuntimeError, match=r"TooFewBackward returned an incorrect number of gradients \(expected 2, got 1\)"
     ):
         TooFew.apply(x, torch.ones(6, dtype=torch.float64)).sum().backward()  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_what_a_function_sees(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(see)

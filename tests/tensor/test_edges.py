@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,16 +10,18 @@ from against_stock import assert_same
 from bits import assert_same_bits
 from random_graphs import random_graph, uneven_parts
 from torch_geometric.utils import scatter as scatter_of_pyg
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import NodeTensor
+from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
+from pyg_dist.graph.layer_call import running
+
 NUM_NODES, NUM_EDGES = 31, 170
 
 
 def pair(mesh: dict[str, int] | None = None) -> tuple[Any, Any]:
     """A graph, and the same on the halo layout or on a mesh."""
-    import pyg_dist
-
     data = random_graph(NUM_NODES, NUM_EDGES, seed=4)
     if mesh is not None:
         return data, pyg_dist.DistributedData(data, layout="grid", mesh=mesh)
@@ -28,8 +29,6 @@ def pair(mesh: dict[str, int] | None = None) -> tuple[Any, Any]:
 
 
 def lifted_and_scattered(mesh: dict[str, int] | None) -> None:
-    from pyg_dist.errors import DataError
-
     data, ours = pair(mesh)
     edges, cube = ours.edge_index.edges(by_operator=True), torch.stack([data.x, data.x.tanh()], 1)
     for end in (0, 1):
@@ -84,8 +83,6 @@ def passed(data: Any, to: torch.Tensor, of: torch.Tensor) -> dict[str, torch.Ten
 
 
 def as_nodes(x: torch.Tensor, ours: Any) -> Any:
-    from pyg_dist import NodeTensor
-
     return NodeTensor.from_local(ours.graph.node_sharding.slice(x), ours.graph.node_sharding)
 
 
@@ -100,8 +97,6 @@ def test_lift_and_scatter_alone(workers: Pools) -> None:
 
 
 def exchanges() -> list[int]:
-    from pyg_dist.graph.layer_call import running
-
     _, ours = pair()
     sources, sent = ours.edge_index.edges().end(0), []
 
@@ -128,8 +123,6 @@ def test_lifts_of_one_tensor_share_an_exchange(workers: Pools) -> None:
 
 
 def views(mesh: dict[str, int] | None) -> None:
-    from pyg_dist.errors import LayoutMismatchError, MixedRowsError
-
     data, ours = pair(mesh)
     edges = ours.edge_index.edges(by_operator=True)
     assert (edges.shape, edges.size(1), len(edges), edges.numel()) == ((2, NUM_EDGES), NUM_EDGES, 2, 2 * NUM_EDGES)
@@ -186,8 +179,6 @@ def test_edges(workers: Pools, world_size: int) -> None:
 def as_many_edges_as_nodes(mesh: dict[str, int] | None) -> None:
     """Values of a graph with as many edges as nodes, whose names do not say of which they are, are of both."""
     from torch_geometric.nn import GATConv, GCNConv, SAGEConv
-
-    import pyg_dist
 
     data = random_graph(NUM_NODES, NUM_NODES, seed=4)
     data.flow = torch.rand(NUM_NODES, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,9 @@ from against_stock import Results, assert_same, gradients, meshes
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
 
 
 class Reverse(torch.autograd.Function):
@@ -93,8 +92,6 @@ def step(data: Any, model: nn.Module, function: Any, hooked: str) -> Results:
 
 
 def compare(mesh: dict[str, int] | None) -> None:
-    import pyg_dist
-
     data = random_graph(61, 420, 6, seed=5)
     if mesh is None:
         ours = pyg_dist.DistributedData(data, partition=uneven_parts(61, pyg_dist.world_size()))

@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Net, Results, Side, compare, gradients
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv
-from workers import Workers
+from workers import Pools
 
 import pyg_dist
-
-Pools = Callable[[int], Workers]
 
 
 def named(prefix: str, results: Results) -> Results:

@@ -9,9 +9,7 @@ import pytest
 import torch
 from against_stock import Net, Results, Side, compare, gradients
 from torch import Tensor, nn
-from workers import Workers
-
-Pools = Callable[[int], Workers]
+from workers import Pools
 
 
 def hooks_on_parameters(side: Side) -> Results:

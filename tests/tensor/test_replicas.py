@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from random_graphs import random_graph
 from torch import Tensor, nn
 from wire import Wire
-from workers import Workers
+from workers import Pools, on_ranks
 
 import pyg_dist
 from pyg_dist.backend.comm import group as groups
@@ -22,7 +22,6 @@ from pyg_dist.backend.comm.checks import noted, replicas
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 from pyg_dist.errors import AgreementError
 
-Pools = Callable[[int], Workers]
 LAYOUTS = [{"partition": "metis"}, {"partition": "random"}, {"layout": "grid"}]
 N, FEATURES = 40, 5
 
@@ -174,7 +173,9 @@ def test_what_differs_is_named(workers: Pools, world_size: int, options: dict[st
             assert "\n" not in message
 
 
-def alike(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", LAYOUTS, ids=str)
+@on_ranks(3)
+def test_what_may_differ_does_not_raise(options: dict[str, Any]) -> None:
     """What one rank may do alone."""
     data = pyg_dist.DistributedData(random_graph(N, 160, FEATURES, seed=2), **options)
     noise = torch.ones(FEATURES, dtype=torch.float64)
@@ -200,12 +201,6 @@ def alike(options: dict[str, Any]) -> None:
     (data.x @ leaf).sum().backward()
     millionths = int(1e6 * leaf.sum())
     assert groups.world_group().gather_counts(millionths) == [millionths] * pyg_dist.world_size()
-
-
-@pytest.mark.parametrize("options", LAYOUTS, ids=str)
-@pytest.mark.parametrize("world_size", [3])
-def test_what_may_differ_does_not_raise(workers: Pools, world_size: int, options: dict[str, Any]) -> None:
-    workers(world_size).run(alike, options)
 
 
 def rounded() -> list[str]:

@@ -27,6 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex, Index
 from workers import Workers
 
+import pyg_dist
+
 
 class Sub(Tensor):
     """As images of vision libraries are: a class and nothing else."""
@@ -340,8 +342,6 @@ def results() -> dict[str, Any]:
 
 
 def beside_rows(layout: str) -> None:
-    import pyg_dist
-
     before = results()
     failed = {name: value for name, value in before.items() if isinstance(value, str) and "Error" in value[:40]}
     assert failed.keys() == {"no memory", "memory error"}, failed
@@ -367,8 +367,6 @@ def test_others_are_as_without(layout: str) -> None:
 
 def first_compiled_beside_rows() -> None:
     """Tables that torch fills at its first use, filled beside rows, serve after them."""
-    import pyg_dist
-
     data = pyg_dist.DistributedData(random_graph(20, 60))
     assert torch.tensor.__module__ == data.x.__module__ or callable(torch.tensor)
     first = told([compiled(fullgraph=True), on_meta(), _scripted_anew()])

@@ -15,12 +15,11 @@ from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
 from torch_geometric.data import Data
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
 from pyg_dist.tensor import sparse_form
 from pyg_dist.tensor.functions.layers import sparse_rows
-
-Pools = Callable[[int], Workers]
 
 WIDTH = 40
 
@@ -63,8 +62,6 @@ def sparse_graph(share: float = 0.05) -> Data:
 
 
 def distributed(graph: Data, **layout: Any) -> Any:
-    import pyg_dist
-
     options = layout or {"partition": uneven_parts(graph.num_nodes, pyg_dist.world_size())}
     return pyg_dist.DistributedData(graph, **options)
 
@@ -76,7 +73,7 @@ def step(model: nn.Module, data: Any) -> Results:
     return {"out": out.detach(), **gradients(model)}
 
 
-def on_ranks(run: Callable[..., Any], *args: Any) -> Any:
+def with_few(run: Callable[..., Any], *args: Any) -> Any:
     """``run`` where a few elements are enough."""
     with patch.object(sparse_form, "_FEWEST", 1):
         return run(*args)
@@ -84,8 +81,6 @@ def on_ranks(run: Callable[..., Any], *args: Any) -> Any:
 
 def equality(layout: dict[str, Any]) -> None:
     """Of what is kept, of features changed in place, and of features that are dense from then on."""
-    import pyg_dist
-
     for name, make in CONVS.items():
         graph = sparse_graph()
         data = distributed(graph, **layout)
@@ -104,7 +99,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {"halo": {}, "grid": {"layout": "grid"}}
 
 @pytest.mark.parametrize(("num_ranks", "layout"), [(1, "halo"), (3, "halo"), (2, "grid")])
 def test_numbers_are_those_of_pyg(workers: Pools, num_ranks: int, layout: str) -> None:
-    workers(num_ranks).run(on_ranks, equality, LAYOUTS[layout])
+    workers(num_ranks).run(with_few, equality, LAYOUTS[layout])
 
 
 def forms() -> None:
@@ -169,4 +164,4 @@ def bits() -> None:
 @pytest.mark.parametrize("run", [forms, dropped, derivatives, bits])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_what_is_kept(workers: Pools, num_ranks: int, run: Callable[[], None]) -> None:
-    workers(num_ranks).run(on_ranks, run)
+    workers(num_ranks).run(with_few, run)

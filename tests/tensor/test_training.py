@@ -34,12 +34,10 @@ from against_stock import (
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from workers import Workers
+from workers import Pools, on_ranks
 
+import pyg_dist
 from pyg_dist.errors import MixedRowsError
-
-Pools = Callable[[int], Workers]
-
 
 # A bias before batch norm has no gradient but rounding, which Adam would blow up to the size of any other.
 EPS = 1e-3
@@ -191,8 +189,6 @@ def saved_models(side: Side) -> Results:
 
 def saved_to_one_path(path: str) -> None:
     """Every rank saves to one path and loads from it, as scripts do that stop early: all read whole files."""
-    import pyg_dist
-
     data = pyg_dist.DistributedData(graph(), partition="random")
     for step in range(60):
         state = {"sum": data.x.sum() * step, "weight": torch.full((1 << 12 + step % 5,), float(step))}
@@ -336,7 +332,9 @@ def test_training(workers: Pools, world_size: int, script: Callable[[Side], Resu
     workers(world_size).run(compare, script)
 
 
-def refused_pickles() -> None:
+@on_ranks(3)
+def test_pickle_is_refused() -> None:
+    """A file would hold one rank's rows and look like all of them."""
     _, ours = sides()
     net = Net(ours)
     net.x = nn.Parameter(ours.data.x.clone())
@@ -351,12 +349,11 @@ def refused_pickles() -> None:
             assert "save" in str(error.value), "names the way out"
 
 
-def test_pickle_is_refused(workers: Pools) -> None:
-    """A file would hold one rank's rows and look like all of them."""
-    workers(3).run(refused_pickles)
-
-
-def in_low_precision(conv_name: str, whole_model: bool, bias: bool) -> None:
+@on_ranks(3)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])  # a bias promotes, too
+@pytest.mark.parametrize("whole_model", [False, True], ids=["autocast", "bfloat16"])
+@pytest.mark.parametrize("conv_name", ["SAGEConv", "GCNConv"])
+def test_low_precision(conv_name: str, whole_model: bool, bias: bool) -> None:
     """Under autocast, and with everything in bfloat16: dtypes are stock's, and errors are of the same size."""
     stock, ours = sides(torch.float32)
 
@@ -381,14 +378,9 @@ def in_low_precision(conv_name: str, whole_model: bool, bias: bool) -> None:
         assert error <= 2 * allowed + 2**-7, f"{name} is off by {error:.1e}; stock in the same dtype by {allowed:.1e}"
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])  # a bias promotes, too
-@pytest.mark.parametrize("whole_model", [False, True], ids=["autocast", "bfloat16"])
-@pytest.mark.parametrize("conv_name", ["SAGEConv", "GCNConv"])
-def test_low_precision(workers: Pools, conv_name: str, whole_model: bool, bias: bool) -> None:
-    workers(3).run(in_low_precision, conv_name, whole_model, bias)
-
-
-def inside_ddp(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}], ids=str)
+@on_ranks(3)
+def test_inside_ddp(options: dict[str, Any]) -> None:
     """The wrapper averages equal gradients: it must not see partial ones, nor count anything twice."""
     stock, ours = sides()
 
@@ -409,9 +401,3 @@ def inside_ddp(options: dict[str, Any]) -> None:
         return results | gradients(net, x=x)
 
     assert_same(run(ours), run(stock))
-
-
-@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}], ids=str)
-@pytest.mark.parametrize("world_size", [3])
-def test_inside_ddp(workers: Pools, world_size: int, options: dict[str, Any]) -> None:
-    workers(world_size).run(inside_ddp, options)

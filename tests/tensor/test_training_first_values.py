@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, Net, sides
 from bits import assert_same_bits
 from torch import Tensor, nn
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+
 Values = dict[str, Tensor]
 
 
@@ -52,8 +53,6 @@ class Scaled(nn.Module):
 
 def trained(rank_seeds: bool, call: str) -> tuple[Values, Values]:
     """State before the first forward and after a step, of a model that each rank has seeded by itself."""
-    import pyg_dist
-
     _, ours = sides()
     seed = 10 + pyg_dist.rank() if rank_seeds else 10
     net, data = Buffered(ours, seed), ours.data
@@ -106,8 +105,6 @@ def test_models_agree_though_each_rank_seeds_differently(workers: Pools, world_s
 
 def used_without_module() -> list[Values]:
     """Leaves that no module owns, a parameter that is replaced, a copy, and a second model."""
-    import pyg_dist
-
     _, ours = sides()
     rank, data = pyg_dist.rank(), ours.data
     torch.manual_seed(rank)
@@ -157,8 +154,6 @@ def differing_entries_without_gradients() -> list[float]:
 
 
 def generator_of_rank() -> torch.Generator:
-    import pyg_dist
-
     return torch.Generator().manual_seed(pyg_dist.rank())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,17 +10,16 @@ from against_stock import NUM_CLASSES, NUM_FEATURES, NUM_NODES, graph, parts
 from bits import assert_same_bits
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import MLPAggregation
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
+
 Values = dict[str, Tensor]
 
 
 def drawn(partition: str | None) -> Values:
     """Everything random that a script may ask of rows and edges, in global order."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
     given = graph()
     owners = parts(given, pyg_dist.world_size()) if partition is None else partition
     data = pyg_dist.DistributedData(given, partition=owners)
@@ -80,9 +78,6 @@ GRADIENTS = {"0.lin_l.weight", "0.lin_l.bias", "0.lin_r.weight", "1.lin.weight",
 
 def generators_after_an_aggregation_that_draws() -> tuple[Tensor, Any]:
     """Dropout inside of an aggregation draws for this rank's messages alone, however many there are."""
-    import pyg_dist
-    from pyg_dist.conv import DistributedSAGEConv
-
     given = graph()
     data = pyg_dist.DistributedData(given, partition=parts(given, pyg_dist.world_size()))
     torch.manual_seed(3)

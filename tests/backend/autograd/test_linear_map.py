@@ -13,9 +13,26 @@ import pytest
 import torch
 from random_graphs import random_graph
 from torch import Tensor
-from workers import Workers
+from workers import Pools
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.backend.autograd.linear_map import apply, begin
+from pyg_dist.backend.autograd.replicated import CopyToRanks, GatherRows
+from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.backend.comm.redistribution import Redistribution
+from pyg_dist.backend.comm.transport import Transport
+from pyg_dist.backend.ops.quantize import SUM_KEY
+from pyg_dist.backend.sparse.csr import CSR
+from pyg_dist.backend.sparse.matrix import Matrix
+from pyg_dist.grid.collectives import AllGather, Mesh, sum_all
+from pyg_dist.grid.operator import GridOperator, Side, TileProduct
+from pyg_dist.grid.plan.mesh_shape import INPUT, WHOLE_ROWS, MeshShape, TileLayout
+from pyg_dist.grid.plan.node_order import ListedOrder
+from pyg_dist.grid.sharding import Grid
+from pyg_dist.halo.exchange import AllToAll, ToNeighbours
+from pyg_dist.halo.graph import HaloGraph
+
 Pieces = list[Tensor]
 WIDTH = 3
 
@@ -53,11 +70,6 @@ def uneven(size: int) -> list[int]:
 
 def of_copies(rank: int, size: int) -> Iterator[Case]:
     """Identities, sums and gathers."""
-    from pyg_dist.backend.autograd.replicated import CopyToRanks, GatherRows
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.grid.collectives import AllGather, sum_all
-
     group, counts = world_group(), uneven(size)
 
     def own(pieces: Pieces) -> Tensor:
@@ -81,14 +93,6 @@ def of_copies(rank: int, size: int) -> Iterator[Case]:
 
 def of_redistributions(rank: int, size: int) -> Iterator[Case]:
     """Rows to one rank or to several, and tiles of a matrix."""
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.redistribution import Redistribution
-    from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.grid.collectives import Mesh
-    from pyg_dist.grid.plan.mesh_shape import INPUT, WHOLE_ROWS, MeshShape, TileLayout
-    from pyg_dist.grid.plan.node_order import ListedOrder
-    from pyg_dist.grid.sharding import Grid
-
     group, counts = world_group(), uneven(size)
 
     def own(pieces: Pieces) -> Tensor:
@@ -145,12 +149,6 @@ def tile_of(tile: Any, pieces: Pieces) -> Tensor:
 
 def of_halo(rank: int, size: int) -> Iterator[Case]:
     """Exchanges, the rows that they bring, and products."""
-    from pyg_dist import DistributedData
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.ops.quantize import SUM_KEY
-    from pyg_dist.halo.exchange import AllToAll, ToNeighbours
-    from pyg_dist.halo.graph import HaloGraph
 
     def own(pieces: Pieces) -> Tensor:
         return pieces[rank]
@@ -227,11 +225,6 @@ def by_rank(mine: Tensor, group: Any) -> Pieces:
 
 def of_tiles(rank: int, size: int) -> Iterator[Case]:
     """Products on a mesh of one axis, which is that of the source's rows or that of the target's."""
-    from pyg_dist.backend.comm.group import Group, world_group
-    from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.sparse.csr import CSR
-    from pyg_dist.backend.sparse.matrix import Matrix
-    from pyg_dist.grid.operator import GridOperator, Side, TileProduct
 
     def own(pieces: Pieces) -> Tensor:
         return pieces[rank]
@@ -285,8 +278,6 @@ def drawn(shapes: list[tuple[int, ...]]) -> Pieces:
 
 
 def check(case: Case, group: Any) -> None:
-    from pyg_dist.backend.autograd.linear_map import apply, begin
-
     a = case.linear_map
     x = [piece.requires_grad_() for piece in drawn(case.x_shapes)]
     y = case.dense(x)
@@ -327,9 +318,6 @@ def check(case: Case, group: Any) -> None:
 
 
 def check_all(source: int, size: int) -> list[str]:
-    import pyg_dist
-    from pyg_dist.backend.comm.group import world_group
-
     pyg_dist.init()
     torch.manual_seed(source)
     classes = set()
@@ -355,8 +343,6 @@ def test_maps_and_transposes(workers: Pools, source: int, size: int) -> None:
 
 
 def test_no_map_is_left_out() -> None:
-    import pyg_dist
-
     found = set()
     for module in pkgutil.walk_packages(pyg_dist.__path__, "pyg_dist."):
         if module.name.split(".")[1] not in ("backend", "halo", "grid"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
-from workers import Workers
+from workers import on_ranks
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.ids import Arrived, Call, IdList, IdLists, side_by_side
+from pyg_dist.backend.session.agreement import group_of_thread
 
 
 def lists(sender: int, receiver: int, columns: int, is_ascending: bool) -> torch.Tensor:
@@ -20,11 +22,8 @@ def lists(sender: int, receiver: int, columns: int, is_ascending: bool) -> torch
     return rows[rows[:, 0].argsort()] if is_ascending else rows
 
 
-def exchanged() -> None:
-    import pyg_dist
-    from pyg_dist.backend.comm.ids import IdList, IdLists
-    from pyg_dist.backend.session.agreement import group_of_thread
-
+@on_ranks(1, 2, 3)
+def test_exchange() -> None:
     pyg_dist.init()
     rank, size = pyg_dist.rank(), pyg_dist.world_size()
     ids = IdLists(group_of_thread(None))
@@ -50,16 +49,9 @@ def exchanged() -> None:
     assert ids.gather([rank, 7]).tolist() == [[r, 7] for r in range(size)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_exchange(world_size: int, workers: Pools) -> None:
-    workers(world_size).run(exchanged)
-
-
-def tasks_side_by_side() -> None:
+@on_ranks(1, 3)
+def test_tasks_side_by_side() -> None:
     """Three tasks of two calls, the second of two lists; the last task begins with an empty list."""
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.ids import Arrived, Call, IdList, IdLists, side_by_side
-
     ids = IdLists(world_group())
     size, rank = ids.group.size, ids.group.rank
 
@@ -80,19 +72,10 @@ def tasks_side_by_side() -> None:
     assert side_by_side([]) == []
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_tasks_side_by_side(world_size: int, workers: Pools) -> None:
-    workers(world_size).run(tasks_side_by_side)
-
-
-def of_another_thread() -> None:
+@on_ranks(3)
+def test_a_thread_of_its_own() -> None:
     """Messages of two threads never meet, whatever their order; groups of some ranks work beside those of all."""
     import threading
-
-    import pyg_dist
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.ids import IdList, IdLists
-    from pyg_dist.backend.session.agreement import group_of_thread
 
     pyg_dist.init()
     rank, size = pyg_dist.rank(), pyg_dist.world_size()
@@ -116,7 +99,3 @@ def of_another_thread() -> None:
         assert int(total) == 1000 * step * size + sum(range(size))
     thread.join(60)
     assert found == list(range(200))
-
-
-def test_a_thread_of_its_own(workers: Pools) -> None:
-    workers(3).run(of_another_thread)

@@ -17,9 +17,11 @@ import torch.distributed as dist
 from bits import assert_same_bits
 from counting_wire import CountingWire
 from torch import Tensor
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
 from pyg_dist.backend.comm.checks.calls import Standing
+from pyg_dist.backend.comm.checks.replicas import noted
 from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group, from_wire, to_wire, world_group
 from pyg_dist.backend.comm.transport import Transport
@@ -28,10 +30,11 @@ from pyg_dist.backend.comm.wires.gloo import GlooWire
 from pyg_dist.backend.comm.wires.shared_memory import SharedMemory
 from pyg_dist.backend.comm.wires.staged import StagedWire
 from pyg_dist.backend.comm.wires.wire import Flight, Wire
+from pyg_dist.backend.session.agreement import Control
+from pyg_dist.backend.session.divergence import compare_order
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import AgreementError, DivergenceError
 
-Pools = Callable[[int], Workers]
 Body = Callable[[Wire], Any]
 
 
@@ -267,10 +270,6 @@ def carries_groups(wire: Wire) -> None:
 
 def tells_of_divergence(wire: Wire) -> None:
     """Another call on one rank: where nothing keeps them apart, the step's end says so on every rank."""
-    from pyg_dist.backend.session.agreement import Control
-    from pyg_dist.backend.session.divergence import compare_order
-    from pyg_dist.backend.session.state import current
-
     control = current().of(Control).group
     with group_of(wire) as group:
         group.barrier()
@@ -289,8 +288,6 @@ def tells_of_divergence(wire: Wire) -> None:
 
 def compares_replicas(wire: Wire) -> None:
     """What ranks have noted goes with the next small sum, on every wire with tags."""
-    from pyg_dist.backend.comm.checks.replicas import noted
-
     if not wire.has_tags:
         return
     with group_of(wire) as group:
@@ -308,8 +305,6 @@ BODIES: list[Body] = [
 
 
 def run(wire: str, body: Body) -> Any:
-    import pyg_dist
-
     pyg_dist.init()
     try:
         return body(WIRES[wire](dist.group.WORLD))
@@ -353,8 +348,6 @@ def test_contract_on_other_numbers_of_ranks(workers: Pools, wire: str, body: Bod
 
 
 def num_bytes() -> int:
-    import pyg_dist
-
     pyg_dist.init()
     wire = CountingWire(GlooWire(dist.group.WORLD))
     finish(wire.all_gather(torch.zeros(2 * wire.size, 3), torch.zeros(2, 3), [2] * wire.size, 1))
@@ -366,8 +359,6 @@ def test_a_wire_that_counts(workers: Pools) -> None:
 
 
 def of_some_ranks() -> float:
-    import pyg_dist
-
     pyg_dist.init()
     wire = CountingWire(GlooWire(dist.group.WORLD))
     x = torch.tensor([float(wire.rank)])

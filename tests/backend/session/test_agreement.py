@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from limits import TIMEOUT_SECONDS
 from torch import Tensor
-from workers import Workers
+from workers import Pools, on_ranks
 
+from pyg_dist import world_size
 from pyg_dist.backend.session import agreement, session
 from pyg_dist.backend.session.agreement import digest, on_main, raise_together, require_equal
 from pyg_dist.errors import AgreementError, DataError, RankFailedError, describe_values
-
-Pools = Callable[[int], Workers]
 
 
 class StubbornError(Exception):
@@ -27,15 +25,11 @@ class StubbornError(Exception):
         super().__init__(f"{first} and {second}")
 
 
-def _equal() -> None:
+@on_ranks(1, 3)
+def test_equal_is_silent() -> None:
     session.init()
     require_equal({"bits": "32", "data": digest("x")}, "pass the same")
     require_equal({}, "")
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_equal_is_silent(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(_equal)
 
 
 def _different() -> str:
@@ -126,8 +120,6 @@ def test_on_main_gives_everybody_the_result(workers: Pools, world_size: int) -> 
 
 
 def _plain_on_main() -> list[object]:
-    from pyg_dist import world_size
-
     return [on_main(lambda value=value: value) for value in (None, 0.1 * world_size(), (True, {"a": [1, (2,)]}), [3])]
 
 

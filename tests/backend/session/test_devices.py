@@ -9,9 +9,15 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
+from pyg_dist.backend.comm.checks.calls import Standing
+from pyg_dist.backend.comm.group import Group
+from pyg_dist.backend.comm.transport import Transport
+from pyg_dist.backend.comm.wires.c10d import C10dWire
 from pyg_dist.backend.session import devices
+from pyg_dist.backend.session.state import current
 from pyg_dist.errors import OptionError
 
 OWN, SHARED, SOME = ["a 1", "a 2", "b 1"], ["a 1", "a 2", "a 1", "a 3"], ["a 1", "", "a 2"]
@@ -33,15 +39,13 @@ def test_nccl_on_a_shared_gpu_is_refused() -> None:
 
 def told(own: list[str]) -> list[str]:
     """What a rank knows of the others' GPUs."""
-    import pyg_dist
-
     pyg_dist.init()
     store = dist.PrefixStore(f"gpus of {own}", dist.distributed_c10d._get_default_store())
     return devices.gpus_of_all(store, pyg_dist.rank(), pyg_dist.world_size(), own[pyg_dist.rank()])
 
 
 @pytest.mark.parametrize("gpus", [["a 1", "a 2"], ["a 1", "a 1"], ["a 1", ""], ["", ""]])
-def test_ranks_tell_each_other(workers: Callable[[int], Workers], gpus: list[str]) -> None:
+def test_ranks_tell_each_other(workers: Pools, gpus: list[str]) -> None:
     found = workers(2).run(told, gpus)
     assert {devices.backend_for("auto", "auto", of_all) for of_all in found} == {
         "cpu:gloo,cuda:nccl" if gpus == ["a 1", "a 2"] else "gloo"
@@ -50,13 +54,6 @@ def test_ranks_tell_each_other(workers: Callable[[int], Workers], gpus: list[str
 
 def calls_of_exchanges() -> tuple[list[str], list[float]]:
     """What a group without tags, as of nccl, calls in two exchanges; the last of three ranks has no neighbours."""
-    import pyg_dist
-    from pyg_dist.backend.comm.checks.calls import Standing
-    from pyg_dist.backend.comm.group import Group
-    from pyg_dist.backend.comm.transport import Transport
-    from pyg_dist.backend.comm.wires.c10d import C10dWire
-    from pyg_dist.backend.session.state import current
-
     pyg_dist.init()
     rank, calls = pyg_dist.rank(), []
 
@@ -79,7 +76,7 @@ def calls_of_exchanges() -> tuple[list[str], list[float]]:
     return calls, out.view(-1).tolist()
 
 
-def test_all_ranks_open_connections_before_messages_of_some(workers: Callable[[int], Workers]) -> None:
+def test_all_ranks_open_connections_before_messages_of_some(workers: Pools) -> None:
     """The first batch of messages over nccl hangs where a rank has no part in it."""
     first, second, third = workers(3).run(calls_of_exchanges)
     exchanges = ["all_reduce", "batch_isend_irecv", "batch_isend_irecv"]

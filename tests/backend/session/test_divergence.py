@@ -11,11 +11,17 @@ import torch.distributed as dist
 from limits import BODY_SECONDS
 from random_graphs import random_graph
 from torch import fx, nn
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
 from pyg_dist.backend.comm.checks.calls import Calls, Standing, Wait
+from pyg_dist.backend.comm.group import Group, world_group
+from pyg_dist.backend.comm.wires.c10d import C10dWire
 from pyg_dist.backend.session import divergence
 from pyg_dist.backend.session.divergence import DivergenceWatch, Place, diagnose
+from pyg_dist.backend.session.state import current
+from pyg_dist.conv import DistributedGCNConv
+from pyg_dist.errors import DivergenceError
 
 
 def place(
@@ -160,14 +166,6 @@ def test_code_of_torch_fx_is_not_the_users_line() -> None:
 
 def trains_beside_untagged_calls() -> list[int]:
     """How many sums of a step compare the order: none while no call goes without a tag."""
-    import pyg_dist
-    from pyg_dist.backend.comm.checks.calls import Standing
-    from pyg_dist.backend.comm.group import Group, world_group
-    from pyg_dist.backend.comm.wires.c10d import C10dWire
-    from pyg_dist.backend.session.state import current
-    from pyg_dist.conv import DistributedGCNConv
-    from pyg_dist.errors import DivergenceError
-
     data = pyg_dist.DistributedData(random_graph(20, 60, 5, dtype=torch.float32))
     model = DistributedGCNConv(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -197,5 +195,5 @@ def trains_beside_untagged_calls() -> list[int]:
     return counts
 
 
-def test_calls_without_tags_are_compared_at_the_step(workers: Callable[[int], Workers]) -> None:
+def test_calls_without_tags_are_compared_at_the_step(workers: Pools) -> None:
     assert workers(2).run(trains_beside_untagged_calls) == [[0, 1, 1, 0]] * 2

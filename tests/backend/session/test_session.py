@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,14 +19,13 @@ import torch
 import torch.distributed as dist
 from launching import run_script
 from limits import COMMAND_SECONDS, TIMEOUT_SECONDS
-from workers import Workers
+from workers import Pools, on_ranks
 
 from pyg_dist import errors
 from pyg_dist.backend.session import session, state
 from pyg_dist.errors import AgreementError, DataError, LaunchError, OptionError
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
-Pools = Callable[[int], Workers]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,8 @@ class _Part:
         self.told.append("closed")
 
 
-def _end_and_begin() -> None:
+@on_ranks(1, 3)
+def test_a_run_ends_with_its_session() -> None:
     session.shutdown()  # what watches for things left behind knows the session that there was before
     session.init()
     first, part = weakref.ref(state.current()), weakref.ref(state.current().of(_Part))
@@ -115,12 +114,8 @@ def _end_and_begin() -> None:
     session.init()
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_run_ends_with_its_session(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(_end_and_begin)
-
-
-def _own_options() -> None:
+@on_ranks(1, 3)
+def test_options_of_the_first_init_stay() -> None:
     session.shutdown()
     session.init("gloo", timedelta(minutes=3))
     session.init()  # as DistributedData does
@@ -128,11 +123,6 @@ def _own_options() -> None:
     with pytest.raises(LaunchError, match="'timeout'"):
         session.init("gloo", timedelta(minutes=4))
     session.shutdown()
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_options_of_the_first_init_stay(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(_own_options)
 
 
 def _random_numbers() -> list[float]:
@@ -195,7 +185,8 @@ def test_a_group_of_the_script_is_used(workers: Pools, world_size: int) -> None:
     assert workers(world_size).run(_adopt) == [(rank, world_size) for rank in range(world_size)]
 
 
-def _collective_times_out() -> None:
+@on_ranks(2)
+def test_collectives_have_the_timeout() -> None:
     session.shutdown()
     session.init(timeout=timedelta(seconds=TIMEOUT_SECONDS))
     store = state.current().store
@@ -208,19 +199,12 @@ def _collective_times_out() -> None:
     session.shutdown()
 
 
-def test_collectives_have_the_timeout(workers: Pools) -> None:
-    workers(2).run(_collective_times_out)
-
-
-def _wrong_backend() -> None:
+@on_ranks(2)
+def test_unknown_backend() -> None:
     session.shutdown()
     with pytest.raises(OptionError, match=r"'auto'.*'carrier pigeon'"):
         session.init("carrier pigeon")
     session.init()
-
-
-def test_unknown_backend(workers: Pools) -> None:
-    workers(2).run(_wrong_backend)
 
 
 def test_wrong_timeout() -> None:
@@ -231,7 +215,8 @@ def test_wrong_timeout() -> None:
         session.init(timeout=30)  # type: ignore[arg-type]
 
 
-def _no_mpi4py() -> None:
+@on_ranks(1)
+def test_mpirun_without_mpi4py() -> None:
     session.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -243,10 +228,6 @@ def _no_mpi4py() -> None:
         patch.setattr(state.current().meeting, "store", None)
         with pytest.raises(errors.MissingPackageError, match="pip install mpi4py"):
             session.init()
-
-
-def test_mpirun_without_mpi4py(workers: Pools) -> None:
-    workers(1).run(_no_mpi4py)
 
 
 def _nobody_to_meet() -> str:

@@ -17,6 +17,8 @@ from random_graphs import random_graph
 from torch import Tensor
 from torch_geometric.data import Data
 
+from pyg_dist import DistributedData
+from pyg_dist.backend.session import session
 from pyg_dist.cli import main
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
@@ -156,9 +158,6 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def launched(world_size: int, machines: str) -> tuple[Any, ...]:
     """Plans of ranks on several machines."""
-    from pyg_dist import DistributedData
-    from pyg_dist.backend.session import session
-
     graph, parts = communities(world_size)
     session.shutdown()
     os.environ["PYG_DIST_MACHINES"] = machines

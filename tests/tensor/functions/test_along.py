@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from against_torch import WORLD_SIZES, Expression, Form, Refusal, agree, check, each, every_layout, refuse_all
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 
@@ -90,13 +90,9 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
+@on_ranks(*WORLD_SIZES[1:])
 @pytest.mark.parametrize("name", FORMS)
-def test_columns(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+def test_columns(name: str) -> None:
     agree(name, FORMS[name], must_distribute=True)
 
 
@@ -117,12 +113,8 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)
 
 
@@ -150,12 +142,8 @@ ORDERED: dict[str, Expression] = {
 }
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_orders_of_rows(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(ordered)
-
-
-def ordered() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_orders_of_rows() -> None:
     for layout in every_layout():
         for name, expression in ORDERED.items():
             check(expression, layout, name)

@@ -17,11 +17,11 @@ from against_torch import (
     every_layout,
     graph,
     node_rows,
-    on_ranks,
+    ranks_and_names,
     refuse_all,
 )
 from torch import Tensor
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.errors import LayoutMismatchError
 from pyg_dist.tensor import EdgeTensor, NodeTensor
@@ -73,22 +73,15 @@ EXPRESSIONS: dict[str, Callable[[Operands], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("world_size", "kind"), on_ranks(EXPRESSIONS))
-def test_equals_torch(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
-    workers(world_size).run(equals_torch, kind)
-
-
-def equals_torch(kind: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "kind"), ranks_and_names(EXPRESSIONS))
+def test_equals_torch(kind: str) -> None:
     for layout in every_layout():
         check(EXPRESSIONS[kind], layout, kind)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_a_mask_over_edges_selects_pairs(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(pairs_by_a_mask_over_edges)
-
-
-def pairs_by_a_mask_over_edges() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_a_mask_over_edges_selects_pairs() -> None:
     data, x = graph("tall"), torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
     node = torch.arange(7)
     source, target = torch.cat([node[:-1], node[1:2]]), torch.cat([node[1:], node[:1]])
@@ -103,13 +96,9 @@ def pairs_by_a_mask_over_edges() -> None:
         torch.testing.assert_close(chosen.full_tensor(), (x[source] * x[target]).sum(-1)[mask])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_normal_distributions(workers: Callable[[int], Workers], world_size: int) -> None:
+@on_ranks(*WORLD_SIZES)
+def test_normal_distributions() -> None:
     """With the check of their arguments, which asks for all rows at once."""
-    workers(world_size).run(normal_distributions)
-
-
-def normal_distributions() -> None:
     full = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
     results = []
     for mean in (full, distribute(full, node_rows())):
@@ -126,10 +115,6 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)

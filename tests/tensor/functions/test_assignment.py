@@ -6,11 +6,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from against_torch import WORLD_SIZES, Operands, Refusal, check, every_layout, refuse_all
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError
 
@@ -49,12 +48,8 @@ ASSIGNMENTS: list[Callable[[Operands, Any], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_assignment(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(assignment)
-
-
-def assignment() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_assignment() -> None:
     """Values, and the gradients of what was assigned and of what was left."""
     for layout in every_layout():
         for k, assign in enumerate(ASSIGNMENTS):
@@ -101,10 +96,6 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from against_stock import NUM_FEATURES, NUM_NODES, Results, assert_same, gradients, graph, parts
-from against_torch import Expression, Operands, Refusal, check, every_layout, on_ranks, refuse_all
+from against_torch import Expression, Operands, Refusal, check, every_layout, ranks_and_names, refuse_all
 from torch import Tensor, nn
 from torch_geometric import nn as gnn
-from workers import Workers
+from workers import Pools, on_ranks
 
+from pyg_dist import DistributedData, distribute, world_size
 from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.sharding import RowSharding
-
-Pools = Callable[[int], Workers]
 
 
 def layer(t: Operands, *args: Any, adds: str = "", batch_first: bool = False, **options: Any) -> Any:
@@ -88,14 +86,11 @@ EXPRESSIONS: dict[str, Expression] = {
 }  # fmt: skip
 
 
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(EXPRESSIONS))
+def test_attention(name: str) -> None:
     for layout in every_layout():
         check(EXPRESSIONS[name], layout, name)
-
-
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(EXPRESSIONS))
-def test_attention(workers: Pools, name: str, world_size: int) -> None:
-    workers(world_size).run(values_and_gradients, name)
 
 
 REFUSED: list[Refusal] = [
@@ -107,12 +102,8 @@ REFUSED: list[Refusal] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)
 
 
@@ -154,8 +145,6 @@ def with_dropout() -> dict[str, Tensor]:
 
 
 def nodes() -> RowSharding:
-    from pyg_dist import DistributedData, world_size
-
     sharding: RowSharding = DistributedData(graph(), partition=parts(graph(), world_size())).graph.node_sharding
     return sharding
 
@@ -184,9 +173,12 @@ class Gps(nn.Module):
         return self.out(x)  # type: ignore[no-any-return]
 
 
-def gps(layout: str) -> None:
-    from pyg_dist import DistributedData, distribute, world_size
-
+@on_ranks()
+@pytest.mark.parametrize(
+    ("world_size", "layout"),
+    [(1, "halo"), (2, "halo"), (3, "halo"), (3, "grid"), pytest.param(4, "halo", marks=pytest.mark.slow)],
+)
+def test_gps(layout: str) -> None:
     data = graph()
     options: Any = {"layout": "grid"} if layout == "grid" else {"partition": parts(data, world_size())}
     for kind in ({}, {"norm": "layer_norm"}):
@@ -211,11 +203,3 @@ def gps(layout: str) -> None:
             found.append(mine | {name: p.detach() for name, p in model.named_parameters()})
         assert_same(found[1], found[0], str(kind))
         assert found[0]["out"].shape == (NUM_NODES, 3)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "layout"),
-    [(1, "halo"), (2, "halo"), (3, "halo"), (3, "grid"), pytest.param(4, "halo", marks=pytest.mark.slow)],
-)
-def test_gps(workers: Pools, world_size: int, layout: str) -> None:
-    workers(world_size).run(gps, layout)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, on_ranks, refuse_all
-from workers import Workers
+from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, ranks_and_names, refuse_all
+from workers import on_ranks
 
 from pyg_dist.errors import DataError, MixedRowsError
 
@@ -35,21 +35,14 @@ FORMS: dict[str, Sequence[Form]] = {
 }
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_batch_norm(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_batch_norm(name: str) -> None:
     agree(name, FORMS[name])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_modules(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(modules)
-
-
-def modules() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_modules() -> None:
     """Some steps of training and one of evaluation; buffers as in torch, also with a cumulative average."""
 
     def steps(t: Operands, **options: object) -> list[torch.Tensor]:
@@ -93,10 +86,6 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from against_torch import WORLD_SIZES, Operands
 from random_graphs import random_graph
 from torch import Tensor
-from workers import Workers
+from workers import Pools, on_ranks
 
+import pyg_dist
+from pyg_dist.errors import MixedRowsError
 from pyg_dist.tensor import RowTensor
-
-Pools = Callable[[int], Workers]
 
 CONSTRUCTORS: dict[str, Callable[[Any], Any]] = {
     "tensor": lambda x: torch.tensor(x),
@@ -79,11 +79,9 @@ class Named:
         return (*asked, x.__class__ is type(x), isinstance(x, x.__class__), issubclass(x.__class__, Tensor))
 
 
-def types() -> None:
+@on_ranks(1, 2)
+def test_types_refuse_a_part_of_the_rows() -> None:
     """They refuse where a rank has a part of the rows, wherever the name is from; questions about a class do not."""
-    import pyg_dist
-    from pyg_dist.errors import MixedRowsError
-
     rows, plain = Operands("tall", True).x.detach(), Operands("tall", False).x.detach()
     for name, constructor in TYPES.items():
         expected = constructor(plain)
@@ -97,12 +95,8 @@ def types() -> None:
     assert Named().asks(rows) == (*[False] * 7, True, True, True)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_types_refuse_a_part_of_the_rows(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(types)
-
-
-def construct() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_all_rows() -> None:
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
         rows, plain = Operands("tall", True).x.detach(), Operands("tall", False).x.detach()
         for name, constructor in CONSTRUCTORS.items():
@@ -115,12 +109,8 @@ def construct() -> None:
         assert torch.as_tensor(rows) is torch.asarray(rows) is rows
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_all_rows(workers: Pools, world_size: int) -> None:
-    workers(world_size).run(construct)
-
-
-def differentiate() -> None:
+@on_ranks(2)
+def test_gradients() -> None:
     """A conversion is part of the graph, as in torch."""
     grads = []
     for is_distributed in (True, False):
@@ -131,11 +121,8 @@ def differentiate() -> None:
     torch.testing.assert_close(*grads)
 
 
-def test_gradients(workers: Pools) -> None:
-    workers(2).run(differentiate)
-
-
-def sum_gradients() -> None:
+@on_ranks(1)
+def test_sums_of_gradients_in_place() -> None:
     """A sum of gradients is added to in place where torch adds in place: no tensor is made for it."""
     a = Operands("tall", True).x.detach().requires_grad_()
     x = a * 2
@@ -147,14 +134,8 @@ def sum_gradients() -> None:
     assert "aten::add" not in functions
 
 
-def test_sums_of_gradients_in_place(workers: Pools) -> None:
-    workers(1).run(sum_gradients)
-
-
 def class_weights(partition: str) -> tuple[float, float]:
     """A loss with weights by the classes' sizes, as many scripts compute it: ours and stock's."""
-    import pyg_dist
-
     graph = random_graph(40, 160, seed=2)
     graph.y = (torch.arange(40) ** 2) % 7
     graph.out = torch.randn(40, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

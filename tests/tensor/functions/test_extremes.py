@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, Refusal, agree, check, each, on_ranks, refuse_all
-from workers import Workers
+from against_torch import WORLD_SIZES, Form, Refusal, agree, check, each, ranks_and_names, refuse_all
+from workers import on_ranks
 
 FORMS: dict[str, Sequence[Form]] = {
     **each("amax amin logsumexp", [
@@ -41,21 +41,14 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_extremes(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_extremes(name: str) -> None:
     agree(name, FORMS[name])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_selected(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(selected)
-
-
-def selected() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_selected() -> None:
     """Positions count within the selection; a selection of one row lies on one rank."""
     check(lambda t: t.x[t.mask].max(0))
     check(lambda t: t.x[t.only].max(0))
@@ -70,10 +63,6 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,11 +20,11 @@ from against_torch import (
     each,
     every_layout,
     node_rows,
-    on_ranks,
+    ranks_and_names,
     refuse_all,
 )
 from bits import assert_same_bits
-from workers import Workers
+from workers import Pools, on_ranks
 
 from pyg_dist.backend.comm.group import world_group
 
@@ -70,25 +70,14 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_gathers(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_gathers(name: str) -> None:
     agree(name, FORMS[name])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_full_tensor(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(full_tensor)
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def full_tensor() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_full_tensor() -> None:
     """Rows in the original order, differentiable; every dtype that features, labels and masks come in."""
     for layout in every_layout():
         check(lambda t: whole(t.x) @ t.x.new_ones(t.F), layout)
@@ -107,11 +96,12 @@ def full_tensor() -> None:
         assert_same_bits(distribute(full, rows).full_tensor(), full, f"{dtype}")
 
 
-def test_evaluators(workers: Callable[[int], Workers]) -> None:
-    workers(2).run(evaluators)
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def evaluators() -> None:
+@on_ranks(2)
+def test_evaluators() -> None:
     """OGB's and scikit-learn's metrics give what they give for plain tensors, on every rank."""
     from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
@@ -147,12 +137,8 @@ def evaluators() -> None:
     check(ogb_rocauc)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_iteration(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(iteration)
-
-
-def iteration() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_iteration() -> None:
     """Python's loops see plain rows in the original order, with gradients."""
     for layout in every_layout():
         check(lambda t: torch.tensor([int(max(t.label)) + 1, int(min(t.label)), int(sum(t.label))]), layout)
@@ -164,7 +150,7 @@ def iteration() -> None:
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_representation(workers: Callable[[int], Workers], world_size: int) -> None:
+def test_representation(workers: Pools, world_size: int) -> None:
     """One rank alone may print a tensor: it talks to nobody."""
     local = LAYOUTS["tall"].parts[world_size].count(0)
     assert workers(world_size).run(prints_alone)[0] == [f"NodeTensor(shape=[7, 3], local rows {local}: "] * 2
@@ -176,7 +162,7 @@ def prints_alone() -> list[str]:
     return [text.split("tensor")[0] for text in (repr(x), f"{x}")] if rank == 0 else []
 
 
-def test_places_of_sorted_types(workers: Callable[[int], Workers]) -> None:
+def test_places_of_sorted_types(workers: Pools) -> None:
     """What HeteroLinear asks of sorted types."""
     for world_size in (1, 2):
         assert workers(world_size).run(places_of_types) == [[0, 2, 2, 6, 7]] * world_size
@@ -194,20 +180,13 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)
 
 
-def test_elements_that_one_rank_keeps(workers: Callable[[int], Workers]) -> None:
-    workers(2).run(elements_kept_by_one_rank)
-
-
-def elements_kept_by_one_rank() -> None:
+@on_ranks(2)
+def test_elements_that_one_rank_keeps() -> None:
     """The collector of cycles, which an exception's traceback is, runs at another time on each rank."""
     for layout in LAYOUTS:
         x = Operands(layout, True).x.detach()

@@ -20,10 +20,10 @@ from against_torch import (
     each,
     every_layout,
     node_rows,
-    on_ranks,
+    ranks_and_names,
     refuse_all,
 )
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist import NodeTensor
 from pyg_dist.errors import AgreementError, DataError, LayoutMismatchError, MixedRowsError
@@ -75,12 +75,9 @@ COLUMNS: list[Index] = [
 ]
 
 
-@pytest.mark.parametrize(("world_size", "kind"), on_ranks(ROWS))
-def test_rows(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
-    workers(world_size).run(rows, kind)
-
-
-def rows(kind: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "kind"), ranks_and_names(ROWS))
+def test_rows(kind: str) -> None:
     """``x[index]``, for outputs and labels alike, and within the selected rows."""
     index = ROWS[kind]
     for layout in every_layout():
@@ -97,13 +94,9 @@ def rows(kind: str) -> None:
             )
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@on_ranks(*WORLD_SIZES)
 @pytest.mark.parametrize("kind", ["mask", "no row", "one row", "unsorted ids", "repeated ids", "no id", "slice"])
-def test_selections_of_selections(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
-    workers(world_size).run(selections_of_selections, kind)
-
-
-def selections_of_selections(kind: str) -> None:
+def test_selections_of_selections(kind: str) -> None:
     """Lists count within the selection, masks are selected alike, values and gradients follow."""
     first = ROWS[kind]
     for layout in every_layout():
@@ -162,12 +155,8 @@ def filled(x: Any, mask: Any, value: Any) -> Any:
     return x
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_elements(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(elements)
-
-
-def elements() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_elements() -> None:
     """Masks with columns, as labels of several tasks have them, some of them missing."""
     for layout in every_layout():
         for name, expression in ELEMENTS.items():
@@ -208,23 +197,15 @@ def permuted_column(t: Operands) -> Any:
     return x
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_paired(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(paired)
-
-
-def paired() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_paired() -> None:
     for layout in every_layout():
         for name, expression in PAIRED.items():
             check(expression, layout, name)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_within_rows(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(within_rows)
-
-
-def within_rows() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_within_rows() -> None:
     """``x[:, i]``, one row, masks of shape [N, 10], look-ups in plain tables."""
     for layout in every_layout():
         for within in COLUMNS:
@@ -302,32 +283,21 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_selection(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_selection(name: str) -> None:
     agree(name, FORMS[name])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_ids_of_masks(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(ids_of_masks)
-
-
-def ids_of_masks() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_ids_of_masks() -> None:
     check(lambda t: torch.where(t.mask)[0])
     check(lambda t: torch.nonzero(t.m, as_tuple=True))
     check(lambda t: torch.where(t.m.any(1)))
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_selections_are_kept(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(selections_are_kept)
-
-
-def selections_are_kept() -> None:
+@on_ranks(1, 3)
+def test_selections_are_kept() -> None:
     """A mask and a list are looked up once, and again when their values change, whoever changed them."""
     t = Operands("tall", True)
     assert t.x[t.mask]._sharding is t.label[t.mask]._sharding
@@ -351,12 +321,8 @@ def selections_are_kept() -> None:
     assert t.y.grad.sum() == 6
 
 
-@pytest.mark.parametrize("world_size", [3])
-def test_unseeded_lists(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(unseeded_lists)
-
-
-def unseeded_lists() -> None:
+@on_ranks(3)
+def test_unseeded_lists() -> None:
     t = Operands("tall", True)
     with pytest.raises(AgreementError, match="Expected the same list of nodes on every rank") as caught:
         t.x[[0, 1, 2 + node_rows().group.rank]]
@@ -418,21 +384,13 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)
 
 
-@pytest.mark.parametrize("world_size", [3])
-def test_other_graphs(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(other_graphs)
-
-
-def other_graphs() -> None:
+@on_ranks(3)
+def test_other_graphs() -> None:
     """Two graphs of one size are two graphs."""
     from against_torch import graph
 
@@ -468,23 +426,15 @@ PAIRS: dict[str, Expression] = {
 }
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_pairs_of_rows_and_columns(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(pairs)
-
-
-def pairs() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_pairs_of_rows_and_columns() -> None:
     for layout in every_layout():
         for name, expression in PAIRS.items():
             check(expression, layout, name)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_columns_of_a_mask_of_nodes(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(columns_of_a_mask)
-
-
-def columns_of_a_mask() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_columns_of_a_mask_of_nodes() -> None:
     """A matrix of all pairs of nodes, of which a mask of nodes selects columns."""
 
     def cut(t: Operands) -> Any:

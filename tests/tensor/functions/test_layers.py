@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, on_ranks, refuse_all
-from workers import Workers
+from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, ranks_and_names, refuse_all
+from workers import on_ranks
 
 from pyg_dist.errors import MixedRowsError
 
@@ -99,21 +99,14 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_layers(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_layers(name: str) -> None:
     agree(name, FORMS[name], must_distribute=True)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_modules(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(modules)
-
-
-def modules() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_modules() -> None:
     """Modules of torch, with parameters from one seed; their gradients are part of the result."""
 
     def trained(t: Operands, module: torch.nn.Module, *inputs: str) -> list[torch.Tensor]:
@@ -172,10 +165,6 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, on_ranks, refuse_all
-from workers import Workers
+from against_torch import WORLD_SIZES, Form, Operands, Refusal, agree, check, ranks_and_names, refuse_all
+from workers import on_ranks
 
 from pyg_dist import world_size
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
@@ -107,21 +107,14 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_losses(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_losses(name: str) -> None:
     agree(name, FORMS[name])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_scripts(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(scripts)
-
-
-def scripts() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_scripts() -> None:
     """Loss modules, several losses, penalties, and rows chosen twice."""
     for layout in ("tall", "square"):
         check(lambda t: torch.nn.CrossEntropyLoss(weight=t.class_weight)(t.x[t.mask], t.label[t.mask]), layout)
@@ -153,23 +146,15 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)
     if world_size() > 1:  # alone, the nodes may be the classes
         refuse_all([(lambda t: F.multilabel_soft_margin_loss(t.v, t.v), MixedRowsError, "expected scores and targets")])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_targets_of_another_dtype(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(loss_of_narrow_targets)
-
-
-def loss_of_narrow_targets() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_targets_of_another_dtype() -> None:
     """The loss has the targets' dtype, as torch's, and the gradient the precision of the scores."""
     for reduction in REDUCTIONS:
         losses, gradients = [], []

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.utils as pyg
-from against_torch import Expression, Operands, Refusal, check, every_layout, on_ranks, refuse_all
+from against_torch import Expression, Operands, Refusal, check, every_layout, ranks_and_names, refuse_all
 from torch import Tensor, nn
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 
@@ -232,12 +231,9 @@ EXPRESSIONS: dict[str, Expression] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(EXPRESSIONS))
-def test_moved_rows(workers: Callable[[int], Workers], name: str, world_size: int) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(EXPRESSIONS))
+def test_moved_rows(name: str) -> None:
     for layout in every_layout():
         check(EXPRESSIONS[name], layout, name)
 
@@ -276,12 +272,8 @@ REFUSED: list[Refusal] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)
     t = Operands("tall", True)
     moved = hops(t)

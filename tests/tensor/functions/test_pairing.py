@@ -16,12 +16,12 @@ from against_torch import (
     distribute,
     every_layout,
     node_rows,
-    on_ranks,
+    ranks_and_names,
     refuse_all,
 )
 from torch import Tensor
 from torch_geometric.nn import GCNConv
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.conv import DistributedGCNConv
 from pyg_dist.errors import LayoutMismatchError
@@ -53,22 +53,15 @@ PAIRS: dict[str, Callable[[Operands], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("world_size", "kind"), on_ranks(PAIRS))
-def test_pairs(workers: Callable[[int], Workers], world_size: int, kind: str) -> None:
-    workers(world_size).run(pairs, kind)
-
-
-def pairs(kind: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "kind"), ranks_and_names(PAIRS))
+def test_pairs(kind: str) -> None:
     for layout in every_layout():
         check(PAIRS[kind], layout, kind)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_second_derivatives(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(second_derivatives)
-
-
-def second_derivatives() -> None:
+@on_ranks(1, 3)
+def test_second_derivatives() -> None:
     """The way back is a move as well, which has its own way back."""
 
     def penalty(x: Tensor) -> Tensor:
@@ -84,12 +77,8 @@ def second_derivatives() -> None:
     torch.testing.assert_close(got.grad.full_tensor(), want.grad, rtol=1e-12, atol=1e-12)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_permuted_features(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(permuted_features)
-
-
-def permuted_features() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_permuted_features() -> None:
     """``conv(x[perm], edge_index)``: the corruption of Deep Graph Infomax."""
     from against_torch import graph
 
@@ -119,11 +108,7 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     """Other numbers of rows; and two masks, whose rows have no order that a script would have meant."""
     refuse_all(REFUSED)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from against_torch import LAYOUTS, Form, agree, check, each, is_in_place, names_in_table
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.tensor.functions import autograd, pointwise
 
@@ -139,12 +139,9 @@ NAMES = [name for name in names_in_table(*HANDLERS) if name not in NEEDS_GPU]
 INITIALS = sorted({name.strip("_")[0].lower() for name in NAMES})
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("initial", INITIALS)
-def test_pointwise(workers: Callable[[int], Workers], initial: str) -> None:
-    workers(2).run(values_and_gradients, initial)
-
-
-def values_and_gradients(initial: str) -> None:
+def test_pointwise(initial: str) -> None:
     """They do not talk: two ranks are enough, one layout for each name, and one further dtype."""
     for k, name in enumerate(NAMES):
         if name.strip("_")[0].lower() == initial:
@@ -154,11 +151,8 @@ def values_and_gradients(initial: str) -> None:
             agree(name, forms_of(name), every_form=every_form, layouts=layouts, other_dtypes=(torch.bfloat16,))
 
 
-def test_numpy_operands(workers: Callable[[int], Workers]) -> None:
-    workers(2).run(operators_with_arrays)
-
-
-def operators_with_arrays() -> None:
+@on_ranks(2)
+def test_numpy_operands() -> None:
     """An array with a value for each row is cut as a plain tensor is; torch takes arrays in operators alone."""
     for layout in LAYOUTS:
         for f in (lambda v, a: v == a, lambda v, a: a == v, lambda v, a: a / v, lambda v, a: v - a):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ from against_torch import (
     check,
     each,
     every_layout,
-    on_ranks,
+    ranks_and_names,
     refuse_all,
 )
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.errors import LayoutMismatchError, MixedRowsError
 
@@ -78,12 +78,9 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_products(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_products(name: str) -> None:
     agree(name, FORMS[name])
 
 
@@ -137,36 +134,24 @@ PLAIN_FIRST: dict[str, Expression] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_plain_matrix_first(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(plain_first)
-
-
-def plain_first() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_plain_matrix_first() -> None:
     """A script's dense adjacency matrix, assignments to clusters, weights of nodes."""
     for name, expression in PLAIN_FIRST.items():
         for layout in every_layout():
             check(expression, layout, name)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_transposed(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(transposed)
-
-
-def transposed() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_transposed() -> None:
     """Contrastive methods' correlations of columns, decoders of all pairs."""
     for name, expression in TRANSPOSED.items():
         for layout in every_layout():
             check(expression, layout, name)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_linear_attention(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(linear_attention)
-
-
-def linear_attention() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_linear_attention() -> None:
     """Attention of all nodes to all nodes in linear time: a sum over rows that meets the rows again."""
 
     def attention(t: Operands) -> torch.Tensor:
@@ -206,10 +191,6 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from against_torch import distribute, node_rows
 from bits import assert_same_bits
 from torch.nn import init
-from workers import Workers
+from workers import Pools
 
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.tensor.functions.random import draw_seed
@@ -63,7 +62,7 @@ def drawn() -> dict[str, torch.Tensor]:
     return {name: tensor.full_tensor() for name, tensor in tensors.items()}
 
 
-def test_random(workers: Callable[[int], Workers]) -> None:
+def test_random(workers: Pools) -> None:
     (alone,) = workers(1).run(drawn)
     for world_size in (2, 3):
         for others in workers(world_size).run(drawn):
@@ -100,7 +99,7 @@ def draws_of_columns() -> dict[str, torch.Tensor]:
     }
 
 
-def test_columns_are_drawn_by_their_weights(workers: Callable[[int], Workers]) -> None:
+def test_columns_are_drawn_by_their_weights(workers: Pools) -> None:
     (alone,) = workers(1).run(draws_of_columns)
     for others in workers(2).run(draws_of_columns):
         for name, tensor in others.items():
@@ -161,7 +160,7 @@ def of_distributions() -> dict[str, torch.Tensor]:
     return {name: tensor.full_tensor().double().detach() for name, tensor in tensors.items()}
 
 
-def test_distributions(workers: Callable[[int], Workers]) -> None:
+def test_distributions(workers: Pools) -> None:
     """The same at every world size; and a test of each against SciPy's distribution function."""
     # Half a second, in each rank that imports this module.
     from scipy.stats import beta, cauchy, expon, gamma, geom, kstest, laplace, lognorm, norm, poisson, randint, uniform
@@ -224,7 +223,7 @@ def gradients_of_draws() -> dict[str, torch.Tensor]:
     return {name: value.full_tensor().detach() for name, value in found.items()}
 
 
-def test_gradients_of_draws(workers: Callable[[int], Workers]) -> None:
+def test_gradients_of_draws(workers: Pools) -> None:
     for world_size in (1, 2):
         for found in workers(world_size).run(gradients_of_draws):
             c, drawn, shares = found["concentration"], found["drawn"], found["shares"]

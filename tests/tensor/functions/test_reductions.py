@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
-from against_torch import WORLD_SIZES, Form, Refusal, agree, check, distribute, each, node_rows, on_ranks, refuse_all
-from workers import Workers
+from against_torch import (
+    WORLD_SIZES,
+    Form,
+    Refusal,
+    agree,
+    check,
+    distribute,
+    each,
+    node_rows,
+    ranks_and_names,
+    refuse_all,
+)
+from workers import on_ranks
 
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 
@@ -79,21 +90,14 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_reductions(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_reductions(name: str) -> None:
     agree(name, FORMS[name])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_metrics(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(metrics)
-
-
-def metrics() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_metrics() -> None:
     """The lines with which scripts and torchmetrics count."""
     check(lambda t: (t.x.argmax(1) == t.label).sum() / t.mask.sum())
     check(lambda t: int((t.x.argmax(-1)[t.mask] == t.label[t.mask]).sum()) / int(t.mask.sum()))
@@ -105,12 +109,8 @@ def metrics() -> None:
     check(lambda t: torch.stack([t.x.argmax(1)[m].eq(t.label[m]).sum() for m in (t.mask, t.only, ~t.mask)]))
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_statistics_enter(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(statistics)
-
-
-def statistics() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_statistics_enter() -> None:
     """Reductions that meet the rows again: their gradient comes from every rank."""
     for layout in ("tall", "square"):
         check(lambda t: t.x - t.x.mean(0), layout)
@@ -121,12 +121,8 @@ def statistics() -> None:
         check(lambda t: (t.x[t.mask].mean(0) @ t.matrix, t.y * t.x[t.only].sum(0)), layout)
 
 
-@pytest.mark.parametrize("world_size", [3])
-def test_half_sums_are_wide(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(half_sums)
-
-
-def half_sums() -> None:
+@on_ranks(3)
+def test_half_sums_are_wide() -> None:
     rows = node_rows()
     big = torch.full((7, 1), torch.finfo(torch.float16).max / 4, dtype=torch.float16)
     x = distribute(torch.cat([big, -big], 1), rows)
@@ -144,16 +140,13 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(3)
+def test_refused() -> None:
     refuse_all(REFUSED)
 
 
-def large_logits() -> None:
+@on_ranks(1, 3)
+def test_softmax_of_large_logits() -> None:
     """Softmax over rows is as exact where its logits are large, and in bfloat16: stock PyG's rounding, not more."""
     for dtype, size, bound in ((torch.float32, 1e5, 1e-5), (torch.bfloat16, 50.0, 1e-2)):
         logits = (torch.randn(7, 3, generator=torch.Generator().manual_seed(0)) + size).to(dtype)
@@ -163,17 +156,8 @@ def large_logits() -> None:
             torch.testing.assert_close(function(ours, 0).double(), expected, rtol=bound, atol=bound)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_softmax_of_large_logits(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(large_logits)
-
-
-def of_nothing() -> None:
+@on_ranks(1, 3)
+def test_of_nothing() -> None:
     nothing = distribute(torch.randn(7, 3), node_rows())[distribute(torch.zeros(7, dtype=torch.bool), node_rows())]
     assert torch.equal(nothing.logsumexp(0), torch.full((3,), -torch.inf))
     assert nothing.softmax(0).shape == (0, 3)
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_of_nothing(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(of_nothing)

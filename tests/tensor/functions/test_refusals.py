@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_torch import WORLD_SIZES, Operands, Refusal, distribute, node_rows, refuse_all
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist import EdgeTensor, NodeTensor
 from pyg_dist.errors import DataError, LayoutMismatchError, MixedRowsError, UnsupportedError
@@ -131,20 +131,13 @@ COMPILED: list[tuple[Callable[[Operands], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_refused() -> None:
     refuse_all(REFUSED)
 
 
-def test_compiled(workers: Callable[[int], Workers]) -> None:
-    workers(1).run(all_compiled)
-
-
-def all_compiled() -> None:
+@on_ranks(1)
+def test_compiled() -> None:
     """Of functions, and of modules inside of others, the error comes in one of torch's own."""
     for expression, message in COMPILED:
         with pytest.raises(Exception, match=message):
@@ -154,31 +147,8 @@ def all_compiled() -> None:
     assert plain(torch.ones(4, 3)).shape == (4, 2)
 
 
-@pytest.mark.parametrize("world_size", [3])
-def test_not_dispatched(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(not_dispatched)
-
-
-def handed_on() -> None:
-    """Torch asks nobody here: functions of pyg_dist stand for its own."""
-    x = Operands("tall", True).x.detach()
-    calls: list[Callable[[Any], object]] = [
-        torch.vmap(scaled), torch.func.grad(torch.sum), torch.func.jacrev(scaled), torch.func.functionalize(scaled),
-        torch.utils.dlpack.to_dlpack, torch.to_dlpack,
-    ]  # fmt: skip
-    for call in calls:
-        with pytest.raises(
-            (MixedRowsError, UnsupportedError), match=r"do not reach the rows of other ranks|cannot be exported"
-        ):
-            call(x)
-
-
-@pytest.mark.parametrize("world_size", [2])
-def test_what_hands_rows_on_is_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(handed_on)
-
-
-def not_dispatched() -> None:
+@on_ranks(3)
+def test_not_dispatched() -> None:
     """What docs/reference/limits.md lists: torch hands these to nobody, and they see this rank's rows."""
     t, plain = Operands("tall", True), Operands("tall", False)
     x = t.x.detach()
@@ -196,12 +166,23 @@ def not_dispatched() -> None:
     assert not torch.isclose(F.l1_loss(plain.x, plain.y, weight=plain.p), F.l1_loss(plain.x, plain.y))
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_kept(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(kept)
+@on_ranks(2)
+def test_what_hands_rows_on_is_refused() -> None:
+    """Torch asks nobody here: functions of pyg_dist stand for its own."""
+    x = Operands("tall", True).x.detach()
+    calls: list[Callable[[Any], object]] = [
+        torch.vmap(scaled), torch.func.grad(torch.sum), torch.func.jacrev(scaled), torch.func.functionalize(scaled),
+        torch.utils.dlpack.to_dlpack, torch.to_dlpack,
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(
+            (MixedRowsError, UnsupportedError), match=r"do not reach the rows of other ranks|cannot be exported"
+        ):
+            call(x)
 
 
-def kept() -> None:
+@on_ranks(1, 3)
+def test_kept() -> None:
     """What keeps the distribution without any function of the table."""
     t = Operands("tall", True)
     for x in (t.x, t.mask):
@@ -218,12 +199,8 @@ def kept() -> None:
     )
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_other_graph(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(other_graph)
-
-
-def other_graph() -> None:
+@on_ranks(1, 3)
+def test_other_graph() -> None:
     """Rows of edges do not meet those of another number of nodes."""
     from against_torch import distribute, graph
 
@@ -242,12 +219,8 @@ def other_graph() -> None:
             expression()
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_other_graph_of_the_same_size(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(other_graph_of_the_same_size)
-
-
-def other_graph_of_the_same_size() -> None:
+@on_ranks(1, 3)
+def test_other_graph_of_the_same_size() -> None:
     """An error never says that it expected 40 nodes and got 40 nodes, and no more."""
     from random_graphs import random_graph
     from torch_geometric.nn import GCNConv

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch_geometric.utils as pyg
-from against_torch import WORLD_SIZES, Expression, Form, Operands, agree, check, each, every_layout, on_ranks
+from against_torch import WORLD_SIZES, Expression, Form, Operands, agree, check, each, every_layout, ranks_and_names
 from torch import Tensor
 from torch_geometric.nn import global_max_pool, global_mean_pool
-from workers import Workers
+from workers import Pools, on_ranks
 
 from pyg_dist.errors import LayoutMismatchError
 
@@ -79,7 +79,7 @@ FORMS: dict[str, Sequence[Form]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_forms(workers: Callable[[int], Workers], name: str) -> None:
+def test_forms(workers: Pools, name: str) -> None:
     workers(WORLD_SIZES[-1]).run(forms_agree, name)
 
 
@@ -114,22 +114,15 @@ EXPRESSIONS: dict[str, Expression] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(EXPRESSIONS))
-def test_writes(workers: Callable[[int], Workers], name: str, world_size: int) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(EXPRESSIONS))
+def test_writes(name: str) -> None:
     for layout in every_layout():
         check(EXPRESSIONS[name], layout, name)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_an_index_of_another_length(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(wrong_lengths)
-
-
-def wrong_lengths() -> None:
+@on_ranks(1, 2)
+def test_an_index_of_another_length() -> None:
     t = Operands("tall", True)
     for length in (t.N - 1, t.N + 1):
         with pytest.raises(LayoutMismatchError, match=f"expected a plain operand with {t.N} rows"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -17,10 +17,10 @@ from against_torch import (
     functions_in_table,
     names_in_table,
     node_rows,
-    on_ranks,
+    ranks_and_names,
     refuse_all,
 )
-from workers import Workers
+from workers import on_ranks
 
 from pyg_dist.errors import DataError, MixedRowsError
 from pyg_dist.tensor import NodeTensor
@@ -71,21 +71,14 @@ FORMS: dict[str, Sequence[Form]] = {
 PLAIN = ("shape.__get__", "size", "numel", "__len__")
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_shapes(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_shapes(name: str) -> None:
     agree(name, FORMS[name], must_distribute=name not in PLAIN)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_metadata(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(same_metadata)
-
-
-def same_metadata() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_metadata() -> None:
     assert len(METADATA) > 30
     differ = {"__hash__", "data_ptr", "grad_fn.__get__", "_version.__get__", "__dir__"}
     for name in METADATA:
@@ -121,21 +114,13 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_local_and_back(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(local_and_back)
-
-
-def local_and_back() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_local_and_back() -> None:
     rows = node_rows()
     full = torch.arange(21.0).view(7, 3)
     x = distribute(full, rows)

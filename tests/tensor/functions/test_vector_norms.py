@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-from against_torch import WORLD_SIZES, Form, Refusal, agree, check, each, on_ranks, refuse_all
-from workers import Workers
+from against_torch import WORLD_SIZES, Form, Refusal, agree, check, each, ranks_and_names, refuse_all
+from workers import on_ranks
 
 from pyg_dist.errors import MixedRowsError
 
@@ -56,21 +56,14 @@ FORMS: dict[str, Sequence[Form]] = {
 }
 
 
-@pytest.mark.parametrize(("world_size", "name"), on_ranks(FORMS))
-def test_norms(workers: Callable[[int], Workers], world_size: int, name: str) -> None:
-    workers(world_size).run(values_and_gradients, name)
-
-
-def values_and_gradients(name: str) -> None:
+@on_ranks()
+@pytest.mark.parametrize(("world_size", "name"), ranks_and_names(FORMS))
+def test_norms(name: str) -> None:
     agree(name, FORMS[name])
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_frobenius(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(frobenius)
-
-
-def frobenius() -> None:
+@on_ranks(*WORLD_SIZES)
+def test_frobenius() -> None:
     check(lambda t: (torch.norm(t.x, "fro"), t.x.norm(p="fro", dim=0), torch.linalg.norm(t.x)))
     check(lambda t: (torch.norm(t.c, 2, (0, 2)), torch.linalg.norm(t.c, dim=(0, 2)), t.c.norm(3)))
     check(lambda t: t.x.norm(dim=-1) + t.x.norm(p=None, dim=-1))
@@ -84,10 +77,6 @@ REFUSED: list[Refusal] = [
 ]
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_refused(workers: Callable[[int], Workers], world_size: int) -> None:
-    workers(world_size).run(all_refused)
-
-
-def all_refused() -> None:
+@on_ranks(1, 3)
+def test_refused() -> None:
     refuse_all(REFUSED)

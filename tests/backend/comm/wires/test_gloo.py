@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from workers import Workers
+from workers import Pools
 
 import pyg_dist
 
@@ -19,7 +18,7 @@ def policies() -> list[int]:
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux alone has it")
-def test_gloo_s_threads_do_not_interrupt_who_sends(workers: Callable[[int], Workers]) -> None:
+def test_gloo_s_threads_do_not_interrupt_who_sends(workers: Pools) -> None:
     """A thread that wakes would ask for the sender's lock again and again while the sender cannot go on."""
     for found in workers(2).run(policies):
         assert found

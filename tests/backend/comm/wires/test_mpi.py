@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from launching import run_script
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
 from pyg_dist.backend.comm.wires.gloo import GlooWire
 
 pytest.importorskip("mpi4py")
@@ -23,14 +23,12 @@ SCRIPT = Path(__file__).with_name("mpi_script.py")
 
 
 def sums() -> list[str]:
-    import pyg_dist
-
     pyg_dist.init()
     return reduces(GlooWire(dist.group.WORLD))
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_contract(workers: Callable[[int], Workers], tmp_path: Path, world_size: int) -> None:
+def test_contract(workers: Pools, tmp_path: Path, world_size: int) -> None:
     ended = run_script("mpirun", world_size, SCRIPT, "contract", str(tmp_path))
     assert ended.codes == [0], ended.stderr
     assert ended.stderr == "", "MPI has nothing to say of requests that are left"

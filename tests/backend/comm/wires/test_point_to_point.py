@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
-from workers import Workers
+from workers import Pools
 
+import pyg_dist
+from pyg_dist.backend.comm.wires.gloo import GlooWire
 from pyg_dist.backend.comm.wires.point_to_point import PointToPoint
-from pyg_dist.backend.comm.wires.wire import Message
+from pyg_dist.backend.comm.wires.wire import Machines, Message
+from pyg_dist.backend.session.state import current
 
 
 class Done:
@@ -60,11 +61,6 @@ def sums_by_machine(world_size: int, machines: list[int]) -> None:
     """Sums equal those of one level; of a machine whose ranks share the work as much crosses as if it were one rank."""
     import torch.distributed as dist
 
-    import pyg_dist
-    from pyg_dist.backend.comm.wires.gloo import GlooWire
-    from pyg_dist.backend.comm.wires.wire import Machines
-    from pyg_dist.backend.session.state import current
-
     pyg_dist.init()
 
     class Crossing(PointToPoint):
@@ -110,5 +106,5 @@ def sums_by_machine(world_size: int, machines: list[int]) -> None:
         *(pytest.param(six, marks=pytest.mark.slow) for six in ([0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 1])),
     ],
 )  # fmt: skip
-def test_sums_go_within_machines_first(workers: Callable[[int], Workers], machines: list[int]) -> None:
+def test_sums_go_within_machines_first(workers: Pools, machines: list[int]) -> None:
     workers(len(machines)).run(sums_by_machine, len(machines), machines)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 import torch
 from torch import Tensor
-from workers import Workers
+from workers import Pools
 
 import pyg_dist
 from pyg_dist.backend.comm.connection import wait
@@ -20,8 +20,6 @@ from pyg_dist.backend.comm.transport import Transport
 from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, Own, SharedMemory
 from pyg_dist.backend.comm.wires.wire import Machines
 from pyg_dist.backend.session.state import current
-
-Pools = Callable[[int], Workers]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux alone has it")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -13,9 +13,15 @@ import torch.nn.functional as F
 from against_stock import Net, Results, Side, compare, gradients, graph, meshes
 from against_stock import assert_same as assert_same_results
 from torch_geometric.nn import GCNConv, SAGEConv
-from workers import Workers
+from workers import Pools, Workers
 
-Pools = Callable[[int], Workers]
+import pyg_dist
+from pyg_dist import DistributedData
+from pyg_dist.backend.comm.group import world_group
+from pyg_dist.backend.comm.wires import factory
+from pyg_dist.backend.comm.wires.wire import Carriers
+from pyg_dist.backend.session import session, state
+from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,6 @@ def script(side: Side) -> Results:
 
 
 def on_parts() -> int:
-    from pyg_dist.backend.comm.group import world_group
     from pyg_dist.backend.comm.wires import staged
 
     with patch.object(staged, "_landing", wraps=staged._landing) as landings:
@@ -53,9 +58,6 @@ def test_parts(staged: Pools, world_size: int) -> None:
 
 def quantized() -> list[Results]:
     """The same rounding whichever way messages go."""
-    from pyg_dist import DistributedData
-    from pyg_dist.conv import DistributedSAGEConv
-
     found = []
     for bits in (2, (16, 4)):
         data = DistributedData(graph(), partition=torch.arange(47) % 2, bits=bits)
@@ -74,9 +76,6 @@ def test_few_bits(staged: Pools, workers: Pools) -> None:
 
 
 def on_meshes() -> None:
-    import pyg_dist
-    from pyg_dist.conv import DistributedGCNConv, DistributedSAGEConv
-
     expected = Side(graph(), SAGEConv, GCNConv, is_stock=True)
     torch.manual_seed(1)
     want = script(expected)
@@ -94,12 +93,6 @@ def test_grid(staged: Pools) -> None:
 
 def next_session() -> list[bool]:
     """Whether groups carry rows of the CPU once they shall not, and in the session after."""
-    import pyg_dist
-    from pyg_dist.backend.comm.group import world_group
-    from pyg_dist.backend.comm.wires import factory
-    from pyg_dist.backend.comm.wires.wire import Carriers
-    from pyg_dist.backend.session import session, state
-
     pyg_dist.init()
     found = []
     state.current().of(Carriers).refused.add("cpu")
