@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,40 +26,47 @@ FACTORIES = (
 PROTOCOLS = {"GraphProducts", "DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py"))
+Modules = dict[str, list[ast.AST]]
 
 
-def classes_of_layouts() -> set[str]:
+@pytest.fixture(scope="module")
+def modules() -> Modules:
+    """The nodes of each module, by its path within the package."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE).as_posix(): [*ast.walk(ast.parse(path.read_text()))] for path in paths}
+
+
+@pytest.fixture(scope="module")
+def classes(modules: Modules) -> set[str]:
     """The classes of both layouts (not of their plans): graphs, batches, shardings, tensors and edges."""
-    trees = [ast.parse(path.read_text()) for room in ROOMS_OF_LAYOUTS for path in (PACKAGE / room).glob("*.py")]
-    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    rooms = [nodes for name, nodes in modules.items() if name.count("/") == 1 and name.startswith(ROOMS_OF_LAYOUTS)]
+    return {node.name for nodes in rooms for node in nodes if isinstance(node, ast.ClassDef)}
 
 
-def questions(source: str, classes: set[str]) -> list[str]:
+def last_name(node: ast.AST) -> str:
+    """Of a name, an attribute or what is imported; nothing of others."""
+    if isinstance(node, ast.alias):
+        return node.name.split(".")[-1]
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+def questions(nodes: Iterable[ast.AST], classes: set[str]) -> list[str]:
     """Where code names a layout's class, in whatever way, or asks which class is behind a protocol."""
     found = []
-    for node in ast.walk(ast.parse(source)):
-        words: set[str] = set()
-        if isinstance(node, (ast.Name, ast.Attribute, ast.alias)):
-            words = {ast.unparse(node).split(".")[-1].split(" ")[0]} & classes
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
-            "isinstance",
-            "issubclass",
-            "cast",
-        ):
+    for node in nodes:
+        words = {last_name(node)} & classes
+        if isinstance(node, ast.Call) and last_name(node.func) in ("isinstance", "issubclass", "cast"):
             words = {*re.findall(r"\w+", ast.unparse(node))} & (classes | PROTOCOLS)
         if words:
             found.append(f"{getattr(node, 'lineno', '')} {ast.unparse(node)}")
     return found
 
 
-def test_nobody_asks_which_layout_a_graph_has() -> None:
-    classes, found = classes_of_layouts(), []
-    for path in modules():
-        name = path.relative_to(PACKAGE).as_posix()
+def test_nobody_asks_which_layout_a_graph_has(modules: Modules, classes: set[str]) -> None:
+    found = []
+    for name, nodes in modules.items():
         if not name.startswith(ROOMS_OF_LAYOUTS) and name not in FACTORIES:
-            found += [f"{name}:{question}" for question in questions(path.read_text(), classes)]
+            found += [f"{name}:{question}" for question in questions(nodes, classes)]
     assert found == []
 
 
@@ -74,8 +82,8 @@ def test_nobody_asks_which_layout_a_graph_has() -> None:
         "from pyg_dist.grid.graph import GridGraph as Any",
     ],
 )
-def test_a_question_is_seen(source: str) -> None:
-    assert questions(source, classes_of_layouts())
+def test_a_question_is_seen(source: str, classes: set[str]) -> None:
+    assert questions(ast.walk(ast.parse(source)), classes)
 
 
 def defines(package: str) -> bool:
@@ -184,29 +192,27 @@ def test_benchmarks_and_examples_import_what_is_there() -> None:
     assert missing == []
 
 
-def test_factories_name_their_device() -> None:
+def test_factories_name_their_device(modules: Modules) -> None:
     """Of torch's there, ``torch.set_default_device`` would decide where a plan lies; layers follow it."""
     factories = {"arange", "as_tensor", "empty", "eye", "full", "linspace", "ones"}
     factories |= {"rand", "randint", "randn", "randperm", "tensor", "zeros"}
     found = [
-        f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno} {ast.unparse(node)}"
-        for path in modules()
-        if path.parent.name != "nn"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"torch.{name}" for name in factories}
+        f"{name}:{node.lineno} {ast.unparse(node)}"
+        for name, nodes in modules.items()
+        if not name.startswith("nn/")
+        for node in nodes
+        if isinstance(node, ast.Call) and last_name(node.func) in factories and ast.unparse(node.func)[:6] == "torch."
         if not {"device", None} & {keyword.arg for keyword in node.keywords}
     ]
     assert not found, f"take pyg_dist.backend.host's, or name the device: {found}"
 
 
-def undocumented(trees: dict[str, ast.Module]) -> list[str]:
+def undocumented(modules: Modules) -> list[str]:
     """Public methods without a docstring whose names no class that others implement or inherit from explains.
 
     Of ``forward`` the docstring of the class speaks.
     """
-    classes = [
-        (file, node) for file, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-    ]
+    classes = [(file, node) for file, nodes in modules.items() for node in nodes if isinstance(node, ast.ClassDef)]
     bases = {ast.unparse(base).split("[")[0].split(".")[-1] for _, node in classes for base in node.bases}
     interfaces = bases | {node.name for _, node in classes if "Protocol" in map(ast.unparse, node.bases)}
     methods = [(file, of, node) for file, of in classes for node in of.body if isinstance(node, ast.FunctionDef)]
@@ -220,8 +226,7 @@ def undocumented(trees: dict[str, ast.Module]) -> list[str]:
     ]
 
 
-def test_methods_say_what_they_do() -> None:
-    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in modules()}
-    assert undocumented(trees) == []
-    without = {"new.py": ast.parse("class New:\n    def unheard_of(self): ...")}
-    assert undocumented(without) == ["new.py:2 New.unheard_of"]
+def test_methods_say_what_they_do(modules: Modules) -> None:
+    assert undocumented(modules) == []
+    without = ast.parse("class New:\n    def unheard_of(self): ...")
+    assert undocumented({"new.py": [*ast.walk(without)]}) == ["new.py:2 New.unheard_of"]
