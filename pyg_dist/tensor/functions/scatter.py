@@ -108,7 +108,7 @@ def _into_plain(function: Function, x: Tensor, index: Tensor, src: Tensor, reduc
         else:
             (index, src), rows = like_rows(function, index, src)
             index, src = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, src))
-            index = index.view(-1, *[1] * (src.dim() - 1)).expand(src.shape)
+            index = index.long().view(-1, *[1] * (src.dim() - 1)).expand(src.shape)  # torch gathers others wrongly
         rows.note(x)
         index, src = index.as_subclass(Tensor), src.as_subclass(Tensor)
         if reduce in ("amax", "amin"):

@@ -92,6 +92,7 @@ EXPRESSIONS: dict[str, Expression] = {
     "counts": lambda t: zeros(t).scatter_add_(0, t.label, torch.ones(t.N).to(t.x.dtype)) * t.v.sum(),
     "into columns": lambda t: t.full.scatter(1, t.order, t.y),
     "index_add": lambda t: zeros(t, t.F).index_add_(0, t.label, t.x, alpha=0.5),
+    "index_add of 32-bit positions": lambda t: zeros(t, t.F).index_add_(0, t.label.int(), t.x).sin(),
     "index_add of a plain list": lambda t: t.full.index_add(0, torch.arange(t.N).flip(0), t.x),
     "index_add to rows": lambda t: t.x.sin().index_add_(0, t.position, t.y) * t.x.index_add(0, t.label, t.y, alpha=2),
     "index_add of plain rows to rows": lambda t: t.x.index_add(0, torch.tensor([2, 0, 2]), t.full[:3]),
