@@ -15,7 +15,7 @@ from torch_geometric.utils import softmax as pyg_softmax
 from pyg_dist.backend.dense.indexed_rows import select, sum_rows
 from pyg_dist.backend.on_device import on_device
 from pyg_dist.backend.sparse.csr import CSR
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import MixedRowsError, UnsupportedError
 from pyg_dist.graph.caches import AskedOfBatches, OperatorCache
 from pyg_dist.graph.edge_sets import EdgesAndLoops, graph_over
 from pyg_dist.graph.gcn_norm import put_loop_values
@@ -395,11 +395,8 @@ class NodeIds(RowIndex):
         bools as int64; output ``[E, ...]``.
         """
         self.edges.end(self.end)  # raises where they were changed
-        if not self.edges.graph.owns(x, self.end):
-            raise LayoutMismatchError(
-                f"Expected a row for each of the {nodes_at(self.edges.graph, self.end)} of the edges' graph (got "
-                f"{x._sharding} of another graph, type or selection): take both from one data"
-            )
+        if not self.edges.graph.owns(x, self.end):  # as x[torch.randperm(N)] has them, or another graph: raises
+            x = cast(NodeTensor, x.redistribute(nodes_at(self.edges.graph, self.end)))
         return self.edges.fetch(x, self.end)
 
     def add_up(self, values: Tensor, reduce: str = "sum") -> NodeTensor:

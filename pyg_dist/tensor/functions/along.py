@@ -213,7 +213,9 @@ def join(function: Function, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Concatenate columns, append rows, or stack: if the new dimension is the first one, rows are in the second."""
     tensors = tuple(tensors)
     if function is torch.column_stack:
-        tensors = tuple(t.unsqueeze(1) if t.dim() == 1 else t for t in tensors)
+        tensors = tuple(t.view(-1, 1) if t.dim() < 2 else t for t in tensors)
+    elif function is torch.hstack:
+        tensors = tuple(t if t.dim() else t.view(1) for t in tensors)
     num_dims = max(t.dim() for t in tensors)
     if function in (torch.hstack, torch.column_stack):
         function, dim = torch.cat, 1 if num_dims > 1 else 0

@@ -338,6 +338,8 @@ def index_select(function: Function, x: Tensor, dim: int, index: Any, out: Tenso
         if isinstance(x, RowTensor) or isinstance(out, RowTensor):
             raise refuse(function, "with 'out' gives plain values of a plain table alone: assign the result")
         return on_full_tensor(function, x, dim, index, out=out)
+    if function.__name__ == "index_select" and index.dim() == 0:  # as a list of one
+        index = index.view(1)
     is_named = isinstance(index, (PickedRows, RowIndex)) and isinstance(x, NodeTensor)
     if dim == 0 and (is_named or not isinstance(x, RowTensor)):
         return x[index]

@@ -74,7 +74,10 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f([t.c, t.d], 2), lambda f, t: f(tensors=[t.x, t.i], dim=1),
         lambda f, t: f([t.x, t.y]), lambda f, t: f([t.x]), lambda f, t: f((t.v, t.full_v, t.u), dim=-1),
     ]),
-    "hstack": [lambda f, t: f([t.v, t.u]),lambda f, t: f([t.x, t.y]), lambda f, t: f((t.full, t.column, t.x))],
+    "hstack": [
+        lambda f, t: f([t.v, t.u]), lambda f, t: f([t.x, t.y]), lambda f, t: f((t.full, t.column, t.x)),
+        lambda f, t: f([t.scalar, t.v]),
+    ],
     "column_stack": [lambda f, t: f([t.v, t.x]), lambda f, t: f((t.v, t.u)), lambda f, t: f([t.full_v, t.x])],
     "stack": [lambda f, t: f([t.x, t.y], 1), lambda f, t: f([t.x, t.full], -1), lambda f, t: f((t.v, t.u), dim=1)],
     "one_hot": [lambda f, t: f(t.label, 9), lambda f, t: f(t.label), lambda f, t: f(t.i, num_classes=-1)],

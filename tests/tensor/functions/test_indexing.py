@@ -253,6 +253,7 @@ FORMS: dict[str, Sequence[Form]] = {
     "index_select": [
         lambda f, t: f(t.x, 0, torch.tensor([3, 0, 3])), lambda f, t: f(t.x, dim=1, index=torch.tensor([1, 0])),
         lambda f, t: f(t.c, -1, torch.tensor([0])), lambda f, t: f(t.table, 0, t.label),
+        lambda f, t: f(t.x, 0, torch.tensor(3)), lambda f, t: f(t.c, 1, torch.tensor(0)),
     ],
     "select": [lambda f, t: f(t.x, 1, 0), lambda f, t: f(t.x, 0, 2), lambda f, t: f(t.c, dim=-1, index=-1)],
     **each("index_copy index_copy_", [

@@ -79,7 +79,7 @@ def test_second_derivatives() -> None:
 
 @on_ranks(*WORLD_SIZES)
 def test_permuted_features() -> None:
-    """``conv(x[perm], edge_index)``: the corruption of Deep Graph Infomax."""
+    """``conv(x[perm], edge_index)``: the corruption of Deep Graph Infomax; ``x[perm][row]``."""
     from against_torch import graph
 
     data = graph("tall")
@@ -99,6 +99,9 @@ def test_permuted_features() -> None:
         out.pow(2).sum().backward()
     torch.testing.assert_close(y.grad.full_tensor(), x.grad, rtol=1e-12, atol=1e-12)  # type: ignore[union-attr]
     torch.testing.assert_close(ours.lin.weight.grad, stock.lin.weight.grad, rtol=1e-12, atol=1e-12)
+    for end in (0, 1):
+        at_ends = (y[order] + y)[data.edge_index[end]]
+        torch.testing.assert_close(at_ends.full_tensor(), (x[order] + x)[edge_index[end]], rtol=1e-12, atol=1e-12)
 
 
 REFUSED: list[Refusal] = [
