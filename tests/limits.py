@@ -19,5 +19,5 @@ GRACE_SECONDS = 3.0 * _PATIENCE
 # A launched script or command, and dumping a stack.
 COMMAND_SECONDS = 600.0 * _PATIENCE
 # The timeout of a session of which a test shows that it is kept, or not taken: the session starts within it.
-TIMEOUT_SECONDS = 8.0 * _PATIENCE
+TIMEOUT_SECONDS = 4.0 * _PATIENCE
 DUMP_SECONDS = 20.0 * _PATIENCE

@@ -19,6 +19,7 @@ from torch_geometric.data import Data
 
 import pyg_dist
 from pyg_dist import DistributedData
+from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.session import divergence
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 
@@ -95,9 +96,15 @@ elif FAULT == "a slow rank":
     for _ in range(2):
         time.sleep(1.5 if odd else 0.0)
         step()
-elif FAULT.startswith("stopped "):  # as by Ctrl-Z; another process ends it, so that the test does
+elif FAULT.startswith("stopped "):  # as by Ctrl-Z; another process ends it when the others have ended
+    processes = world_group().gather_counts(os.getpid())
     if f"stopped {pyg_dist.rank()}" == FAULT:
-        end = f"import os, time; time.sleep(8); os.kill({os.getpid()}, 9)"
+        processes.remove(os.getpid())
+        end = f"""
+import os, time
+while any(map(os.path.exists, {[f"/proc/{process}" for process in processes]})):
+    time.sleep(0.1)
+os.kill({os.getpid()}, 9)"""
         subprocess.Popen([sys.executable, "-c", end], start_new_session=True)
         os.kill(os.getpid(), signal.SIGSTOP)
 elif FAULT == "an extra collective":

@@ -45,7 +45,7 @@ def test_a_link_that_is_down_for_a_while(machines: Any, tmp_path: Path) -> None:
             while "step 5 " not in said.read_text():
                 assert not any(process.poll() for process in processes), said.read_text()
                 time.sleep(0.01)
-            for state, seconds in (("down", 3.0), ("up", 0.0)):
+            for state, seconds in (("down", 1.0), ("up", 0.0)):
                 machines.ip("-n", machines.NAMES[0], "link", "set", machines.LINKS[0], state)
                 seen = said.read_text()
                 time.sleep(seconds)
