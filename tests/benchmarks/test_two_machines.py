@@ -28,20 +28,8 @@ def left_behind() -> set[str]:
 @pytest.mark.slow
 def test_two_machines(tmp_path: Path) -> None:
     output, left_before = tmp_path / "two.json", left_behind()
-    options = (
-        "--graph",
-        "tiny",
-        "--epochs",
-        "1",
-        "--rates",
-        "100",
-        "--output",
-        str(output),
-        "--assumed",
-        "--ranks-per-machine",
-        "2",
-    )
-    ended = run_script("ranks", 1, SCRIPT, *options, is_forked=False)
+    options = "--graph tiny --epochs 1 --rates 1000 --assumed --ranks-per-machine 2 --output".split()
+    ended = run_script("ranks", 1, SCRIPT, *options, str(output), is_forked=False)
     assert ended.codes == [0], ended.stderr
     if ended.stdout.startswith("skipped"):
         pytest.skip(ended.stdout)

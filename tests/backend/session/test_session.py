@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).with_name("rank_script.py")
 
 @pytest.mark.parametrize(
     ("launcher", "is_forked"),
-    [("torchrun", False), pytest.param("mpirun", False, marks=pytest.mark.slow), ("mpirun", True), ("by hand", True)],
+    [("torchrun", False), ("mpirun", True), ("by hand", True)],
 )
 def test_launchers(launcher: str, is_forked: bool) -> None:
     size, total = (3, 6) if is_forked else (2, 3)
