@@ -17,7 +17,7 @@ from launching import free_port, plain_environ
 from limits import COMMAND_SECONDS
 
 SCRIPT = Path(__file__).with_name("agent_script.py")
-CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=5"
+CONF = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=10"
 
 
 class Job:
