@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from torch_geometric.data import Data
 
 import pyg_dist
+from pyg_dist.backend.session import failure
 from pyg_dist.conv import DistributedGCNConv as GCNConv
 
+failure._SAME_SECONDS = 0.1  # rank 0 has no mistake of its own, for which another would wait
 FAULT, CONCERNED = sys.argv[1], int(sys.argv[2])
 FOREVER = 1e6
 is_concerned = pyg_dist.rank() == CONCERNED
