@@ -18,11 +18,7 @@ import pyg_dist
 
 PACKAGE = Path(pyg_dist.__file__).parent if pyg_dist.__file__ else Path(next(iter(pyg_dist.__path__)))
 ROOMS_OF_LAYOUTS = ("halo/", "grid/")
-FACTORIES = (
-    "data/layout_choice.py",
-    "data/grid_data.py",
-    "data/typed_layout.py",
-)
+FACTORIES = ("data/layout_choice.py", "data/grid_data.py", "data/typed_layout.py")
 PROTOCOLS = {"GraphProducts", "DistributedGraph", "EdgeView", "Operator", "SampledGraph"}
 
 

@@ -118,8 +118,7 @@ def restored(path: str, base: str, machines: str) -> tuple[int, list[Tensor]]:
 
 
 @pytest.mark.parametrize(
-    ("lost", "expected"),
-    [("nothing", 3), ("a machine", 3), ("both machines' newest rows", 2), ("all", 0)],
+    ("lost", "expected"), [("nothing", 3), ("a machine", 3), ("both machines' newest rows", 2), ("all", 0)]
 )
 def test_a_lost_machine_costs_nothing(workers: Pools, tmp_path: Path, base: Path, lost: str, expected: int) -> None:
     """Four ranks on two machines; three ranks on three others go on, of which two have nothing in their memory."""

@@ -62,10 +62,7 @@ def test_reasons() -> None:
     old = facts(memory_is_used_again=False, system="Linux x86_64")
     assert "fresh pages each time" in only(doctor.remarks(old, AVX512))
     assert "start with GLIBC_TUNABLES" in only(doctor.remarks(facts(huge_pages="madvise"), AVX512))
-    for setting in (
-        {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-        {"THP_MEM_ALLOC_ENABLE": "1"},
-    ):
+    for setting in ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, {"THP_MEM_ALLOC_ENABLE": "1"}):
         assert not list(doctor.remarks(facts(huge_pages="madvise", environment=setting), AVX512))
     units = facts(bf16_matrix_units=True)
     assert 'matmul.fp32_precision = "bf16"' in only(doctor.remarks(units, AVX512))

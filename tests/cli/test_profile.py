@@ -12,7 +12,7 @@ import pytest
 import torch
 from bits import assert_same_bits
 from random_graphs import random_graph
-from workers import Pools, on_ranks
+from workers import on_ranks
 
 import pyg_dist
 from pyg_dist import DistributedData
@@ -44,7 +44,9 @@ class Trained:
         return gradients
 
 
-def profiled(world_size: int, folder: str, overlap: bool) -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+@on_ranks(3)
+def test_parts_and_layers(world_size: int, tmp_path: Path, overlap: bool) -> None:
     trained = Trained(world_size)
     expected = trained.epoch()
     sent_before = trained.data.traffic.num_bytes
@@ -80,7 +82,7 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
     assert found.to_dict()["ranks"][0]["layers"][found.layers[1]]["dense"] > 0
 
     if pyg_dist.is_main():
-        path = Path(folder) / "trace.json"
+        path = tmp_path / "trace.json"
         found.export_chrome_trace(path)
         events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
         assert {e["pid"] for e in events} == set(range(world_size))
@@ -99,8 +101,8 @@ def profiled(world_size: int, folder: str, overlap: bool) -> None:
     assert abs(sum(int(line.split()[-3][:-1]) for line in summary[1:-1]) - 100) <= len(summary) / 2 + 1
     if pyg_dist.is_main():
         pytest.importorskip("matplotlib")
-        found.to_html(Path(folder) / "profile.html")
-        assert (Path(folder) / "profile.html").read_text().count("<svg") == 1
+        found.to_html(tmp_path / "profile.html")
+        assert (tmp_path / "profile.html").read_text().count("<svg") == 1
     with pyg_dist.profile(), pytest.raises(pyg_dist.errors.OptionError, match="at a time"), pyg_dist.profile():
         pass
     assert not pyg_dist.backend.timing.is_recording()
@@ -118,12 +120,6 @@ def test_quantized_messages() -> None:
         assert [s.layer for s in spans] == ([1, 1, 2, 2, 2, 2, 1, 1] if bits == 2 else [])
         assert all(found.table(rank)[layer]["quantize"] > 0 for rank in range(2) for layer in (1, 2)) == (bits == 2)
         assert ("quantize" in found.describe().splitlines()[0].split()) == (bits == 2)
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("world_size", [3])
-def test_parts_and_layers(workers: Pools, tmp_path: Path, world_size: int, overlap: bool) -> None:
-    workers(world_size).run(profiled, world_size, str(tmp_path), overlap)
 
 
 @on_ranks(2)
@@ -157,10 +153,7 @@ def test_on_one_rank() -> None:
 
 @on_ranks(1)
 def test_forms_of_products_are_named() -> None:
-    with (
-        patch("pyg_dist.cli.profile.timed_forms", lambda: ["A by x: blocks, 32 ahead"]),
-        pyg_dist.profile() as found,
-    ):
+    with patch("pyg_dist.cli.profile.timed_forms", lambda: ["A by x: blocks, 32 ahead"]), pyg_dist.profile() as found:
         pass
     assert found.describe().splitlines()[-1] == "rank 0: product of A by x: blocks, 32 ahead"
     assert found.to_dict()["ranks"][0]["product_forms"] == found.product_forms[0] == ["A by x: blocks, 32 ahead"]

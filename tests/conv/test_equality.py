@@ -140,8 +140,7 @@ def test_every_option_in_float64(workers: Pools, expected: Any, world_size: int,
 
 
 @pytest.mark.parametrize(
-    ("world_size", "partition", "exchange"),
-    [(2, "hypergraph", "pre"), (3, "metis", "hybrid"), (4, "random", "hybrid")],
+    ("world_size", "partition", "exchange"), [(2, "hypergraph", "pre"), (3, "metis", "hybrid"), (4, "random", "hybrid")]
 )
 def test_every_option_in_float32(workers: Pools, expected: Any, world_size: int, partition: str, exchange: str) -> None:
     some = slice(world_size % 2, None, 2)

@@ -39,10 +39,7 @@ class Linear(nn.Module):
 @on_ranks(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("exchange", "kind"),
-    [
-        *[("hybrid", "sage"), ("pre", "gcn"), ("post", "gcn"), ("hybrid", "gat")],
-    ],
+    ("exchange", "kind"), [*[("hybrid", "sage"), ("pre", "gcn"), ("post", "gcn"), ("hybrid", "gat")]]
 )
 def test_unbiased_outputs_and_gradients(exchange: str, kind: str) -> None:
     """10,000 draws of outputs and gradients: their mean is exact within its standard error.

@@ -66,9 +66,7 @@ def compare(layouts: list[dict[str, Any]], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "dtype"),
-    [(1, torch.bfloat16), (2, torch.bfloat16), (3, torch.bfloat16), (2, torch.float16)],
-    ids=str,
+    ("num_ranks", "dtype"), [(1, torch.bfloat16), (2, torch.bfloat16), (3, torch.bfloat16), (2, torch.float16)], ids=str
 )
 def test_as_near_to_float64_as_stock(workers: Pools, num_ranks: int, dtype: torch.dtype) -> None:
     halo = [

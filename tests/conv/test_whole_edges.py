@@ -209,8 +209,7 @@ def compare(layout: str, expected: dict[str, Results]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "layout"),
-    [(1, "halo"), (3, "halo"), (2, "grid"), pytest.param(2, "halo", marks=pytest.mark.slow)],
+    ("world_size", "layout"), [(1, "halo"), (3, "halo"), (2, "grid"), pytest.param(2, "halo", marks=pytest.mark.slow)]
 )
 def test_convs_that_need_whole_edges(workers: Pools, world_size: int, layout: str) -> None:
     workers(world_size).run(compare, layout, {name: stock(name) for name in CASES})

@@ -18,16 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.data import Batch, HeteroData
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import (
-    GATConv,
-    GraphConv,
-    HANConv,
-    HeteroConv,
-    HGTConv,
-    MetaPath2Vec,
-    SAGEConv,
-    to_hetero,
-)
+from torch_geometric.nn import GATConv, GraphConv, HANConv, HeteroConv, HGTConv, MetaPath2Vec, SAGEConv, to_hetero
 from typed_models import (
     AUTHOR,
     MODELS,

@@ -125,19 +125,13 @@ def alone(cases: list[Case]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("case", "world_size"),
-    [*((case, 2) for case in (*CASES, SPLIT_COLUMNS)), *alone(CASES)],
-    ids=str,
+    ("case", "world_size"), [*((case, 2) for case in (*CASES, SPLIT_COLUMNS)), *alone(CASES)], ids=str
 )
 def test_training_is_the_cpus_and_waits_for_nothing(pools: Pools, library: Path, world_size: int, case: Case) -> None:
     pools(world_size).run(train_there, case, library)
 
 
-@pytest.mark.parametrize(
-    ("case", "world_size"),
-    [*((case, 2) for case in BATCHES), *alone(BATCHES)],
-    ids=str,
-)
+@pytest.mark.parametrize(("case", "world_size"), [*((case, 2) for case in BATCHES), *alone(BATCHES)], ids=str)
 def test_training_on_batches(pools: Pools, library: Path, world_size: int, case: Case) -> None:
     pools(world_size).run(train_on_batches, case, library)
 

@@ -25,9 +25,7 @@ def test_the_last_of_several_loops_counts() -> None:
     assert put_loop_values(filled, NODE, values, "replace") is filled
 
 
-def test_a_device_that_takes_any_of_several_values_takes_the_last_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_that_takes_any_of_several_values_takes_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's ``index_put``, played by one that takes the first."""
     index_put = Tensor.index_put
 

@@ -42,14 +42,7 @@ from workers import Pools
 from pyg_dist import DistributedData
 from pyg_dist.backend.comm.group import world_group
 from pyg_dist.graph.edge_sets import pick
-from pyg_dist.graph.protocol import (
-    DistributedGraph,
-    EdgeView,
-    GraphProducts,
-    Norm,
-    Operator,
-    SampledGraph,
-)
+from pyg_dist.graph.protocol import DistributedGraph, EdgeView, GraphProducts, Norm, Operator, SampledGraph
 from pyg_dist.graph.sample import Subset
 
 

@@ -107,9 +107,10 @@ def functions(mesh: dict[str, int], stride: int) -> None:
             )
 
 
-def wrong_widths(mesh: dict[str, int]) -> None:
+@on_ranks(4)
+def test_parameters_of_another_width() -> None:
     """Every rank raises, before it sends anything: a slice on some ranks, or on all of them, would fit."""
-    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh=mesh)
+    data = pyg_dist.DistributedData(random_graph(47, 310, seed=1), layout="grid", mesh={"x": 2, "y": 2})
     x, _ = both(data)
     conv = DistributedGCNConv(7, 12).double()
 
@@ -133,10 +134,6 @@ def wrong_widths(mesh: dict[str, int]) -> None:
     conv.bias = torch.nn.Parameter(torch.ones(14, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="must match"):
         conv(x, data.edge_index)
-
-
-def test_parameters_of_another_width(workers: Pools) -> None:
-    workers(4).run(wrong_widths, {"x": 2, "y": 2})
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4, pytest.param(6, marks=pytest.mark.slow)])

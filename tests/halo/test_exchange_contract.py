@@ -31,11 +31,7 @@ Make = Callable[[Transport, tuple[int, ...], tuple[int, ...]], Exchange]
 Counts = list[list[int]]
 Pieces = list[Tensor]
 
-EXCHANGES: dict[str, Make] = {
-    "to neighbours": ToNeighbours,
-    "all to all": AllToAll,
-    "sends twice": SendsTwice,
-}
+EXCHANGES: dict[str, Make] = {"to neighbours": ToNeighbours, "all to all": AllToAll, "sends twice": SendsTwice}
 
 
 def uneven(size: int) -> Counts:

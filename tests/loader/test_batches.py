@@ -149,10 +149,7 @@ def products_of_steps(has_edges_of_its_own: bool) -> list[int]:
     batches = iter(UniformVertexLoader(data, batch_size=200, num_steps=7))
     counted = []
     current().add(csr._TrialsBySize())
-    with (
-        patch.object(csr, "_WORTH_A_TRIAL", 0),
-        patch.object(ops, "spmm_csr", side_effect=ops.spmm_csr) as seen,
-    ):
+    with patch.object(csr, "_WORTH_A_TRIAL", 0), patch.object(ops, "spmm_csr", side_effect=ops.spmm_csr) as seen:
         for _ in range(7):
             x, edges = data.x, data.edge_index
             if has_edges_of_its_own:

@@ -37,10 +37,7 @@ class LoopedUnlessSparse(nn.Module):
 
 
 def over_lines(edge_index: Any) -> bool:
-    return isinstance(
-        edge_index,
-        torch.Tensor,
-    )
+    return isinstance(edge_index, torch.Tensor)
 
 
 # Each of them asks in a line of PyG's own whether the edges are a tensor.

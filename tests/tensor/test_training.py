@@ -19,18 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from against_stock import (
-    NUM_CLASSES,
-    NUM_FEATURES,
-    Net,
-    Results,
-    Side,
-    assert_same,
-    compare,
-    gradients,
-    graph,
-    sides,
-)
+from against_stock import NUM_CLASSES, NUM_FEATURES, Net, Results, Side, assert_same, compare, gradients, graph, sides
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel

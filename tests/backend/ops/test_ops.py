@@ -92,9 +92,7 @@ def test_spmm_divides(width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "dtype"),
-    [(47, torch.float64), (64, torch.float32), (130, torch.bfloat16), (130, torch.float32)],
-    ids=str,
+    ("width", "dtype"), [(47, torch.float64), (64, torch.float32), (130, torch.bfloat16), (130, torch.float32)], ids=str
 )
 def test_spmm_by_column_blocks(width: int, dtype: torch.dtype) -> None:
     """As many sources and edges as ``ColumnBlocks`` of csrc/ops/cpu/spmm_csr.cpp need, out of a wider tensor."""

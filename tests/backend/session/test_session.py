@@ -28,10 +28,7 @@ from pyg_dist.errors import AgreementError, DataError, LaunchError, OptionError
 SCRIPT = Path(__file__).with_name("rank_script.py")
 
 
-@pytest.mark.parametrize(
-    ("launcher", "is_forked"),
-    [("torchrun", False), ("mpirun", True), ("by hand", True)],
-)
+@pytest.mark.parametrize(("launcher", "is_forked"), [("torchrun", False), ("mpirun", True), ("by hand", True)])
 def test_launchers(launcher: str, is_forked: bool) -> None:
     size, total = (3, 6) if is_forked else (2, 3)
     ended = run_script(launcher, size, SCRIPT, "ends", is_forked=is_forked, ends_whole=True)

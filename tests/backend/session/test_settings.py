@@ -33,7 +33,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
             None,
             4096.0,
             (32, 32),
-        ),
+        )
     ]
     for setting in settings.SETTINGS:
         monkeypatch.setenv(setting.name, "")

@@ -285,9 +285,7 @@ def test_products_of_one_form_try_how_far_ahead_they_ask_for_rows(
     assert taken == [near, *[near, far] * 3, far, far]
 
 
-def test_patterns_of_like_size_share_a_trial(
-    timed: tuple[list[ops.SpmmWay], dict[ops.SpmmWay, float]],
-) -> None:
+def test_patterns_of_like_size_share_a_trial(timed: tuple[list[ops.SpmmWay], dict[ops.SpmmWay, float]]) -> None:
     """The first four have trials of their own; a batch would repeat it in each step."""
     taken, seconds = timed
     x = torch.randint(-8, 8, (50_000, 64)).float()

@@ -88,11 +88,7 @@ REFUSED: list[Refusal] = [
     (lambda t: t.x.detach().split(3)[0].add_(1), MixedRowsError, "add_ of a slice of rows would change a copy"),
     (lambda t: operator.iadd(t.x.detach()[1:3], 1), MixedRowsError, "add_ of a slice of rows would change a copy"),
     (lambda t: operator.ipow(t.x.detach()[1:3], 2), MixedRowsError, "__ipow__ of a slice of rows would change a copy"),
-    (
-        lambda t: torch.add(t.y[1:3], 1, out=t.x.detach()[1:3]),
-        MixedRowsError,
-        "of a slice of rows would change a copy",
-    ),
+    (lambda t: torch.add(t.y[1:3], 1, out=t.x.detach()[1:3]), MixedRowsError, "of a slice of rows would change a copy"),
 ]
 
 

@@ -31,7 +31,7 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: running(f, t, t.x, t.vector, t.class_weight),
         lambda f, t: f(t.x[t.mask], None, None, training=True),
         lambda f, t: f(t.x[t.mask][t.other_mask[t.mask]], None, None, t.vector, training=True),
-    ],
+    ]
 }
 
 
@@ -78,11 +78,7 @@ REFUSED: list[Refusal] = [
     (lambda t: F.batch_norm(t.x, t.v, t.v, training=True), MixedRowsError, "one plain value per channel"),
     (lambda t: F.batch_norm(t.full, None, None, t.v, training=True), MixedRowsError, "one plain value per channel"),
     (lambda t: F.instance_norm(t.c), MixedRowsError, "instance_norm has no distributed form"),
-    (
-        lambda t: F.instance_norm(torch.stack([t.x.t(), t.y.t()])),
-        MixedRowsError,
-        "rows in dimension 2 (of shape [2, ",
-    ),
+    (lambda t: F.instance_norm(torch.stack([t.x.t(), t.y.t()])), MixedRowsError, "rows in dimension 2 (of shape [2, "),
 ]
 
 

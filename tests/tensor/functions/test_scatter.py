@@ -11,7 +11,7 @@ import torch_geometric.utils as pyg
 from against_torch import WORLD_SIZES, Expression, Form, Operands, agree, check, each, every_layout, ranks_and_names
 from torch import Tensor
 from torch_geometric.nn import global_max_pool, global_mean_pool
-from workers import Pools, on_ranks
+from workers import on_ranks
 
 from pyg_dist.errors import LayoutMismatchError
 
@@ -78,12 +78,9 @@ FORMS: dict[str, Sequence[Form]] = {
 }  # fmt: skip
 
 
+@on_ranks(WORLD_SIZES[-1])
 @pytest.mark.parametrize("name", FORMS)
-def test_forms(workers: Pools, name: str) -> None:
-    workers(WORLD_SIZES[-1]).run(forms_agree, name)
-
-
-def forms_agree(name: str) -> None:
+def test_forms(name: str) -> None:
     agree(name, FORMS[name])
 
 
