@@ -123,12 +123,7 @@ def load_into(checkpoint: Checkpoint, things: Mapping[str, object]) -> dict[str,
 
 
 def newest(path: Path) -> Checkpoint | None:
-    """The newest checkpoint in a folder, the same on all ranks (collective).
-
-    Raises:
-        StoreError: Its manifest is damaged.
-        AgreementError: The ranks see different ones.
-    """
+    """The newest checkpoint in a folder, the same on all ranks (collective)."""
     with raised_on_all_ranks():
         number = max(numbers(path), default=0)
         found = Checkpoint(folder_of(path, number)) if number else None
@@ -166,19 +161,19 @@ def parts(path: str | Path, otherwise: T) -> Tensor | T:
 
 
 def named(state: Mapping[str, object], **given: object) -> dict[str, object]:
-    """All that is saved, by name."""
+    """All things that are saved, by name."""
     return {name: thing for name, thing in given.items() if thing is not None} | dict(state)
 
 
 def positive(name: str, value: int) -> int:
-    """An option that counts something."""
+    """``value``, if it is a positive integer."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise OptionError(f"Expected '{name}' to be a positive integer (got {value!r})")
     return value
 
 
 def require_loadable(things: Mapping[str, object], remedy: str) -> None:
-    """Refuse things into which nothing can be loaded."""
+    """Refuse things that can be saved, but not loaded."""
     for name, thing in things.items():
         if not isinstance(thing, (Tensor, DistributedData)) and not hasattr(thing, "load_state_dict"):
             raise OptionError(

@@ -20,7 +20,7 @@ from pyg_dist.errors import OptionError
 T = TypeVar("T")
 
 _LOOK_SECONDS = 0.1
-"""From one look for signals to the next, which is a message."""
+"""Between two looks for a request to stop, each of which is a message."""
 
 _NEXT, _STEPS, _STATE = "$next", "$steps", "$state"
 
@@ -91,9 +91,9 @@ class Checkpointer:
         self._memory_every = memory if memory == 0 else positive("memory", memory)
         self._num_steps = 0  # of the run so far
         self._next: int | None = None  # the epoch to go on with
-        self._epoch = 0  # that goes on
-        self._has_begun = self._is_stopped = False  # the loop; within an epoch
-        # Steps since the last look for signals, the time of that, and how many there are between two.
+        self._epoch = 0  # the present one
+        self._has_begun = self._is_stopped = False  # whether there was a loop; whether it has ended within an epoch
+        # Steps since the last look for a request to stop, the time of that look, and steps from one look to the next.
         self._num_unseen, self._looked, self._look_after = 0, time.monotonic(), 0
         if self._writer is not None:
             self._load(self._writer.path)
@@ -185,7 +185,7 @@ class Checkpointer:
                 return
 
     def _stops(self) -> bool:
-        """Whether a rank has been asked to stop (collective where it looks: not after each of many short steps)."""
+        """Whether a rank has been asked to stop (collective where ranks ask: not after each of many short steps)."""
         self._num_unseen += 1
         if self._writer is None or self._num_unseen < self._look_after:
             return False

@@ -1,9 +1,8 @@
 """The folder of a run's checkpoints: one folder each, complete if it has a manifest.
 
-``PATH/checkpoint-00000012/`` has ``state-….safetensors``, the tensors that are the same on all ranks, if they are large
-``state-00003-….safetensors``, too, those that rank 3 has written; ``rows-00003-….safetensors``, the rows that it held,
-with their numbers; and ``manifest.json``, all else.
-``PATH/lock`` is held by the run that saves there, and has its name.
+``PATH/checkpoint-00000012/`` has ``state-….safetensors``, tensors that are equal on all ranks; where these are large,
+``state-00003-….safetensors`` with those that rank 3 has written; ``rows-00003-….safetensors``, rank 3's rows with their
+numbers; and ``manifest.json``, everything else. ``PATH/lock`` is locked by the run that saves there, and has its name.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _NAME = re.compile(r"checkpoint-(\d{8})")
 LOCK = "lock"
 
 STATE, PARTS = "state", "$parts"
-"""The shard of what is the same on all ranks, as rank 0 has written it, and a tensor there, the parts of the graph."""
+"""The shard in which rank 0 writes tensors that are equal on all ranks; the tensor there with the graph's parts."""
 
 
 def state_of(rank: int) -> str:
-    """The shard of what is the same on all ranks that this one has written."""
+    """The shard in which a rank writes tensors that are equal on all ranks."""
     return f"{STATE}-{rank:05d}" if rank else STATE
 
 
@@ -46,18 +45,18 @@ class Rows:
 
     @property
     def positions(self) -> str:
-        """The tensor of a shard that has the numbers of its rows."""
+        """The name of the tensor, in each shard, with the numbers of its rows."""
         return f"$positions {self.sharding}"
 
     @property
     def first_column(self) -> str:
-        """The tensor of a shard that has the number of its first column."""
+        """The name of the tensor, in each shard, with the number of its first column."""
         return f"$first column {self.sharding}"
 
 
 @dataclass(frozen=True)
 class Manifest(Signed):
-    """See the module."""
+    """The manifest of a checkpoint."""
 
     kind: ClassVar[Kind] = Kind(
         "checkpoint", 1, "save one with pyg_dist.checkpoint", "remove its folder: load takes the one before it", 1 << 23
@@ -72,7 +71,7 @@ class Manifest(Signed):
 
 
 def numbers(path: Path, are_complete: bool = True) -> list[int]:
-    """The numbers of the checkpoints in a folder, ascending; of those that were begun, too, unless ``are_complete``."""
+    """The numbers of the checkpoints in a folder, ascending; incomplete ones count, too, unless ``are_complete``."""
     names = (_NAME.fullmatch(p.name) for p in path.iterdir()) if path.is_dir() else ()
     return sorted(int(name[1]) for name in names if name and (not are_complete or (path / name[0] / FILE).exists()))
 
@@ -83,10 +82,10 @@ def folder_of(path: Path, number: int) -> Path:
 
 
 def remove(path: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest ``keep``, and what interrupted runs have left before these."""
+    """Remove all complete checkpoints but the newest ``keep``, and all incomplete ones."""
     complete = numbers(path)
     for number in complete[:-keep]:
-        (folder_of(path, number) / FILE).unlink()  # from here on it is none
+        (folder_of(path, number) / FILE).unlink()  # from here on it is incomplete
         sync(folder_of(path, number))
     kept = {folder_of(path, number).name for number in complete[-keep:]}
     for folder in path.iterdir():
@@ -95,7 +94,7 @@ def remove(path: Path, keep: int) -> None:
 
 
 def name_run(lock: IO[str]) -> None:
-    """Give the run whose lock this is a name, unless it has one."""
+    """Write a name for the run into its lock file, unless there is one."""
     lock.seek(0)
     if not lock.read():
         lock.write(secrets.token_hex(16))

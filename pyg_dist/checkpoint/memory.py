@@ -1,13 +1,13 @@
-"""The newest states in the machines' memory: what ranks that are started again go on with.
+"""The newest states in the machines' memory, from which ranks that are started again go on.
 
-Each machine has a folder of the run's in ``/dev/shm``. Its first rank writes there what is the same on all ranks, every
-rank its rows, and a rank of the next machine a copy of them. A file is a *record* (:mod:`~pyg_dist.checkpoint.record`).
-There are two of each, written in turn.
+Each machine has a folder for the run in ``/dev/shm``. Its first rank writes there the tensors that are equal on all
+ranks, each rank its rows, and a rank of the next machine a copy of these. A file is a *record*
+(:mod:`~pyg_dist.checkpoint.record`). There are two of each, written in turn.
 
 No message says that a state is complete. A step of training has a sum of all ranks, so a rank writes over its second
 newest record only when all have written their newest: there is always a state that all have. Started again,
-the ranks look for the newest of which every part is on some machine (:func:`newest_complete`), send what a machine
-lacks, and write a checkpoint of it, which is read as any other.
+the ranks look for the newest state of which every part is on some machine (:func:`newest_complete`), send each machine
+the parts that it lacks, and write them as a checkpoint, which is read like any other.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Part(NamedTuple):
     """A part of a state that a machine has in its memory."""
 
     number: int  # steps of the run until then
-    attempt: str  # of the run, which may have gone that far more than once
+    attempt: str  # names a start of the run, which may reach the same step several times
     kind: str  # ``"state"``, or such as ``"rows-00003"``
-    holders: list[int]  # of the state: the ranks whose rows belong to it
-    slot: int  # of the two files, which one
+    holders: list[int]  # the ranks whose rows belong to the state
+    slot: int  # 0 or 1: which of the two files
 
 
 def newest_complete(found: Sequence[Sequence[Part]]) -> dict[str, Part]:
@@ -83,7 +83,7 @@ class MachineMemory:
         self._is_first = self._machine_of.index(self._machine_of[self._rank]) == self._rank
         words = json.dumps([run_of(path), secrets.token_hex(8)]) if self._rank == 0 else ""
         run, self._attempt = json.loads(self._world.gather_bytes(words.encode())[0])
-        given = MACHINES.value()  # several of them on one
+        given = MACHINES.value()  # several machines that are emulated on one
         machine = "" if given is None else f"-{given[self._rank]}"
         self.folder = _base() / f"pyg_dist-{os.getuid()}-{run}{machine}"
         self._slots: dict[str, int] = {}  # the next one of each kind
@@ -96,7 +96,7 @@ class MachineMemory:
                 _make_private(self.folder, path)
 
     def newest(self, above: int) -> Checkpoint | None:
-        """The newest complete state, if it is of more than ``above`` steps; to be removed by :meth:`forget_restored`.
+        """The newest complete state, if it has more than ``above`` steps; :meth:`forget_restored` removes its files.
 
         Raises:
             StoreError: There is no room for it.
@@ -124,14 +124,9 @@ class MachineMemory:
             shutil.rmtree(self._restored, ignore_errors=True)
 
     def keep(self, number: int, things: Mapping[str, object]) -> None:
-        """Write the state of ``things`` after so many steps.
+        """Write the state of ``things`` after ``number`` steps; raises as :func:`~pyg_dist.checkpoint.snapshot.take`.
 
-        Returns when it is there; nothing is left to do for a thread. Where there is no room, this rank says so once and
-        keeps none.
-
-        Raises:
-            OptionError: As for :func:`~pyg_dist.checkpoint.snapshot.take`.
-            AgreementError: Likewise; the first states of the ranks are compared.
+        Where there is no room, this rank warns once and keeps no more states.
         """
         snapshot = take(things, self._is_first, known=self._known)
         holders = sorted(snapshot.holders)
@@ -158,7 +153,7 @@ class MachineMemory:
         return self.folder / "checkpoint"
 
     def _write(self, kind: str, tensors: Mapping[str, Tensor], is_copy: bool = False) -> Array:
-        """Write a record over the older one of its two files; ``is_copy``: one that another rank has made."""
+        """Write a record over the older of its two files; ``is_copy``: a whole record of another rank."""
         slot = self._slots.get(kind, 0)
         self._slots[kind] = 1 - slot
         name = f"{kind}.{slot}"
@@ -169,7 +164,7 @@ class MachineMemory:
         return record.content
 
     def _mapped(self, name: str, size: int) -> Array:
-        """A file; where there is no room for it, memory of this process, for copies on other machines."""
+        """A mapped file; where there is no room for it, memory of this process, from which copies are sent."""
         if not self._is_off:
             try:
                 return mapped(self.folder / name, size)
@@ -207,7 +202,7 @@ class MachineMemory:
         return there[own.index(rank) % len(there)]
 
     def _parts(self) -> list[Part]:
-        """What this machine has, checked by its digests."""
+        """The parts that this machine has, checked by their digests."""
         parts = []
         for path in sorted(self.folder.glob("*.[01]")):
             if (told := read_record(path)) is not None:
@@ -252,18 +247,18 @@ class MachineMemory:
 
 
 def _same(here: Sequence[Part], part: Part) -> Part:
-    """The part as a machine has it; the part itself, where it is sent there."""
+    """The same part in a machine's own slot; ``part`` itself where the machine does not have it."""
     return next((p for p in here if p[:3] == part[:3]), part)
 
 
 def _base() -> Path:
-    """Where files are in memory; the folder of temporary files where the system has no such place."""
+    """The folder whose files are in memory; that of temporary files where the system has none."""
     shm = Path("/dev/shm")
     return shm if shm.is_dir() else Path(tempfile.gettempdir())
 
 
 def _make_private(folder: Path, of: Path) -> None:
-    """A folder that only this user can read, which says whose states it has."""
+    """Make a folder that only this user can read, with a file that names the folder of checkpoints."""
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
@@ -271,7 +266,7 @@ def _make_private(folder: Path, of: Path) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Remove what this user's runs have left here whose folders of checkpoints are gone, or are other runs'."""
+    """Remove states of this user's runs whose folders of checkpoints are gone, or belong to other runs now."""
     for folder in _base().glob(f"pyg_dist-{os.getuid()}-*"):
         try:
             text = (folder / "path").read_text()

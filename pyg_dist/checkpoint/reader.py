@@ -1,4 +1,4 @@
-"""Reading a checkpoint: what it has is compared with what is there, then read and checked, and only then loaded."""
+"""Reading a checkpoint: its tensors are compared with those to load into, read and checked, and only then loaded."""
 
 from __future__ import annotations
 
@@ -26,18 +26,13 @@ class _Piece(NamedTuple):
     """Rows of a shard that this rank needs."""
 
     key: str  # of the shard
-    source: Tensor  # which of its rows, int64
-    target: Tensor  # as which rows of this rank, int64
-    first: int  # its first column
+    source: Tensor  # their numbers in the shard, int64
+    target: Tensor  # their numbers on this rank, int64
+    first: int  # the shard's first column
 
 
 class Checkpoint:
-    """A complete checkpoint on the disk. Nothing here is collective.
-
-    Attributes:
-        path: its folder.
-        manifest: what it has.
-    """
+    """A complete checkpoint on the disk. Nothing here is collective."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.manifest = path, Manifest.load(path)
@@ -46,7 +41,7 @@ class Checkpoint:
         self._shard_of = {name: key for key, shard in shards if key.startswith(STATE) for name in shard.tensors}
 
     def read(self, things: Mapping[str, object]) -> dict[str, object]:
-        """The states, by name, checked, with rows spread as those of ``things`` are.
+        """The states, by name, checked; rows are spread as those of ``things``.
 
         Raises:
             DataError: A thing has other tensors than were saved.
@@ -75,18 +70,14 @@ class Checkpoint:
             return {name: plain_json.decode(state, tensor_of) for name, state in self.manifest.state.items()}
 
     def generators(self) -> list[object]:
-        """The states of the generators.
-
-        Raises:
-            StoreError: They are none.
-        """
+        """The states of the generators."""
         with self._explained("states of generators"):
             return generators.from_arrays(
                 plain_json.decode(self.manifest.generators, lambda _, name: self.tensor(name))
             )
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor that is the same on all ranks."""
+        """A tensor that is equal on all ranks."""
         return self._reader.tensor(self._shard_of.get(name, STATE), name)
 
     def has(self, name: str) -> bool:
@@ -113,7 +104,7 @@ class Checkpoint:
                 self._reader.close()
 
     def _targets(self, things: Mapping[str, object]) -> Callable[[str], Tensor | None]:
-        """What a tensor of some name is loaded into; an optimizer's state is spread as its parameter is."""
+        """Gives the tensor that a saved tensor is loaded into, by name; for an optimizer's state its parameter."""
         found, parameters = dict[str, Tensor](), dict[str, Tensor]()
 
         def note(name: str, tensor: Tensor) -> str:
@@ -164,7 +155,7 @@ class Checkpoint:
         )
 
     def _pieces(self, rows: Rows, target: RowTensor) -> Iterator[_Piece]:
-        """Where this rank's rows of a distribution are."""
+        """The rows that this rank needs, of all shards with this sharding."""
         mine, order = target._sharding.ordered_position
         for key, shard in self.manifest.shards.items():
             if rows.positions in shard.tensors and len(mine):
@@ -176,7 +167,7 @@ class Checkpoint:
                     yield _Piece(key, source, order[place[source]], first)
 
     def _rows(self, name: str, rows: Rows, target: RowTensor, pieces: list[_Piece]) -> RowTensor:
-        """This rank's rows of a tensor, of the shards that have some."""
+        """This rank's rows of a tensor, put together from shards."""
         like, first = target.to_local(), target._sharding.first_column
         local = as_torch(np.zeros(tuple(like.shape), storage_dtype(rows.dtype)), rows.dtype)
         is_there = host.zeros(like.shape[:2], dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""A state in a file of a machine's memory: safetensors, of which one tensor is a description, and a digest after them.
+"""A state in a file of a machine's memory: safetensors, one tensor of which is a description, and then a digest.
 
-From step to step only values change, so a file stays mapped, and all that a step does is to copy the tensors to their
-places in it and to hash it. While that goes on, the digest does not hold.
+From step to step only values change, so a file stays mapped, and a step only copies the tensors into it and hashes it.
+Meanwhile the digest does not match, so a record that was interrupted is recognised.
 """
 
 from __future__ import annotations
@@ -23,22 +23,18 @@ from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import FileLayout, as_torch, spec_of, storage_dtype
 
 HEAD = "$head"
-"""The tensor that is the description, in JSON, filled up with blanks to a multiple of so many bytes: its size stays."""
+"""The name of the description, in JSON."""
 _HEAD_BYTES = 1024
+"""It is filled up with blanks to a multiple of this, so that its size rarely changes."""
 
 _DIGEST_BYTES = 16
 
 
 class Record:
-    """A file of a state, and the places of its tensors there, into which those of later states are copied.
+    """The bytes of a state, ``content``, with places for tensors, into which those of later states are copied.
 
-    Args:
-        memory: of a number of bytes.
-        tensors: as many and as large as it is made for, by name.
-        is_copy: the only one is a whole record.
-
-    Attributes:
-        content: its bytes.
+    ``memory`` gives a number of bytes. ``tensors`` have the names, dtypes and shapes that it is made for; with
+    ``is_copy`` the only one is a whole record.
     """
 
     def __init__(self, memory: Callable[[int], Array], tensors: Mapping[str, Tensor], is_copy: bool) -> None:
@@ -57,11 +53,11 @@ class Record:
             self._places.append(as_torch(piece.reshape(spec.shape), spec.dtype))
 
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether there is a place for each."""
+        """Whether there is a place for each, by name, dtype and shape."""
         return self._kinds == _kinds(tensors)
 
     def write(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the tensors, and say that it is whole."""
+        """Copy the tensors, then update the digest."""
         fill(self._places, [*tensors])
         if self._has_digest:
             digest = xxhash.xxh3_128_digest(self.content[:-_DIGEST_BYTES].data)
@@ -79,14 +75,14 @@ def fill(places: list[Tensor], tensors: list[Tensor]) -> None:
 
 
 def described(head: Mapping[str, object], states: Iterable[str]) -> Tensor:
-    """A description, the JSON of ``head`` and of states, whose entries are JSON already."""
+    """The description as a tensor: the JSON of ``head`` and of ``states``, which are JSON already."""
     content = f'{json.dumps(head)[:-1]}, "state": {{{", ".join(states)}}}}}'.encode()
     content += b" " * (-len(content) % _HEAD_BYTES)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def read_record(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The description in a file and its tensors; ``None``: it is not whole."""
+    """The description in a file, and its tensors; ``None``: there is no whole record."""
     try:
         return parsed(np.fromfile(path, np.uint8))
     except OSError:
@@ -105,7 +101,7 @@ def parsed(content: Array) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
 
 
 def mapped(path: Path, size: int) -> Array:
-    """A file of so many bytes, for which there is room, in memory."""
+    """A file of ``size`` bytes, mapped; raises OSError where there is no room for it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         os.ftruncate(file, size)

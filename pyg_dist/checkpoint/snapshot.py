@@ -1,11 +1,10 @@
-"""What a checkpoint will have, at a step: a description of the state, and the tensors that this rank is to write."""
+"""A state at a step, as a checkpoint will have it: its description, and the tensors that this rank is to write."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from functools import partial
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,7 +25,7 @@ from pyg_dist.tensor import RowTensor
 from pyg_dist.tensor.sharding import RowSharding
 
 LARGE_BYTES = 1 << 28
-"""Of the tensors that are the same on all ranks: more are written by all of them, each some."""
+"""If the tensors that are equal on all ranks are larger together, all ranks share in writing them."""
 
 
 @dataclass
@@ -36,15 +35,14 @@ class Snapshot:
     state: dict[str, object] = field(default_factory=dict)  # JSON of the states by name
     texts: list[str] = field(default_factory=list)  # the entries of ``state`` as they are written
     generators: dict[str, object] = field(default_factory=dict)  # JSON of the generators' states
-    # those that are the same on all ranks, which this rank writes
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    rows: dict[str, Rows] = field(default_factory=dict)  # the tensors whose rows are spread over ranks
-    # this rank's rows of these, their numbers and first columns, unless a rank before it has the same ones
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # equal on all ranks; those that this rank writes
+    rows: dict[str, Rows] = field(default_factory=dict)  # tensors whose rows are spread over ranks
+    # this rank's rows of these, their numbers and first columns, unless a lower rank has the same rows
     pieces: dict[str, Tensor] = field(default_factory=dict)
     holders: set[int] = field(default_factory=set)  # the ranks that have pieces
 
     def keep_share(self, rank: int, num_ranks: int) -> None:
-        """Leave the tensors that another rank writes: rank 0 does, unless they are so large that all share the work."""
+        """Drop the tensors that other ranks write: rank 0 writes all, unless they are :data:`LARGE_BYTES` or more."""
         total, before, mine = sum(tensor.nbytes for tensor in self.tensors.values()), 0, {}
         for name, tensor in self.tensors.items():
             if before * (num_ranks if total > LARGE_BYTES else 1) // (total + 1) == rank:
@@ -60,21 +58,17 @@ class Snapshot:
 
 @dataclass
 class Description:
-    """What is said of a state: it holds while the state has the same tensors, numbers and strings."""
+    """The JSON of a state, which is valid while the state has the same tensors, numbers and strings."""
 
     content: object  # JSON
-    text: str  # as it is written, with the name
-    replicas: dict[str, Tensor]  # the tensors that are the same on all ranks, by name
+    text: str  # its entry in the manifest, with the name
+    replicas: dict[str, Tensor]  # the tensors that are equal on all ranks, by name
     spread: dict[str, RowTensor]  # those whose rows are spread over ranks
     _state: object  # its dicts and lists are copies
 
     @staticmethod
     def of(name: str, state: object, taken: Set[str]) -> Description:
-        """Describe a state; none of its tensors gets a name that is ``taken``.
-
-        Raises:
-            OptionError: See :func:`encode`.
-        """
+        """Describe a state; its tensors get names that are not ``taken``."""
         replicas, spread = dict[str, Tensor](), dict[str, RowTensor]()
 
         def note(name: str, tensor: Tensor) -> str:
@@ -94,10 +88,10 @@ class Description:
         )
 
     def holds(self, state: object) -> bool:
-        """Whether it is a description of this state, too: of the same objects, or of equal numbers."""
+        """Whether it describes this state, too: it has the same tensors, and equal numbers and strings."""
         try:
             return bool(state == self._state)
-        except Exception:  # of two tensors, which are another object each
+        except Exception:  # comparing two tensors that are different objects
             return False
 
 
@@ -112,14 +106,14 @@ def _with_own_containers(state: object) -> object:
 
 
 def state_of(thing: object) -> object:
-    """What is saved of a thing: its ``state_dict()``, of a model with rows as they are spread, or the thing itself."""
+    """The ``state_dict()`` of a thing, where a model's rows stay spread; or the thing itself."""
     if isinstance(thing, nn.Module):
         return thing.state_dict(keep_vars=True)
     return thing.state_dict() if hasattr(thing, "state_dict") else thing
 
 
 def encode(name: str, thing: object, take: Callable[[str, Tensor], str]) -> object:
-    """The JSON of what is saved of a thing; ``take`` is given its tensors, and returns a name for each.
+    """The JSON of a thing's state; ``take`` is called with a name for each tensor, and returns the one to use.
 
     Raises:
         OptionError: There is something in it that is neither plain nor a tensor.
@@ -148,16 +142,16 @@ def take(
     failure: Exception | None = None,
     known: dict[str, Description] | None = None,
 ) -> Snapshot:
-    """The state of ``things`` (collective where it compares, and where rows are spread in a new way).
+    """The state of ``things`` (collective where it compares, and for a sharding that is new).
 
-    It is made sure, by one small sum, that the ranks have the same state, unless the states are ``known``. Of tensors
-    types and shapes are compared, not values.
+    Unless the states are ``known``, the ranks compare theirs by one small message: names, plain values, dtypes and
+    shapes, not the values of tensors.
 
     Args:
         things: what is saved, by name.
-        is_writer: whether this rank writes what is the same on all.
+        is_writer: whether this rank writes tensors that are equal on all ranks.
         failure: of this rank so far, which all ranks raise.
-        known: descriptions of the last states of these things, which are brought up to date; empty the first time.
+        known: descriptions of the last states of these things, which are updated; empty the first time.
 
     Raises:
         OptionError: There is something in it that is neither plain nor a tensor.
@@ -170,7 +164,7 @@ def take(
             if isinstance(thing, DistributedData):
                 parts = thing.plan.parts
             state = thing.plan.hash if isinstance(thing, DistributedData) else state_of(thing)
-            # The script's own values are described each time: where 1 becomes True, they are equal.
+            # Plain values of the script are described each time: 1 and True are equal, but not in JSON.
             said = known.get(name) if hasattr(thing, "state_dict") else None
             if said is None or not (said.holds(state) and names.isdisjoint([*said.replicas, *said.spread])):
                 said = known[name] = Description.of(name, state, names)
@@ -188,9 +182,13 @@ def take(
     elif failure is not None:
         raise failure
     if is_writer:
-        snapshot.generators = plain_json.encode(
-            generators.to_arrays(generators.generator_states()), partial(_note_array, snapshot), "$generators"
-        )
+
+        def note(name: str, array: object) -> dict[str, object]:
+            snapshot.tensors[name] = torch.from_numpy(np.asarray(array))
+            return {"$tensor": name}
+
+        arrays = generators.to_arrays(generators.generator_states())
+        snapshot.generators = plain_json.encode(arrays, note, "$generators")
         if parts is not None:
             snapshot.tensors[PARTS] = parts
     shardings: dict[RowSharding, int] = {}
@@ -217,21 +215,16 @@ def _require_alike(state: object, failure: Exception | None) -> None:
         require_equal({"state": mine}, "give every rank's checkpoint the same")
 
 
-def _note_array(snapshot: Snapshot, name: str, array: object) -> dict[str, object]:
-    snapshot.tensors[name] = torch.from_numpy(np.asarray(array))
-    return {"$tensor": name}
-
-
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 class _Holders(WeakKeyDictionary[RowSharding, frozenset[int]]):
-    """The ranks that write the rows of a distribution: the first ones with their rows and columns."""
+    """The ranks that write the rows of a sharding: of ranks with the same rows and columns, the lowest."""
 
 
 def _holders(rows: RowSharding) -> frozenset[int]:
-    """See :class:`_Holders` (collective at the first use of a distribution)."""
+    """See :class:`_Holders` (collective at the first use of a sharding)."""
     known = current().of(_Holders)
     if rows not in known:
         place = digest(f"{digest(rows.position)} from {rows.first_column}")[:15] if rows.num_local else "0"

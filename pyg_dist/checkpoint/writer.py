@@ -22,14 +22,14 @@ from pyg_dist.backend.session.state import current
 from pyg_dist.checkpoint.manifest import LOCK, Manifest, folder_of, name_run, numbers, remove, rows_of, state_of
 from pyg_dist.checkpoint.snapshot import Snapshot, take
 from pyg_dist.errors import StoreError
-from pyg_dist.store.folder import explained_disk_errors, finished, lock, replace_text
+from pyg_dist.store.folder import explained_disk_errors, finish_shard, lock, replace_text
 from pyg_dist.store.format import ShardWriter, as_storage, spec_of, sync
 from pyg_dist.store.manifest import FILE, Shard, to_json
 
 logger = logging.getLogger("pyg_dist")
 
 _LOCK_SECONDS = 10.0
-"""For processes that a killed rank has left behind."""
+"""How long to wait for the lock, which processes that a killed rank has left behind may still hold."""
 _LONGEST_END = 1800.0
 """Seconds that the end of a run waits for other ranks' parts, as long as torch's collectives."""
 _REMEDY = "free space; the checkpoint before it is complete"
@@ -43,7 +43,7 @@ class _Saves:
 
 
 class _Save(NamedTuple):
-    """One that goes on in a thread; ``has_told``: this rank's shards are written, and rank 0 can know of them."""
+    """A save that goes on in a thread; ``has_told`` is set once this rank's shards are written and rank 0 is told."""
 
     serial: int
     thread: ThreadPoolExecutor
@@ -69,11 +69,7 @@ class Writer:
         self._hold()
 
     def _hold(self) -> None:
-        """Be the only run that saves in the folder, and find the latest number in it (collective).
-
-        Raises:
-            StoreError: Another run saves there.
-        """
+        """Lock the folder against other runs, and find the latest number in it (collective)."""
         number = 0
         with raised_on_all_ranks():
             if self._rank == 0:
@@ -98,7 +94,7 @@ class Writer:
         thread, has_told = ThreadPoolExecutor(1, "pyg_dist checkpoint"), threading.Event()
         future = thread.submit(self._write, snapshot, folder, serial, has_told)
         self._saving = _Save(serial, thread, future, has_told)
-        thread.shutdown(wait=False)  # it ends with this
+        thread.shutdown(wait=False)  # it ends with this save
 
     def wait(self) -> None:
         """Wait until what was begun is on the disk, and let other runs save in the folder (collective).
@@ -114,7 +110,7 @@ class Writer:
         """Wait for what was begun, and return what this rank has failed with (collective).
 
         Raises:
-            ConnectionLostError: A rank was killed, for whose word rank 0 would wait.
+            ConnectionLostError: A rank was killed, and rank 0 would wait for its shards.
         """
         if self._saving is not None:
             self._saving.has_told.wait()
@@ -126,7 +122,7 @@ class Writer:
         return self._own_failure()
 
     def _own_failure(self, longest: float | None = None) -> Exception | None:
-        """As :func:`_failure`, once all ranks have told rank 0, or after so many seconds. Not collective."""
+        """As :meth:`_failure`, once all ranks have told rank 0, or after ``longest`` seconds. Not collective."""
         if self._saving is None:
             return None
         saving, self._saving = self._saving, None
@@ -155,7 +151,7 @@ class Writer:
             logger.error("rank %d could not save a checkpoint: %s", self._rank, one_line(error))
 
     def _write(self, snapshot: Snapshot, folder: Path, serial: int, has_told: threading.Event) -> None:
-        """What the thread does."""
+        """The work of the thread."""
         written: dict[str, Shard] | None = {}
         try:
             with explained_disk_errors(folder, _REMEDY):
@@ -182,7 +178,7 @@ class Writer:
             with explained_disk_errors(folder, _REMEDY):
                 try:
                     replace_text(folder / FILE, manifest.to_json())
-                except OSError:  # its shards would take the room that the next one needs
+                except OSError:  # the next checkpoint will need the room
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
                 sync(self.path)
@@ -195,7 +191,7 @@ class Writer:
         return {key: write_shard(folder, key, tensors) for key, tensors in given.items() if tensors}
 
     def _gather(self, serial: int, shards: dict[str, Shard] | None) -> dict[str, Shard] | None:
-        """All ranks' shards, on rank 0; ``None`` if one has failed. For the thread, beside the calls of training."""
+        """All ranks' shards, on rank 0; ``None`` if one has failed. By the store: the thread may not use the groups."""
         if self._store is None:
             return shards
         if self._rank:
@@ -214,7 +210,7 @@ class Writer:
         return found
 
     def _give_up(self, serial: int) -> None:
-        """Let rank 0's thread wait for nobody: a rank that has not told it has failed."""
+        """End the waiting of rank 0's thread: ranks that have not told it count as failed."""
         store = current().store  # the thread's is locked while it waits
         if self._rank == 0 and store is not None:
             for rank in range(1, self._world_size):
@@ -230,4 +226,4 @@ def write_shard(folder: Path, key: str, tensors: Mapping[str, Tensor]) -> Shard:
     writer = ShardWriter(folder / f"{key}.partial", {name: spec_of(tensor) for name, tensor in tensors.items()})
     for name, tensor in tensors.items():
         writer.append({name: as_storage(tensor)})
-    return finished(folder, key, writer)
+    return finish_shard(folder, key, writer)

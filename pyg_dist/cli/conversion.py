@@ -34,7 +34,7 @@ from pyg_dist.pricing.model import Model
 from pyg_dist.store.attributes import NanCount
 from pyg_dist.store.folder import PARTIAL, StoreFolder, clear, explained_disk_errors, replace_text, require_space
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_torch, sync
-from pyg_dist.store.graph_input import WHOLE, edges_key, nodes_key
+from pyg_dist.store.graph_input import WHOLE, piece_keys
 from pyg_dist.store.grid_store import write_grid
 from pyg_dist.store.halo_writer import Block, Choose, NodeParts, write_edges, write_nodes
 from pyg_dist.store.manifest import FILE as MANIFEST
@@ -56,7 +56,7 @@ _WORK_BYTES_PER_EDGE = 16 + 20 + 17
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """What a halo store is written with."""
+    """How a halo store is written."""
 
     parts: int  # how many
     method: str = "metis"  # of the partition, by name; or a file with the part of each node
@@ -76,7 +76,7 @@ def write_halo_store(
 ) -> Manifest:
     """Write the store of a graph, in bounded memory but for the solver of the partition.
 
-    ``parts``: of a piece of a graph with types, the part of each node, int32 ``[N]``; some parts may have none.
+    ``parts``: the part of each node, int32 ``[N]``, for a piece of a graph with types; some parts may be empty.
     """
     require(options.parts >= 1, f"one part or more (got {options.parts})")
     if source.num_nodes is not None and parts is None:
@@ -156,7 +156,7 @@ def write_types_store(
     for piece in pieces.values():
         _check_names(piece)
     try:
-        # What an interrupted run leaves to go on with is in this folder, that of each piece, and those that are whole.
+        # An interrupted run leaves its work here and in the folder of a piece, and the pieces that are complete.
         with _converting(source.homogeneous(), new / "parts", options, progress) as whole:
             options = replace(options, resume=whole.folder.known("parts", str) is not None)
             if not options.resume:
@@ -182,12 +182,13 @@ def _write_pieces(
     source: TypedSource, pieces: Mapping[str, Source], parts: Tensor, out: Path, options: StoreOptions,
     progress: Progress | None,
 ) -> TypesManifest:  # fmt: skip
-    """Write the stores of all types and relations; the manifest that names them."""
+    """Write the stores of all types and relations; returns the manifest that names them."""
     sizes = source.num_nodes
     of_kind = dict(zip(sizes, torch.split(parts, list(sizes.values())), strict=True))
-    owners = {WHOLE: parts[:0]} | {nodes_key(k): owner for k, owner in enumerate(of_kind.values())}
-    for k, (first, _, last) in enumerate(source.relations):
-        owners[edges_key(k)] = of_kind[first] if first == last else torch.cat([of_kind[first], of_kind[last]])
+    of_nodes, of_edges = piece_keys(sizes, source.relations)
+    owners = {WHOLE: parts[:0]} | {of_nodes[kind]: owner for kind, owner in of_kind.items()}
+    for (first, _, last), key in of_edges.items():
+        owners[key] = of_kind[first] if first == last else torch.cat([of_kind[first], of_kind[last]])
     stores = {}
     for key, piece in pieces.items():
         is_there = options.resume and (out / key / MANIFEST).is_file() and not (out / key / PARTIAL).exists()
@@ -196,7 +197,7 @@ def _write_pieces(
         stores[key] = Manifest.load(out / key)
     return TypesManifest(
         options.parts, "given" if options.method.endswith(".npy") else options.method, sizes, list(source.relations),
-        [stores[edges_key(k)].planned("edges", str) for k in range(len(source.relations))],
+        [stores[key].planned("edges", str) for key in of_edges.values()],
         {kind: digest(owner) for kind, owner in of_kind.items()},
         {key: manifest.digest for key, manifest in stores.items()},
     )  # fmt: skip
@@ -212,7 +213,7 @@ def _check_names(source: Source) -> None:
 def _converting(
     source: Source, out: Path, options: StoreOptions, progress: Progress | None, mesh: str = "", must_train: bool = True
 ) -> Iterator[_Conversion]:
-    """An input, and the folder of its store; an error leaves what ``--resume`` goes on with."""
+    """Context of a conversion of an input to the store ``out``; after an error ``--resume`` can go on."""
     _check_names(source)
     require_space(out, _space_needed(source))
     identity = _identity(source, options, mesh)
@@ -224,9 +225,9 @@ class _Conversion:
     """An input, and the folder that its store is written to.
 
     Attributes:
-        nan: what is NaN in each attribute of nodes, known once its rows were written.
+        nan: NaN of each node attribute, known once its rows were written.
         knows_nan: whether an interrupted run has counted it.
-        must_train: whether some nodes must train, where the input says which do.
+        must_train: whether a ``train_mask`` has to select a node.
     """
 
     def __init__(
@@ -254,7 +255,7 @@ class _Conversion:
         return tuple(replace(a, rows=partial(self._watched_rows, a)) for a in self.source.nodes)
 
     def _watched_rows(self, attribute: Attribute, num_bytes: int) -> Iterator[Array]:
-        """The rows of an attribute; training nodes are looked for."""
+        """The rows of an attribute; NaN is counted, and training nodes are looked for, on the way."""
         found, row, has_training = NanCount(), 0, False
         for piece in attribute.rows(num_bytes):
             if attribute.name == "train_mask":
@@ -271,9 +272,9 @@ class _Conversion:
         self.folder.note("nan", self.nan)
 
     def parts(self, kinds: Sequence[int] = ()) -> Array:
-        """The part of each node, int32 ``[N]``, of an interrupted run where they are whole.
+        """The part of each node, int32 ``[N]``, found now or by an interrupted run.
 
-        ``kinds``: how many nodes each type has, all of which are balanced.
+        ``kinds``: the number of nodes of each type, where each type has to be balanced.
         """
         path, known = self.folder.work / "parts", self.folder.known("parts", str)
         if known is not None and path.exists():
@@ -295,16 +296,16 @@ class _Conversion:
 
     def write_others(self) -> dict[str, Shard]:
         others = self.source.other_tensors
-        kept = self.folder.kept("other")
-        if kept or not others:
-            return kept
+        finished = self.folder.finished("other")
+        if finished or not others:
+            return finished
         writer = ShardWriter(self.folder.work / "other", {name: spec for name, (spec, _) in others.items()})
         for name, (_, read) in others.items():
             writer.append({name: read()})
-        return {"other": self.folder.keep("other", writer)}
+        return {"other": self.folder.finish("other", writer)}
 
     def commit(self, layout: Literal["halo", "grid"], shards: dict[str, Shard], plan: dict[str, object]) -> Manifest:
-        """Make the store whole, of its files and what the manifest keeps of its plan."""
+        """Write the manifest with these files and facts of the plan, which completes the store."""
         source, edges = self.source, self.edges
         nan = {name: astuple(found) for name, found in (self.nan | edges.nan).items() if found.rows}
         of_nodes, of_edges = ({a.name: TensorSpec(a.dtype, a.shape) for a in of} for of in (source.nodes, source.edges))
@@ -317,14 +318,14 @@ class _Conversion:
 
 
 def _identity(source: Source, options: StoreOptions, mesh: str) -> str:
-    """Digest of input and options, but for how the work is done."""
+    """Digest of the input and of the options that decide what the store holds."""
     wanted = {k: v for k, v in asdict(options).items() if k not in ("memory", "resume", "force")}
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in source.files]
     return digest(repr((source.name, source.reading, files, wanted, mesh)))
 
 
 def _space_needed(source: Source) -> int:
-    """Bytes on the disk, about; where an input does not count its edges, they are guessed from its size."""
+    """About how many bytes are needed on the disk; unknown numbers of edges are guessed from the input's size."""
     num_edges = source.num_edges
     if num_edges is None:
         num_edges = sum(path.stat().st_size for path in source.files) // 8

@@ -1,6 +1,6 @@
-"""What a graph's attributes belong to: PyG's rules, the same for graphs in memory and for every file format.
+"""Whether an attribute belongs to nodes, to edges or to the whole graph: PyG's rules, in memory and in every format.
 
-Names, types and shapes decide. So a file that is read in pieces is a ``Data`` of tensors on the device ``meta`` here.
+Names, dtypes and shapes decide, so the attributes of a file that is read in pieces are tensors on the device ``meta``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch_geometric.typing import SparseTensor
 from pyg_dist.errors import DataError, PygDistError, UnsupportedError
 
 GRAPH_KEYS = ("edge_index", "adj_t")
-_OWN = ("graph", "plan", "traffic")  # of every DistributedData
+_RESERVED = ("graph", "plan", "traffic")  # attributes that every DistributedData has itself
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """Attributes by what they belong to, in the order of the ``Data``."""
+    """The attributes of a graph, or of one of its types, in the order of the ``Data``."""
 
     nodes: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[N, ...]`` by name
     edges: dict[str, Tensor] = field(default_factory=dict)  # tensors ``[E, ...]`` by name
@@ -35,7 +35,7 @@ class Attributes:
 
 @contextmanager
 def errors_of(what: object) -> Iterator[None]:
-    """Context whose errors say first of what they are: a file, a type of nodes."""
+    """Context whose errors begin with ``what``: a file, a type of nodes."""
     try:
         yield
     except PygDistError as error:
@@ -45,7 +45,7 @@ def errors_of(what: object) -> Iterator[None]:
 def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True) -> int:
     """N, as ``data.num_nodes`` has it.
 
-    ``largest``, the largest id in ``edge_index``, -1 without edges, is called where nothing else says N.
+    ``largest`` gives the largest id in ``edge_index``, -1 without edges; it is called where nothing else says N.
     """
     x, declared = data.get("x"), data._store.get("num_nodes")
     if isinstance(x, Tensor) and x.dim() > 0:
@@ -66,10 +66,10 @@ def num_nodes_of(data: Data, largest: Callable[[], int], is_strict: bool = True)
 def sort_attributes(
     given: Mapping[str, object], num_nodes: int | None, num_edges: int | None, is_strict: bool = True
 ) -> Attributes:
-    """Put every attribute where it belongs.
+    """Sort attributes into those of nodes, those of edges and others.
 
-    Without ``num_nodes`` these are a type's of edges, without ``num_edges`` a type's of nodes. Unless ``is_strict``,
-    what does not fit is left out, with a warning.
+    ``num_nodes=None``: they are a relation's; ``num_edges=None``: they are those of a type of nodes. Unless
+    ``is_strict``, an attribute that does not fit is left out, with a warning.
     """
     found = Attributes()
     for name, value in given.items():
@@ -89,14 +89,14 @@ def sort_attributes(
     return found
 
 
-def by_kind(others: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Of attributes without rows: dense tensors, and what is none."""
+def dense_and_plain(others: Mapping[str, object]) -> tuple[dict[str, Tensor], dict[str, object]]:
+    """Split attributes without rows into dense tensors and all others."""
     tensors = {name: v for name, v in others.items() if isinstance(v, Tensor) and v.layout == torch.strided}
     return tensors, {name: value for name, value in others.items() if name not in tensors}
 
 
 def _kind_of(name: str, value: object, num_nodes: int | None, num_edges: int | None) -> Literal["node", "edge"] | None:
-    if name in _OWN:
+    if name in _RESERVED:
         raise DataError(f"Expected no attribute '{name}', which every DistributedData has: rename the data's")
     if isinstance(value, SparseTensor) or (isinstance(value, Tensor) and value.layout != torch.strided):
         if name != "x" and (value.size(0), value.size(1)) == (num_nodes, num_nodes):
@@ -112,8 +112,8 @@ def belongs_to(
 ) -> Literal["node", "edge"] | None:
     """Whether ``value`` has a row for each node, or for each edge; ``None``: neither, it is the same on every rank.
 
-    By its number of rows, and by its name where both numbers fit: PyG's ``is_node_attr`` and ``is_edge_attr``. A name
-    with "index" holds ids, not rows. Of a type of nodes, or of edges, the other number is ``None``.
+    By its number of rows, and by its name where both numbers fit: PyG's ``is_node_attr`` and ``is_edge_attr``. An
+    attribute with "index" in its name holds ids. For sizes of ``None`` see :func:`sort_attributes`.
     """
     size = value.shape[0]
     of_nodes, of_edges = (
@@ -136,7 +136,7 @@ def belongs_to(
 
 @dataclass(frozen=True)
 class NanCount:
-    """What is NaN in an attribute."""
+    """How much of an attribute is NaN."""
 
     entries: int = 0  # numbers that are NaN
     rows: int = 0  # nodes, or edges, with one
@@ -144,7 +144,7 @@ class NanCount:
 
     @staticmethod
     def of(values: Tensor, first_row: int = 0) -> NanCount:
-        """Of rows, the first of which has the number ``first_row``. Not collective."""
+        """Count in rows, the first of which has the global id ``first_row``. Not collective."""
         # A sum makes no temporary of its size, and is NaN where anything is.
         if not (values.is_floating_point() and values.numel() and values.detach().sum().isnan()):
             return NanCount()

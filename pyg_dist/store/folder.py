@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -34,8 +34,8 @@ _PATTERN = "*-????????????????.safetensors"
 class StoreFolder:
     """The folder ``path``, to be filled by one process.
 
-    ``identity`` is that of the input and the options: work can be resumed where it is the same. ``resume`` goes on with
-    what an interrupted writer has left, ``force`` replaces it, or a store.
+    ``identity`` is a digest of the input and the options: only work with the same one can be resumed. ``resume`` goes
+    on with the work of an interrupted writer; ``force`` replaces such work, or a store.
     """
 
     def __init__(self, path: Path, identity: str, resume: bool = False, force: bool = False) -> None:
@@ -66,7 +66,7 @@ class StoreFolder:
             return
         if self.work.exists():
             if not resume:
-                lock(self.work / "lock").close()  # of a writer that is at work, that is said
+                lock(self.work / "lock").close()  # raises where another writer is at work
                 raise StoreError(f"Expected no interrupted work in {self.path}: --resume goes on, --force starts anew")
         elif (self.path / FILE).exists():
             raise StoreError(f"Expected no store in {self.path} (there is one): --force replaces it")
@@ -87,7 +87,7 @@ class StoreFolder:
                 self.path.rmdir()
 
     def known(self, step: str, kind: type[T]) -> T | None:
-        """What was noted of a finished step."""
+        """The content that :meth:`note` has stored for a finished step; ``None``: there is none of this type."""
         try:
             return typed(kind, json.loads((self.work / f"{step}.json").read_text()))
         except (OSError, ValueError):
@@ -97,8 +97,8 @@ class StoreFolder:
         """Note that a step is finished; its files are on the disk."""
         replace_text(self.work / f"{step}.json", to_json(content))
 
-    def kept(self, *keys: str) -> dict[str, Shard]:
-        """Those shards that an interrupted writer has finished: their files are there, and their digests hold."""
+    def finished(self, *keys: str) -> dict[str, Shard]:
+        """The shards that an interrupted writer has finished: their files are there, and their digests hold."""
         found = {}
         for key in keys:
             if (shard := self.known(f"shard {key}", Shard)) is not None:
@@ -107,14 +107,18 @@ class StoreFolder:
                     found[key] = shard
         return found
 
-    def keep(self, key: str, writer: ShardWriter, blocks: Blocks = NO_BLOCKS) -> Shard:
-        """Give a finished file its name, and note it."""
-        shard = finished(self.path, key, writer, blocks)
+    def finish(self, key: str, writer: ShardWriter, blocks: Blocks = NO_BLOCKS) -> Shard:
+        """Give a written file its name, and note it."""
+        shard = finish_shard(self.path, key, writer, blocks)
         self.note(f"shard {key}", shard)
         return shard
 
+    def finish_all(self, writers: Mapping[str, ShardWriter]) -> dict[str, Shard]:
+        """:meth:`finish` of several files, by key."""
+        return {key: self.finish(key, writer) for key, writer in writers.items()}
+
     def commit(self, manifest: Manifest) -> None:
-        """Make the store the one that ``manifest`` describes; remove what it does not name."""
+        """Make the store the one that ``manifest`` describes, and remove the files that it does not name."""
         replace_text(self.path / FILE, manifest.to_json())
         named = {shard.file for shard in manifest.shards.values()}
         for path in self.path.glob(_PATTERN):
@@ -125,7 +129,7 @@ class StoreFolder:
 
 
 def clear(folder: Path, *kept: str) -> None:
-    """Remove all that is in a folder but its lock and what is kept, by name."""
+    """Empty a folder, but for its lock and the names that are ``kept``."""
     for path in folder.iterdir():
         if path.name in kept:
             continue
@@ -136,9 +140,9 @@ def clear(folder: Path, *kept: str) -> None:
 
 
 def lock(file: Path, seconds: float = 0.0) -> IO[str]:
-    """Hold a file until what is returned is closed; on file systems without locks, any number may.
+    """Lock a file, whose folder is made if need be, until the returned stream is closed; wait for ``seconds`` at most.
 
-    Its folder is made if it is not there.
+    On file systems without locks this holds nobody off.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -159,12 +163,12 @@ def lock(file: Path, seconds: float = 0.0) -> IO[str]:
                     f"take another folder"
                 ) from error
             time.sleep(0.1)
-        except OSError:  # no locks here
+        except OSError:  # a file system without locks
             return stream
 
 
-def finished(path: Path, key: str, writer: ShardWriter, blocks: Blocks = NO_BLOCKS) -> Shard:
-    """Give a written file its name in the folder ``path``, which ends in its digest."""
+def finish_shard(path: Path, key: str, writer: ShardWriter, blocks: Blocks = NO_BLOCKS) -> Shard:
+    """Give a written file its name in the folder ``path``: the key, then its digest."""
     digests, layout = writer.close(), writer.layout
     name = f"{key}-{name_digest(layout.header, digests)}.safetensors"
     os.replace(writer.path, path / name)
@@ -174,7 +178,7 @@ def finished(path: Path, key: str, writer: ShardWriter, blocks: Blocks = NO_BLOC
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file such that the old content or the new one is there, whatever happens."""
+    """Replace the content of a file at once: a crash leaves the old content or the new one."""
     new = file.with_name(file.name + ".new")
     with new.open("w") as stream:
         stream.write(text)
@@ -186,7 +190,7 @@ def replace_text(file: Path, text: str) -> None:
 
 @contextmanager
 def explained_disk_errors(path: Path, remedy: str = "free space and go on with --resume") -> Iterator[None]:
-    """Turn the system's errors about a full disk into one line that says what to do."""
+    """Context in which the system's errors about a full disk become one line that says what to do."""
     try:
         yield
     except OSError as error:
@@ -196,10 +200,8 @@ def explained_disk_errors(path: Path, remedy: str = "free space and go on with -
 
 
 def require_space(path: Path, num_bytes: int) -> None:
-    """Refuse to begin what will not fit."""
-    place = path
-    while not place.exists():
-        place = place.parent
+    """Refuse to begin where ``num_bytes`` will not fit on the disk."""
+    place = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if free < num_bytes:
         needed, there = shortage(num_bytes, free)

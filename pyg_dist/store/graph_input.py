@@ -1,9 +1,9 @@
-"""Reading a PyG ``Data`` or ``HeteroData``: edges in one form, attributes by what they belong to, and what is wrong."""
+"""Read and check a PyG ``Data`` or ``HeteroData``: its edges in one form, its attributes sorted by nodes and edges."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -22,7 +22,7 @@ from pyg_dist.store.attributes import (
     GRAPH_KEYS,
     Attributes,
     NanCount,
-    by_kind,
+    dense_and_plain,
     errors_of,
     num_nodes_of,
     sort_attributes,
@@ -37,7 +37,7 @@ class GraphInput:
 
     edge_index: Tensor  # int64 ``[2, E]``
     num_nodes: int  # N
-    form: GraphForm  # where the script will look for the graph
+    form: GraphForm  # how a script sees the edges
     adj_values: Tensor | None  # the values of ``adj_t``, ``[E]``, unless they are absent, or all one and constant
     # where the graph was given: that of ``x``, or else of its edges. Edges and their values are on the host.
     device: torch.device
@@ -48,7 +48,7 @@ class GraphInput:
 
     @property
     def edge_columns(self) -> dict[str, Tensor]:
-        """What a file has a row per edge of: attributes, and the values of ``adj_t``."""
+        """The attributes with a row per edge in a file: those of edges, and the values of ``adj_t``."""
         return self.edge_attributes | ({} if self.adj_values is None else {ADJ_VALUES: self.adj_values})
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -58,7 +58,7 @@ class GraphInput:
             yield f"{self.form.key} values", self.adj_values
         for attributes in (self.node_attributes, self.edge_attributes):
             yield from attributes.items()
-        yield from by_kind(self.other_attributes)[0].items()
+        yield from dense_and_plain(self.other_attributes)[0].items()
         if self.hyperedges is not None:
             yield from self.hyperedges.tensors()
 
@@ -66,7 +66,8 @@ class GraphInput:
 def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) -> GraphInput:
     """Check ``data`` and sort its attributes. Not collective.
 
-    Without ``allow_nan`` features must not be NaN; with ``warn`` this rank speaks for all.
+    ``warn``: whether this rank warns of NaN, unless ``allow_nan``. For ``is_strict`` see
+    :func:`~pyg_dist.store.attributes.sort_attributes`.
     """
     if not isinstance(data, Data):
         raise UnsupportedError(
@@ -95,7 +96,7 @@ def read_graph(data: Data, allow_nan: bool, warn: bool, is_strict: bool = True) 
 
 
 def _way_to_data(given: object) -> str:
-    """How a ``Data`` is made of what was given."""
+    """The remedy of an error: how ``given`` becomes a ``Data``."""
     if isinstance(given, HeteroData):
         return "convert it first, HeteroData.to_homogeneous()"
     if isinstance(given, TemporalData):
@@ -151,7 +152,7 @@ def _device(data: Data) -> torch.device:
 
 
 def warn_of_nan(kind: Literal["node", "edge"], attributes: Mapping[str, Tensor]) -> None:
-    """Warn of attributes, by name, that have NaN."""
+    """Warn of each attribute that has NaN."""
     for name, value in attributes.items():
         found = NanCount.of(value)
         if found.rows:
@@ -159,17 +160,15 @@ def warn_of_nan(kind: Literal["node", "edge"], attributes: Mapping[str, Tensor])
 
 
 WHOLE = "whole"
-"""The piece of a graph with types that has the attributes of all of it."""
+"""The piece of a graph with types that has the attributes of the whole graph."""
 
 
-def nodes_key(number: int) -> str:
-    """The piece with the nodes of a type, by its place among the types: names may hold any character."""
-    return f"nodes-{number}"
-
-
-def edges_key(number: int) -> str:
-    """The piece with the edges of a relation."""
-    return f"edges-{number}"
+def piece_keys(types: Iterable[str], relations: Iterable[EdgeType]) -> tuple[dict[str, str], dict[EdgeType, str]]:
+    """The names of the other pieces, by type and by relation: numbers, since names of types may hold any character."""
+    return (
+        {kind: f"nodes-{k}" for k, kind in enumerate(types)},
+        {relation: f"edges-{k}" for k, relation in enumerate(relations)},
+    )
 
 
 @dataclass
@@ -186,12 +185,12 @@ class HeteroInput:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything that must be equal on all ranks, by name."""
         for kind, found in self.nodes.items():
-            for name, value in (found.nodes | by_kind(found.others)[0]).items():
+            for name, value in (found.nodes | dense_and_plain(found.others)[0]).items():
                 yield f"[{kind!r}].{name}", value
         for relation, graph in self.relations.items():
             for name, value in graph.tensors():
                 yield f"{[*relation]}.{name}", value
-        for name, value in by_kind(self.others)[0].items():
+        for name, value in dense_and_plain(self.others)[0].items():
             yield name, value
 
     def pieces(self) -> dict[str, GraphInput]:
@@ -203,14 +202,11 @@ class HeteroInput:
                 edge_index, size, GraphForm("edge_index", "remaining"), None, self.device, found.nodes, {}, found.others
             )
 
+        of_nodes, of_edges = piece_keys(self.nodes, self.relations)
         found = {WHOLE: without_edges(0, Attributes(others=self.others))}
-        for k, (kind, attributes) in enumerate(self.nodes.items()):
-            found[nodes_key(k)] = without_edges(self.num_nodes[kind], attributes)
-        return found | {edges_key(k): graph for k, graph in enumerate(self.relations.values())}
-
-    def edge_indices(self) -> dict[EdgeType, Tensor]:
-        """The edges of each relation."""
-        return {relation: graph.edge_index for relation, graph in self.relations.items()}
+        for kind, attributes in self.nodes.items():
+            found[of_nodes[kind]] = without_edges(self.num_nodes[kind], attributes)
+        return found | {of_edges[relation]: graph for relation, graph in self.relations.items()}
 
 
 def as_one_type(relations: Mapping[EdgeType, Tensor], num_nodes: Mapping[str, int]) -> Tensor:
@@ -226,10 +222,7 @@ def as_one_type(relations: Mapping[EdgeType, Tensor], num_nodes: Mapping[str, in
 
 
 def read_hetero(data: HeteroData, allow_nan: bool, warn: bool) -> HeteroInput:
-    """Check ``data`` and sort its attributes. Not collective.
-
-    ``allow_nan``: do not look for NaN features; ``warn``: whether this rank speaks for all.
-    """
+    """Check ``data`` and sort its attributes, as :func:`read_graph`. Not collective."""
     if getattr(data, "is_distributed", False):
         raise UnsupportedError("Expected a graph of one process (got one that is distributed already): use it as it is")
     if not data.node_types:

@@ -55,12 +55,12 @@ def write_grid(
         position = np.empty(num_nodes, dtype)
         position[node] = np.arange(num_nodes, dtype=dtype)
         positions.append(position)
-    shards |= folder.kept("orders")
+    shards |= folder.finished("orders")
     if not shards:
         writer = ShardWriter(folder.work / "orders", specs)
         for k, (node, position) in enumerate(zip(orders, positions, strict=True)):
             writer.append({f"order{k}": node.astype(dtype, copy=False), f"position{k}": position})
-        shards["orders"] = folder.keep("orders", writer)
+        shards["orders"] = folder.finish("orders", writer)
     chunk = max(1 << 12, min(1 << 20, memory // 1024))
     shards |= _write_rows(folder, attributes, positions[0], tiles[0], memory)
     shards |= _write_ranges(folder, edges, tiles[0], chunk)
@@ -74,14 +74,12 @@ def _write_rows(
     folder: StoreFolder, attributes: tuple[Attribute, ...], position: Array, count: int, memory: int
 ) -> dict[str, Shard]:
     keys = [f"rows-{number:05d}" for number in range(count)]
-    kept = folder.kept(*keys)
-    if len(kept) == count or not attributes:
-        return kept
+    finished = folder.finished(*keys)
+    if len(finished) == count or not attributes:
+        return finished
     ends = bounds(len(position), count)
-    sizes = np.diff(ends).tolist()
-    writers = [
-        ShardWriter(folder.work / key, row_specs(attributes, size)) for key, size in zip(keys, sizes, strict=True)
-    ]
+    sizes = dict(zip(keys, np.diff(ends).tolist(), strict=True))
+    writers = {key: ShardWriter(folder.work / key, row_specs(attributes, size)) for key, size in sizes.items()}
     for attribute in attributes:
         row = np.dtype([("position", np.int64), ("row", storage_dtype(attribute.dtype), attribute.shape)])
         buckets, low = Buckets(folder.work / "row-buckets", count, row), 0
@@ -90,34 +88,36 @@ def _write_rows(
             records["position"], records["row"] = position[low : low + len(rows)], rows
             buckets.add(np.searchsorted(ends, records["position"], side="right") - 1, records)
             low += len(rows)
-        for number, (writer, size) in enumerate(zip(writers, sizes, strict=True)):
+        for number, (key, size) in enumerate(sizes.items()):
             if size:
                 records = np.fromfile(buckets.path(number), row)
                 order = stable_order(records["position"] - ends[number], size)
-                writer.append({attribute.name: records["row"][order]})
+                writers[key].append({attribute.name: records["row"][order]})
             buckets.remove(number)
         buckets.folder.rmdir()
-    return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
+    return folder.finish_all(writers)
 
 
 def _write_ranges(folder: StoreFolder, edges: Spool, count: int, chunk: int) -> dict[str, Shard]:
-    """The edges as they are, for what needs no tile."""
+    """The edges in the input's order, for all that needs no tile."""
     ends = bounds(edges.num_edges, count)
     keys = [f"edges-{number:05d}" for number in range(count)]
-    kept = folder.kept(*keys)
-    if len(kept) == count:
-        return kept
-    writers = [
-        ShardWriter(folder.work / key, {end: of_rows("I64", size) for end in _ENDS} | row_specs(edges.attributes, size))
+    finished = folder.finished(*keys)
+    if len(finished) == count:
+        return finished
+    writers = {
+        key: ShardWriter(
+            folder.work / key, {end: of_rows("I64", size) for end in _ENDS} | row_specs(edges.attributes, size)
+        )
         for key, size in zip(keys, np.diff(ends).tolist(), strict=True)
-    ]
+    }
     for low, source, target, values in edges.chunks(chunk):
-        columns, high = dict(zip(_ENDS, (source, target), strict=True)) | values, low + len(source)
-        for number in range(count):
-            first, last = max(low, int(ends[number])), min(high, int(ends[number + 1]))
+        columns, high = {"source": source, "target": target} | values, low + len(source)
+        for writer, (begin, end) in zip(writers.values(), pairwise(ends.tolist()), strict=True):
+            first, last = max(low, begin), min(high, end)
             if first < last:
-                writers[number].append({name: c[first - low : last - low] for name, c in columns.items()})
-    return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
+                writer.append({name: column[first - low : last - low] for name, column in columns.items()})
+    return folder.finish_all(writers)
 
 
 def _write_tiles(
@@ -132,7 +132,7 @@ def _write_tiles(
 ) -> dict[str, Shard]:
     """The tiles of one order of sources; edges of a tile keep the input's order."""
     keys = [f"tile-{number}-{r:05d}-{c:05d}" for r in range(tiles[0]) for c in range(tiles[1])]
-    shards = folder.kept(*keys)
+    shards = folder.finished(*keys)
     if len(shards) == len(keys):
         return shards
     row_ends, column_ends = bounds(edges.num_nodes, tiles[0]), bounds(edges.num_nodes, tiles[1])
@@ -153,14 +153,14 @@ def _write_tiles(
             writer = ShardWriter(folder.work / key, specs)
             for records in read_records(buckets.path(bucket), _TILE, chunk):
                 writer.append({name: records[name] for name in specs})
-            shards[key] = folder.keep(key, writer)
+            shards[key] = folder.finish(key, writer)
         buckets.remove(bucket)
     buckets.folder.rmdir()
     return shards
 
 
 class GridStore(ShardReader):
-    """A grid store, opened for reading. Whatever is handed out was checked by its digest."""
+    """A grid store, opened for reading. All that is read is checked by digests."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path, manifest.shards)
@@ -175,10 +175,9 @@ class GridStore(ShardReader):
         return len(self.shards["orders"].tensors) // 2
 
     def order(self, number: int) -> tuple[Array, Array]:
-        """Global ids by position, and positions by global id, of a node order: both stay in the file.
+        """Global ids by position, and positions by global id, of a node order: views of the mapped file.
 
-        They may be used after :meth:`close`. Pages that were read are the file's: the system may take them back, and
-        the processes of a machine share them.
+        They may be used after :meth:`close`. The processes of a machine share their pages, which the system may drop.
         """
         for name in (f"order{number}", f"position{number}"):
             self.check("orders", name)
@@ -211,7 +210,7 @@ class GridStore(ShardReader):
         return found
 
     def count(self, order: int, rows: Span, columns: Span) -> int:
-        """The edges in a rectangle of positions. No file is read of tiles that are wholly inside."""
+        """The number of edges in a rectangle of positions. Files of tiles that lie inside of it are not read."""
         total = 0
         for key, row, column in self.overlapping(order, rows, columns):
             if all(a[0] >= b[0] and a[1] <= b[1] for a, b in ((row, rows), (column, columns))):

@@ -1,4 +1,4 @@
-"""What one rank needs of a halo store: its parts' files, and its slices of the others'."""
+"""Reading one rank's share of a halo store: the files of its parts, and slices of other parts' files."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Ends:
 
     node: Tensor  # global ids, by other rank and ascending for each, int64 ``[k]``
     counts: tuple[int, ...]  # by other rank, ``[P]``
-    # what the stored exchange sends a row of, or a sum for, bool ``[k]``; None: parts are merged, and theirs is another
-    # one
+    # whether the stored exchange sends the row, or the sum, of each, bool ``[k]``; None: parts are merged, whose
+    # exchange is another one
     is_sent: Tensor | None
 
 
@@ -45,7 +45,7 @@ class CrossEdges:
 
 
 class HaloStore(ShardReader):
-    """A halo store, opened for reading. Whatever is handed out was checked by its digest."""
+    """A halo store, opened for reading. All that is read is checked by digests."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__(path, manifest.shards)
@@ -70,8 +70,7 @@ class HaloStore(ShardReader):
     def rows(self, kind: str, name: str, parts: Sequence[int], place: Sequence[Tensor]) -> Tensor:
         """Attribute rows of several parts in one tensor.
 
-        ``kind`` is ``"nodes"`` or ``"edges"``; ``place``: where each row of each part goes in the result, together a
-        permutation.
+        ``kind`` is ``"nodes"`` or ``"edges"``; ``place`` has the position of each row of each part in the result.
         """
         specs = [self.file(f"{kind}-{part:05d}").spec(name) for part in parts]
         shape = (sum(spec.num_rows for spec in specs), *specs[0].shape[1:])
@@ -109,12 +108,10 @@ class HaloStore(ShardReader):
             return low, low + int(counts[sender, receiver])
 
         low, high = span(self.edges_between)
-        own = int(self.edges_between[receiver, receiver])
-        crossing = (low, low) if sender == receiver else (low, high)
-        if sender >= receiver:
-            crossing = (crossing[0] - own * (sender > receiver), crossing[1] - own * (sender > receiver))
+        # Edges within the part do not cross, and so have no ``is_post``.
+        passed = int(self.edges_between[receiver, receiver]) if sender > receiver else 0
         spans = {name: ("edges", low, high) for name in ("edge_id", "source", "target")}
-        spans["is_post"] = ("edges", *crossing)
+        spans["is_post"] = ("edges", low - passed, (low if sender == receiver else high) - passed)
         return spans | {"row_id": ("halo", *span(self._rows)), "sum_id": ("halo", *span(self._sums))}
 
     def node_id(self, parts: Sequence[int]) -> Tensor:

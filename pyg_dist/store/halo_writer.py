@@ -24,18 +24,18 @@ from pyg_dist.store.source import Attribute, row_specs
 from pyg_dist.store.spool import Spool, Tick
 
 BLOCK_COLUMNS = ("edge_id", "source", "target", "is_post", "row_id", "sum_id")
-"""What a block's digest is of, in this order: all that another part needs of it."""
+"""The columns that the digest of a block covers, in this order: all that another part reads of it."""
 
 _BYTES_PER_EDGE = 160
-"""That the choice between rows and sums takes, matching included (SciPy's graph, two searches, the ends)."""
+"""Memory of the choice between rows and sums, matching included (SciPy's graph, two searches, the ends)."""
 
 
 @dataclass(frozen=True)
 class Block:
     """The edges from part ``sender`` into part ``receiver``, by target."""
 
-    sender: int  # parts
-    receiver: int  # parts
+    sender: int
+    receiver: int
     row: Array  # number of each edge's source among the distinct ones, ascending by id, int64 ``[m]``
     sum: Array  # the same of its target
     num_rows: int  # distinct sources
@@ -43,12 +43,12 @@ class Block:
 
 
 Choose = Callable[[Block], Array]
-"""Whether the row of its source carries each edge, not the sum of its target: bool ``[m]``."""
+"""Chooses the edges of a block that are post, whose source's row is sent and not their target's sum: bool ``[m]``."""
 
 
 @dataclass(frozen=True)
 class NodeParts:
-    """Who owns which node, and under which number."""
+    """The part of each node, and its number there."""
 
     part: Array  # by global id, integers ``[N]``
     local: Array  # number within the part, int32 ``[N]``
@@ -82,12 +82,13 @@ def write_nodes(
 ) -> dict[str, Shard]:
     """Scatter the rows of every attribute to their parts' files, which grow side by side.
 
-    Files that an interrupted run has left are kept, unless ``again``: attributes are then read for what is NaN in them.
+    Files of an interrupted run are taken as they are, unless ``again``: then attributes are read for their NaN, too.
     """
     keys = [f"nodes-{part:05d}" for part in range(nodes.num_parts)]
-    kept, writers = folder.kept(*keys), []
-    if len(kept) == len(keys) and not again:
-        return kept
+    finished = folder.finished(*keys)
+    if len(finished) == len(keys) and not again:
+        return finished
+    writers = []
     for part, key in enumerate(keys):
         columns = {"node_id": of_rows("I64", nodes.size(part))} | row_specs(attributes, nodes.size(part))
         writers.append(ShardWriter(folder.work / key, columns))
@@ -106,7 +107,7 @@ def write_nodes(
                 writers[number].append({attribute.name: rows[order[begins[number] : ends[number]]]})
         if low != len(nodes.part):
             raise DataError(f"Expected {len(nodes.part)} rows of '{attribute.name}' (got {low}): one for each node")
-    return {key: folder.keep(key, writer) for key, writer in zip(keys, writers, strict=True)}
+    return folder.finish_all(dict(zip(keys, writers, strict=True)))
 
 
 def write_edges(
@@ -114,7 +115,7 @@ def write_edges(
 ) -> dict[str, Shard]:
     """Write the edges and the halo of every part: buckets by part on disk, each sorted by (source part, target)."""
     num_parts = nodes.num_parts
-    shards = folder.kept(*(f"{kind}-{part:05d}" for part in range(num_parts) for kind in ("edges", "halo")))
+    shards = folder.finished(*(f"{kind}-{part:05d}" for part in range(num_parts) for kind in ("edges", "halo")))
     todo = [part for part in range(num_parts) if not {f"edges-{part:05d}", f"halo-{part:05d}"} <= shards.keys()]
     if not todo:
         return shards
@@ -243,8 +244,8 @@ class _PartWriter:
             path.unlink()
         self.blocks.boundary.append(int(self.on_boundary.sum()))
         return {
-            self.key: self.folder.keep(self.key, self.writer, self.blocks),
-            halo_key: self.folder.keep(halo_key, halo),
+            self.key: self.folder.finish(self.key, self.writer, self.blocks),
+            halo_key: self.folder.finish(halo_key, halo),
         }
 
 

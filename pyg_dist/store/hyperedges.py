@@ -1,4 +1,4 @@
-"""Hyperedges, each of any number of nodes: what of a ``Data`` belongs to them, and the ``Data`` without them."""
+"""Hyperedges, each of any number of nodes, taken out of a ``Data`` with their attributes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = "hyperedge_index"
 
 @dataclass(frozen=True)
 class HyperedgeSizes:
-    """The numbers that say what an attribute has a row for. ``num_edges`` are those beside the hyperedges."""
+    """The sizes that decide whether an attribute belongs to hyperedges. ``num_edges`` counts the ordinary edges."""
 
     num_nodes: int
     num_edges: int
@@ -62,7 +62,7 @@ class Hyperedges:
 
 
 def take_hyperedges(data: object) -> tuple[object, Hyperedges | None]:
-    """``data`` without its hyperedges, and these; where it has none it is itself. Not collective.
+    """``data`` without its hyperedges, and the hyperedges; ``data`` itself and ``None`` where it has none.
 
     Raises:
         DataError: The incidence is none, or names more hyperedges than there are.
@@ -92,7 +92,11 @@ def take_hyperedges(data: object) -> tuple[object, Hyperedges | None]:
 
 
 def _how_many(incidence: Tensor, given: dict[str, object], prefix: str) -> int:
-    """Hyperedges: as is declared, else the rows of their features or weights, else as many as the incidence names."""
+    """The number of hyperedges: as declared, else rows of their features or weights, else the largest number plus one.
+
+    Raises:
+        DataError: These contradict each other.
+    """
     least = int(incidence[1].max()) + 1 if incidence.numel() else 0
     named = {name: given.get(f"{prefix}_{name}") for name in ("attr", "weight")}
     sizes = {f"{prefix}_{name}": len(value) for name, value in named.items() if isinstance(value, Tensor)}
@@ -109,6 +113,6 @@ def _how_many(incidence: Tensor, given: dict[str, object], prefix: str) -> int:
 
 
 def edges_with_hyperedges(edge_index: Tensor, num_nodes: int, hyperedges: Hyperedges) -> Tensor:
-    """Edges, and those between nodes and hyperedges, both ways, which are numbered after all nodes: ``[2, E + 2K]``."""
+    """Edges, and those between nodes and hyperedges, both ways, numbered after all nodes: ``[2, E + 2K]``."""
     incidence = hyperedges.incidence + host.tensor([[0], [num_nodes]])
     return torch.cat([edge_index, incidence, incidence.flip(0)], dim=1)

@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a manifest is of."""
+    """A kind of manifest."""
 
-    what: str  # in words, such as "store"
+    name: str  # such as "store"
     version: int  # of its format
     origin: str  # what makes one, for who has none
     remedy: str  # what to do about a damaged one
-    most_bytes: int  # more than any has
+    max_bytes: int  # more than any has
     file: str = FILE  # its name
 
 
@@ -45,34 +45,30 @@ def to_json(content: object, indent: int | None = None) -> str:
 
 
 def _fields(thing: object) -> dict[str, object]:
-    """Those of a dataclass; empty lists are left out."""
+    """The fields of a dataclass; empty lists are left out."""
     return {name: value for name, value in vars(thing).items() if value != []}
 
 
 def digest_of(content: Mapping[str, object]) -> str:
-    """Of a manifest's JSON, but for its last entry, which this is."""
+    """The digest of a manifest's JSON without its last entry, the digest."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_fields)
     return str(xxhash.xxh3_128_hexdigest(text.encode()))
 
 
 class Signed:
-    """What such a file says: the fields of a dataclass, the last of which, ``digest``, is that of all others.
-
-    Attributes:
-        kind: of file.
-    """
+    """Base of manifests: a dataclass whose last field, ``digest``, is that of all others."""
 
     kind: ClassVar[Kind]
 
     def to_json(self) -> str:
-        """The file; the last entry is the digest of all others."""
+        """The content of the file."""
         content = {name: value for name, value in vars(self).items() if name != "digest"}
-        whole = {"format": f"pyg_dist {self.kind.what}", "version": self.kind.version, **content}
+        whole = {"format": f"pyg_dist {self.kind.name}", "version": self.kind.version, **content}
         return to_json(whole | {"digest": digest_of(whole)}, indent=1)
 
     @classmethod
     def load(cls: type[M], path: Path) -> M:
-        """Read the one in the folder ``path``, with which what is made of it must agree to the letter.
+        """Read the manifest in the folder ``path``; written again, it has to be the same text.
 
         Raises:
             StoreError: There is none, it is of another version, or it was altered.
@@ -81,21 +77,21 @@ class Signed:
         remedy = f"restore it, or {kind.remedy}"
         try:
             with refusing(StoreError, f"JSON in {file}", remedy, ValueError, RecursionError):
-                if file.stat().st_size > kind.most_bytes:
+                if file.stat().st_size > kind.max_bytes:
                     raise ValueError(f"{file.stat().st_size} bytes")
                 text = file.read_text()
                 content = json.loads(text)
         except OSError as error:
             is_there = not isinstance(error, (FileNotFoundError, NotADirectoryError))
             got = f"{file.name}, {error.strerror}" if is_there else f"no {file.name}"
-            raise StoreError(f"Expected a {kind.what} in {file.parent} (got {got}): {kind.origin}") from error
-        with refusing(StoreError, f"the manifest of a {kind.what} in {file}", remedy, *DAMAGED):
-            if content.pop("format") != f"pyg_dist {kind.what}":
-                raise ValueError(f"no manifest of a {kind.what}")
+            raise StoreError(f"Expected a {kind.name} in {file.parent} (got {got}): {kind.origin}") from error
+        with refusing(StoreError, f"the manifest of a {kind.name} in {file}", remedy, *DAMAGED):
+            if content.pop("format") != f"pyg_dist {kind.name}":
+                raise ValueError(f"no manifest of a {kind.name}")
             version = content.pop("version")
             if version != kind.version:
                 raise StoreError(
-                    f"Expected a {kind.what} of version {kind.version} in {file.parent} (got {version!r}): write it "
+                    f"Expected a {kind.name} of version {kind.version} in {file.parent} (got {version!r}): write it "
                     f"again"
                 )
             made = typed(cls, content)
@@ -116,9 +112,9 @@ class StoredTensor(TensorSpec):
 
 @dataclass(frozen=True)
 class Blocks:
-    """Numbers of a halo store's edges into a part, by source part: see :class:`~pyg_dist.halo.plan.sizes.BlockNumbers`.
+    """Sizes of the blocks of edges into a part, by source part: :class:`~pyg_dist.halo.plan.sizes.BlockNumbers`.
 
-    Those of other files have none.
+    Only files of edges in halo stores have them.
     """
 
     edges: list[int] = field(default_factory=list)
@@ -154,7 +150,7 @@ class GraphForm:
 
 @dataclass(frozen=True)
 class Manifest(Signed):
-    """That of a graph with one type of nodes.
+    """The manifest of the store of a graph with one type of nodes.
 
     Legend: *part* p or q, one file each; *block* (p, q), the edges from part p into part q.
     """
@@ -176,12 +172,12 @@ class Manifest(Signed):
     digest: str = ""  # of all of the above
 
     def planned(self, name: str, kind: type[T], default: object = None) -> T:
-        """What :attr:`plan` says; ``default``: where it says nothing."""
+        """An entry of :attr:`plan`, or else ``default``."""
         with refusing(StoreError, "the plan of a store", "write the store again", ValueError, TypeError):
             return typed(kind, self.plan.get(name, default), name)
 
     @property
     def nan(self) -> dict[str, NanCount]:
-        """What is NaN in attributes, by name."""
+        """Attributes that have NaN, by name."""
         found = self.planned("nan", dict[str, tuple[int, int, int]], {})
         return {name: NanCount(*counts) for name, counts in found.items()}

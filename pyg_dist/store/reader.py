@@ -15,12 +15,12 @@ from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import FileLayout, TensorSpec, as_torch, slices, storage_dtype
 from pyg_dist.store.manifest import Shard
 
-PIECE_BYTES = 1 << 20
-"""What is read at a time where a tensor is walked through: pages that were read are let go before the next ones."""
+_PIECE_BYTES = 1 << 20
+"""Read at a time where a tensor is read in pieces, whose pages are released one by one."""
 
 
 class TensorFile:
-    """A safetensors file of a known layout, mapped read-only: nothing else of its header is believed.
+    """A safetensors file, mapped read-only. Its header has to be that of the known layout.
 
     Attributes:
         path: the file.
@@ -51,11 +51,11 @@ class TensorFile:
         flat = np.frombuffer(self._map, np.uint8, count, first) if count else np.empty(0, np.uint8)
         return flat.view(storage_dtype(spec.dtype)).reshape(high - low, *spec.shape[1:])
 
-    def pieces(self, name: str, low: int = 0, high: int | None = None, num_bytes: int = PIECE_BYTES) -> Iterator[Array]:
+    def pieces(self, name: str, low: int = 0, high: int | None = None) -> Iterator[Array]:
         """The same rows in pieces; the pages of one are released when the next is read."""
         spec = self.spec(name)
         high = spec.num_rows if high is None else high
-        for piece in slices(high, spec.row_bytes, num_bytes, low):
+        for piece in slices(high, spec.row_bytes, _PIECE_BYTES, low):
             yield self.rows(name, piece.start, piece.stop)
             self.release()
 
@@ -68,10 +68,7 @@ class TensorFile:
         return self.tensors[name]
 
     def release(self) -> None:
-        """Let go of all pages; they are read again when they are used.
-
-        Of the whole file: the system maps pages around those that are read, on either side.
-        """
+        """Drop all pages of the file, which are read again when used: the system also maps pages around those read."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def digest(self, name: str, take: Callable[[int, Array], None] | None = None) -> str:
@@ -86,7 +83,7 @@ class TensorFile:
 
 
 def name_digest(header: bytes, digests: Mapping[str, str]) -> str:
-    """What the name of a file ends in: the digest of its header and its tensors."""
+    """The digest of a file's header and tensors, in which its name ends."""
     hasher = xxhash.xxh3_64(header)
     for name in sorted(digests):
         hasher.update(digests[name].encode())
@@ -99,7 +96,7 @@ def open_shard(path: Path, shard: Shard) -> TensorFile:
 
 
 def check_shard(path: Path, shard: Shard) -> None:
-    """Check a whole shard by its digests."""
+    """Check all tensors of a shard by their digests."""
     file = open_shard(path, shard)
     for name, stored in shard.tensors.items():
         require_digest(file.path, name, file.digest(name), stored.digest)
@@ -129,7 +126,7 @@ class ShardReader:
         return self._files[key]
 
     def close(self) -> None:
-        """Let go of all pages."""
+        """Drop all pages, and the mapped files."""
         for file in self._files.values():
             file.release()
         self._files.clear()

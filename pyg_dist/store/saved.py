@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from pyg_dist.errors import DAMAGED, DataError, refusing
-from pyg_dist.store.attributes import by_kind
+from pyg_dist.store.attributes import dense_and_plain
 from pyg_dist.store.format import ShardWriter, TensorSpec, as_storage, spec_of, sync
 from pyg_dist.store.graph_input import GraphInput, read_graph, read_hetero
 from pyg_dist.store.manifest import to_json
@@ -66,8 +66,8 @@ def save_graph(data: Data | HeteroData, path: str | Path) -> None:
 
 
 def _described(graph: GraphInput, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, object]]:
-    """The tensors of a graph, whose names get a prefix, and what the header says of them."""
-    others, plain = by_kind(graph.other_attributes)
+    """The tensors of a graph, whose names get a prefix, and their description for the header."""
+    others, plain = dense_and_plain(graph.other_attributes)
     for name, value in plain.items():
         if not is_plain(value):
             raise DataError(
@@ -86,7 +86,7 @@ def _described(graph: GraphInput, prefix: str = "") -> tuple[dict[str, Tensor], 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A saved file, mapped; its pages are let go of with the last tensor."""
+    """A saved file, opened by safetensors, which maps it; its pages are dropped with the last tensor."""
     import safetensors
 
     expected, kinds = f"a graph of pyg_dist.save_graph in {path}", (*DAMAGED, safetensors.SafetensorError)

@@ -1,4 +1,4 @@
-"""The interface of an input graph: what is known before its edges are read, and its edges in chunks."""
+"""The interface of an input graph: facts that are known before its edges are read, and its edges in chunks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLOCK = 1 << 22
 
 
 def with_edges(num_bytes: int) -> Iterator[Array]:
-    """In the place of what reads rows that come with the edges."""
+    """Stands for the reader of an edge attribute whose rows come with the edges, in :class:`EdgeChunk`."""
     return iter(())
 
 
@@ -50,10 +50,10 @@ class EdgeChunk:
     source: Array  # integers ``[k]``
     target: Array  # integers ``[k]``
     attributes: dict[str, Array]  # rows by name, ``[k, ...]``
-    place: Callable[[int], str]  # where in the input an edge stands, in words: ``"edges.txt, line 17"``
+    place: Callable[[int], str]  # says where in the input an edge stands: ``"edges.txt, line 17"``
 
     def mirrored(self, sign: int = 1) -> EdgeChunk:
-        """Each edge, and its mirror image behind it, whose attributes are ``sign`` times its own; loops stand once."""
+        """Each edge followed by its reverse, whose attributes are ``sign`` times its own; loops come once."""
         entry = np.repeat(np.arange(len(self.source)), 1 + (self.source != self.target))
         is_image = np.zeros(len(entry), bool)
         is_image[1:] = entry[1:] == entry[:-1]
@@ -74,11 +74,11 @@ ReadEdges = Callable[[int], Iterator[EdgeChunk]]
 class Reading:
     """How an input is read, where its format leaves it open."""
 
-    # what the columns of a table of edges are, in its order: ``"source"``, ``"target"``, ``"weight"``, or any other
-    # word for one that is left out; None: as the file says
+    # the columns of a table of edges: ``"source"``, ``"target"``, ``"weight"``, or any other word for one that is left
+    # out; None: as the file says
     columns: tuple[str, ...] | None = None
     first_id: int | None = None  # the number of the first node in a table of edges; None: 0, but in KONECT's files 1
-    is_strict: bool = True  # whether what is wrong with an attribute is an error. Else it is left out, with a warning.
+    is_strict: bool = True  # whether a wrong attribute is an error; else it is left out, with a warning
 
 
 AS_IT_IS = Reading()
@@ -86,11 +86,11 @@ AS_IT_IS = Reading()
 
 @dataclass(eq=False)
 class Source:
-    """An input graph. Nothing of it is unpickled. Whatever is wrong in it is a DataError that names file and line."""
+    """An input graph. Nothing of it is unpickled. Wrong content raises a DataError that names file and line."""
 
     path: Path  # the file or folder
     reading: Reading = AS_IT_IS  # how it is read
-    files: tuple[Path, ...] = ()  # what it is read from
+    files: tuple[Path, ...] = ()  # the files that it is read from
     num_nodes: int | None = None  # N; None: the largest id plus one
     num_edges: int | None = None  # E, where the input says so
     nodes: tuple[Attribute, ...] = ()  # attributes with a row per node
@@ -100,8 +100,8 @@ class Source:
     # tensors that are neither: type and shape, and how to read them
     other_tensors: Mapping[str, tuple[TensorSpec, Callable[[], Array]]] = field(default_factory=dict)
     graph: GraphForm = field(default=GraphForm("edge_index", "remaining"))  # how a script sees the edges
-    understood: str = ""  # what the file was taken for, in words, where it does not say so itself
-    stands_once: bool = False  # whether each edge stands for both directions
+    understood: str = ""  # how the file was understood, in words, where its format leaves that open
+    needs_reverse: bool = False  # whether each edge stands for both directions
     first_target: int = 0  # the number of the first target; 0 but for edges between two types
 
     @property
@@ -114,7 +114,7 @@ class Source:
         return self.read_ends(size)
 
     def chunks(self, size: int) -> Iterator[EdgeChunk]:
-        """The edges with all attributes: beside the ends, as many rows of each that does not come with them."""
+        """The edges with all attributes, also those whose rows do not come with the edges."""
         rows = {a.name: _Stream(a.rows(_BLOCK)) for a in self.edges if a.rows is not with_edges}
         done = 0
         for chunk in self.ends(size):
@@ -134,7 +134,7 @@ class Source:
 
 
 class FileSource(Source, ABC):
-    """A source whose file says what it holds."""
+    """A source that finds out at once what its file holds."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
         super().__init__(path, reading, (path,))
@@ -142,7 +142,7 @@ class FileSource(Source, ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Read how the input begins, and set what is known of it."""
+        """Read the beginning of the file, and set the attributes of :class:`Source`."""
 
 
 class _Stream:
@@ -164,23 +164,23 @@ class _Stream:
 
 
 def attributes_of(specs: Mapping[str, TensorSpec], rows: Callable[[str], ReadRows]) -> tuple[Attribute, ...]:
-    """Attributes by their tensors, and by what reads the rows of each."""
+    """Attributes, by the specs of their tensors and the readers of their rows."""
     return tuple(Attribute(name, spec.dtype, spec.shape[1:], rows(name)) for name, spec in specs.items())
 
 
 def row_specs(attributes: tuple[Attribute, ...], count: int) -> dict[str, TensorSpec]:
-    """The tensors of ``count`` rows of each attribute."""
+    """The specs of tensors with ``count`` rows of each attribute."""
     return {a.name: of_rows(a.dtype, count, a.shape) for a in attributes}
 
 
-def fixed_rows(array: Array) -> ReadRows:
+def array_rows(array: Array) -> ReadRows:
     """The rows of an array in memory."""
     row_bytes = array.itemsize * math.prod(array.shape[1:])
     return lambda num_bytes: (array[piece] for piece in slices(len(array), row_bytes, num_bytes))
 
 
 def storable(path: Path, given: Mapping[str, object]) -> dict[str, object]:
-    """The attributes that a store can hold: tensors, and what JSON has. Others are left out, with a warning."""
+    """The attributes that a store can hold: tensors, and values that JSON keeps. Others are dropped, with a warning."""
     kept = {}
     for name, value in given.items():
         is_kept = is_storable(value.dtype) if isinstance(value, Tensor) else is_plain(value)
@@ -193,8 +193,8 @@ def storable(path: Path, given: Mapping[str, object]) -> dict[str, object]:
     return kept
 
 
-def ends_of(pieces: Iterator[Array], path: Path) -> Iterator[EdgeChunk]:
-    """Chunks of the ends in a file without lines, ``[2, k]`` at a time."""
+def edge_chunks(pieces: Iterator[Array], path: Path) -> Iterator[EdgeChunk]:
+    """Chunks of edges without attributes, of ends ``[2, k]`` from a file that has no lines."""
     low = 0
     for source, target in pieces:
         yield EdgeChunk(source, target, {}, edge_place(path, low))
@@ -202,7 +202,7 @@ def ends_of(pieces: Iterator[Array], path: Path) -> Iterator[EdgeChunk]:
 
 
 def edge_place(path: Path, low: int) -> Callable[[int], str]:
-    """For :attr:`EdgeChunk.place` of files that have no lines."""
+    """:attr:`EdgeChunk.place` for files that have no lines; ``low`` is the number of the chunk's first edge."""
     return lambda place: f"{path}, edge {low + place}"
 
 

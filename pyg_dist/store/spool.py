@@ -25,19 +25,19 @@ Tick = Callable[[int], object]
 """Called with the number of further edges that are done."""
 
 _NODE_BYTES = 64
-"""Of arrays with a number per node that a conversion holds: degrees, parts, places, node orders."""
+"""Bytes per node of the arrays that a conversion holds: degrees, parts, positions, node orders."""
 _NUM_BUCKETS = 256
 
 
 @dataclass(frozen=True)
 class SpoolFacts:
-    """What was counted when edges were read."""
+    """Counts that were taken while edges were read."""
 
     num_nodes: int  # N
     num_edges: int  # E
-    least_id: int  # the smallest one with an edge
+    least_id: int  # the smallest id with an edge
     num_isolated: int  # nodes without an edge, where the ids alone say how many nodes there are
-    nan: dict[str, NanCount]  # what is NaN in each attribute that has NaN
+    nan: dict[str, NanCount]  # of each attribute that has NaN
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,7 @@ class Spool(SpoolFacts):
         return whole
 
     def digest(self, first_target: int = 0) -> str:
-        """The digest of :meth:`edge_index`, as :func:`~pyg_dist.backend.session.agreement.digest` has it.
-
-        ``first_target``: from which the targets are counted.
-        """
+        """The :func:`~pyg_dist.backend.session.agreement.digest` of :meth:`edge_index`, ``first_target`` subtracted."""
         hasher = xxhash.xxh3_128(f"{torch.int64}{(2, self.num_edges)}".encode())
         for name, first in (("source", 0), ("target", first_target)):
             for piece in read_records(self.folder / name, np.dtype(np.int64), 1 << 20):
@@ -93,14 +90,13 @@ class Spool(SpoolFacts):
 def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tick) -> Spool:
     """Read all edges of a source into ``folder``, which is made anew.
 
-    ``undirected`` adds the reverse of each edge; edges are then sorted by source and target, none stands twice, as
-    PyG's ``to_undirected`` leaves them. An input whose edges stand for both directions is read so anyway. ``tick`` is
-    called with the number of further edges that are done.
+    ``undirected``, or a source that ``needs_reverse``, adds the reverse of each edge; edges are then sorted by source
+    and target, each once, as by PyG's ``to_undirected``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         path.unlink()
-    both = undirected or source.stands_once
+    both = undirected or source.needs_reverse
     if both and source.edges:
         raise OptionError(
             f"Expected no attributes of edges in a graph whose edges stand for both directions (got "
@@ -148,7 +144,7 @@ def spool(source: Source, folder: Path, undirected: bool, memory: int, tick: Tic
 
 
 def _check(chunk: EdgeChunk, num_nodes: int | None) -> tuple[int, int]:
-    """The smallest and the largest id of a chunk."""
+    """The smallest and the largest id of a chunk; raises where an id is out of range."""
     low = min(int(chunk.source.min()), int(chunk.target.min()))
     high = max(int(chunk.source.max()), int(chunk.target.max()))
     if low < 0 or (num_nodes is not None and high >= num_nodes):
@@ -173,7 +169,7 @@ def _require_memory(num_nodes: int, memory: int, place: str = "") -> None:
 
 
 def _symmetric(edges: Spool, memory: int) -> Spool:
-    """Both directions of every edge, sorted, each once; takes the place of ``edges``."""
+    """Both directions of every edge, sorted, each once; the files of ``edges`` are overwritten."""
     num_nodes, pair = edges.num_nodes, np.dtype([("source", np.int64), ("target", np.int64)])
     limit = records_limit(pair, memory // 2)
 
@@ -210,7 +206,7 @@ def _symmetric(edges: Spool, memory: int) -> Spool:
 
 
 def _file(folder: Path, number: int) -> Path:
-    """That of an attribute, by its place among them: names may hold any character."""
+    """The file of an attribute, by its number: names may hold any character."""
     return folder / f"attribute.{number}"
 
 
@@ -219,7 +215,7 @@ def _row_dtype(attribute: Attribute) -> np.dtype[np.generic]:
 
 
 def save_spool(edges: Spool) -> tuple[SpoolFacts, dict[str, int]]:
-    """Sync the columns to disk; returns what :func:`load_spool` needs to find them again, and their sizes."""
+    """Sync the columns to disk; returns the counts and the sizes of files, for :func:`load_spool`."""
     (edges.folder / "in_degree").write_bytes(edges.in_degree.data)
     for path in edges.folder.iterdir():
         sync(path)

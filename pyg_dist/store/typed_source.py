@@ -1,4 +1,4 @@
-"""An input graph with types: a source for each type of nodes and each relation, none of which is held in memory."""
+"""An input graph with types: a source for each type of nodes and each relation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_geometric.typing import EdgeType
 
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.graph_input import WHOLE, edges_key, nodes_key
+from pyg_dist.store.graph_input import WHOLE, piece_keys
 from pyg_dist.store.source import Attribute, EdgeChunk, ReadEdges, Source, with_edges
 
 _CHUNK = 1 << 20
@@ -46,10 +46,11 @@ class TypedSource:
 
     def pieces(self) -> dict[str, Source]:
         """Graphs of one type that a store keeps; the ends of a relation's edges are numbered through both types."""
-        found = {WHOLE: self.whole} | {nodes_key(k): source for k, source in enumerate(self.nodes.values())}
-        for k, (relation, source) in enumerate(self.relations.items()):
+        of_nodes, of_edges = piece_keys(self.nodes, self.relations)
+        found = {WHOLE: self.whole} | {of_nodes[kind]: source for kind, source in self.nodes.items()}
+        for relation, source in self.relations.items():
             kinds = list(dict.fromkeys((relation[0], relation[-1])))
-            found[edges_key(k)] = replace(
+            found[of_edges[relation]] = replace(
                 self._joined(kinds, [relation], source.chunks), files=source.files, other=source.other,
                 edges=tuple(replace(attribute, rows=with_edges) for attribute in source.edges),
                 other_tensors=source.other_tensors, graph=source.graph,
@@ -58,7 +59,7 @@ class TypedSource:
         return found
 
     def homogeneous(self) -> Source:
-        """All as one graph, as by ``to_homogeneous()``, with the nodes that train."""
+        """One graph with the nodes and edges of all types, as by ``to_homogeneous()``, and the training mask."""
         masks = {
             kind: attribute
             for kind, source in self.nodes.items()
@@ -76,9 +77,9 @@ class TypedSource:
         return replace(self._joined(list(self.nodes), list(self.relations)), files=files, nodes=nodes)
 
     def _joined(self, kinds: Sequence[str], relations: Sequence[EdgeType], chunks: ReadEdges | None = None) -> Source:
-        """Edges of relations as those of one graph, whose nodes are those of several types in a row.
+        """One graph with the nodes of several types, one type after another, and the edges of relations.
 
-        ``chunks`` reads the edges of the only one; ``None``: those of each, one after another, without attributes.
+        ``chunks`` reads the edges of the only relation; ``None``: each relation's are read in turn, without attributes.
         """
         sizes = [self.num_nodes[kind] for kind in kinds]
         first = dict(zip(kinds, accumulate(sizes, initial=0), strict=False))
@@ -104,7 +105,7 @@ class TypedSource:
         return torch.from_numpy(np.concatenate([np.empty((2, 0), np.int64), *chunks], axis=1))
 
     def checked(self, relation: EdgeType, chunks: Iterator[EdgeChunk]) -> Iterator[EdgeChunk]:
-        """The edges of a relation, whose ends are nodes of its types."""
+        """The edges of a relation; raises where an end is no node of its type."""
         for chunk in chunks:
             for ids, kind in ((chunk.source, relation[0]), (chunk.target, relation[-1])):
                 bound = self.num_nodes[kind]

@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch_geometric.typing import EdgeType
 
 from pyg_dist.errors import StoreError
-from pyg_dist.store.graph_input import WHOLE, edges_key, nodes_key
+from pyg_dist.store.graph_input import WHOLE, piece_keys
 from pyg_dist.store.halo_reader import HaloStore
 from pyg_dist.store.manifest import Kind, Manifest, Signed
 
@@ -27,7 +27,7 @@ def is_typed_store(path: object) -> bool:
 
 @dataclass(frozen=True)
 class TypesManifest(Signed):
-    """See the module."""
+    """The manifest of such a folder."""
 
     kind: ClassVar[Kind] = Kind(
         "store of types", 1, "write one with python -m pyg_dist partition", "write the store again", 1 << 26, FILE
@@ -43,17 +43,18 @@ class TypesManifest(Signed):
     digest: str = ""  # of all of the above
 
     def halo_stores(self, path: Path) -> TypedStores:
-        """Open all stores, whose manifests must be the ones that this names."""
+        """Open all stores; raises where a store has another manifest than this one names."""
         found = {}
         for name, digest in self.stores.items():
             manifest = Manifest.load(path / name)
             if manifest.digest != digest or manifest.layout != "halo" or manifest.num_parts != self.num_parts:
                 raise StoreError(f"Expected the store that {path / FILE} names in {path / name} (got another one)")
             found[name] = HaloStore(path / name, manifest)
+        of_nodes, of_edges = piece_keys(self.types, self.relations)
         stores = TypedStores(
             found[WHOLE],
-            {kind: found[nodes_key(k)] for k, kind in enumerate(self.types)},
-            {relation: found[edges_key(k)] for k, relation in enumerate(self.relations)},
+            {kind: found[key] for kind, key in of_nodes.items()},
+            {relation: found[key] for relation, key in of_edges.items()},
         )
         sizes = {kind: store.manifest.num_nodes for kind, store in stores.nodes.items()}
         wrong = [r for r, s in stores.edges.items() if s.manifest.num_nodes != sum(sizes[kind] for kind in {*r[::2]})]

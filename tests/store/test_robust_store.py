@@ -239,16 +239,16 @@ def test_a_resumed_writer_keeps_what_is_whole(tmp_path: Path, monkeypatch: pytes
     save_graph(skewed_graph(), tmp_path / "g.safetensors")
     source, options = open_source(str(tmp_path / "g.safetensors")), StoreOptions(PARTS, "random")
     made: list[str] = []
-    keep = StoreFolder.keep
+    finish = StoreFolder.finish
 
     def counted(self: Any, key: str, *args: Any) -> Any:
         if key == "halo-00002" and "halo-00002 fails" not in made:
             made.append("halo-00002 fails")
             raise KeyboardInterrupt
         made.append(key)
-        return keep(self, key, *args)
+        return finish(self, key, *args)
 
-    monkeypatch.setattr(StoreFolder, "keep", counted)
+    monkeypatch.setattr(StoreFolder, "finish", counted)
     with pytest.raises(KeyboardInterrupt):
         write_halo_store(source, tmp_path / "out", options)
     damaged = next((tmp_path / "out").glob("edges-00000-*"))
@@ -262,7 +262,7 @@ def test_a_resumed_writer_keeps_what_is_whole(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("layout", ["halo", "grid"])
 def test_a_writer_may_end_at_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     save_graph(skewed_graph(), tmp_path / "g.safetensors")
-    keep, left = StoreFolder.keep, 0
+    finish, left = StoreFolder.finish, 0
 
     def convert(out: Path, **options: Any) -> None:
         source, chosen = open_source(str(tmp_path / "g.safetensors")), StoreOptions(PARTS, "random", **options)
@@ -276,11 +276,11 @@ def test_a_writer_may_end_at_any_shard(tmp_path: Path, monkeypatch: pytest.Monke
         left -= 1
         if left < 0:
             raise KeyboardInterrupt
-        return keep(self, *args)
+        return finish(self, *args)
 
     convert(tmp_path / "whole")
     wanted = files_of(tmp_path / "whole")
-    monkeypatch.setattr(StoreFolder, "keep", counted)
+    monkeypatch.setattr(StoreFolder, "finish", counted)
     for number in range(0, len(wanted) - 1, 2):
         out, left = tmp_path / f"out{number}", number
         with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Input graphs, one file for each format: what they hold, in chunks."""
+"""Sources of graphs, a module for each kind of file or folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _BY_SUFFIX: dict[str, _Open] = {
 
 
 def open_source(graph: str, reading: Reading = AS_IT_IS) -> Source:
-    """The input graph of a name, as commands take it: :data:`KINDS`."""
+    """The graph in a file or folder, given as to commands: one of :data:`KINDS`."""
     kind, path = _kind_of(graph)
     takes_columns = kind in (TextEdges, Parquet)
     for option, value, is_taken in (
@@ -56,11 +56,7 @@ def open_source(graph: str, reading: Reading = AS_IT_IS) -> Source:
 
 
 def open_types(graph: str) -> TypedSource | None:
-    """The graph with types that commands are given a name of; ``None``: it has one type of nodes, or there is none.
-
-    Raises:
-        DataError: Something is wrong in it; the message names file and line.
-    """
+    """The graph with types in a file or folder; ``None``: it has one type of nodes, or there is no graph."""
     path = Path(graph)
     if path.is_dir():
         if is_ogb_typed(path):

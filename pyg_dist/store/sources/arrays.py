@@ -17,7 +17,7 @@ from torch_geometric.typing import EdgeType
 from pyg_dist.errors import DataError, refusing
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, slices
-from pyg_dist.store.source import AS_IT_IS, Attribute, EdgeChunk, Reading, Source, edge_place, fixed_rows
+from pyg_dist.store.source import AS_IT_IS, Attribute, EdgeChunk, Reading, Source, array_rows, edge_place
 from pyg_dist.store.sources.ogb import NAMES, SPLITS
 from pyg_dist.store.typed_source import TypedSource
 
@@ -26,14 +26,14 @@ _EDGES, _COUNT, _COUNTS, _SPLIT = "edge_index.npy", "num_nodes.npy", "meta.pt", 
 
 
 def mapped(path: Path) -> Array:
-    """The array of an ``.npy`` file, of which a page is read when it is used."""
+    """The array of an ``.npy`` file, memory-mapped."""
     with refusing(DataError, f"a NumPy array in {path}", "write it with numpy.save", ValueError, EOFError, OSError):
         whole: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     return whole
 
 
 def array_edges(path: Path, reading: Reading = AS_IT_IS) -> Source:
-    """An ``.npy`` file of integers, ``[2, E]`` or ``[E, 2]``; of two edges it is read as ``[2, E]``."""
+    """An ``.npy`` file of integers, ``[2, E]`` or ``[E, 2]``; ``[2, 2]`` is read as ``[2, E]``."""
     whole, first_id = mapped(path), reading.first_id or 0
     if whole.ndim != 2 or 2 not in whole.shape or whole.dtype.kind not in "iu":
         raise DataError(
@@ -44,7 +44,7 @@ def array_edges(path: Path, reading: Reading = AS_IT_IS) -> Source:
 
     def ends(size: int) -> Iterator[EdgeChunk]:
         for low in range(0, num_edges, size):
-            whole = mapped(path)  # anew for each piece: pages are let go
+            whole = mapped(path)  # anew for each piece, so that pages are dropped
             source, target = (whole if is_wide else whole.T)[:, low : low + size].astype(np.int64) - first_id
             yield EdgeChunk(source, target, {}, edge_place(path, low))
 
@@ -53,7 +53,7 @@ def array_edges(path: Path, reading: Reading = AS_IT_IS) -> Source:
 
 
 def relations_in(path: Path) -> dict[EdgeType, Path]:
-    """The relations of a folder that have one of their own, ``SOURCE___NAME___TARGET`` or with two ``_`` each."""
+    """The relations of a folder, each in its own: ``SOURCE___NAME___TARGET``, or ``SOURCE__NAME__TARGET``."""
     found = dict[EdgeType, Path]()
     for edges in sorted([*path.glob(f"*/{_EDGES}"), *path.glob(f"processed/*/{_EDGES}")]):
         name = edges.parent.name
@@ -140,7 +140,7 @@ def _attributes(folder: Path, arrays: dict[str, Array], size: int) -> list[Attri
 def _rows(path: Path, num_bytes: int) -> Iterator[Array]:
     whole = mapped(path)
     for rows in slices(len(whole), whole.itemsize * math.prod(whole.shape[1:]), num_bytes):
-        piece = mapped(path)[rows]  # anew for each piece: pages are let go
+        piece = mapped(path)[rows]  # anew for each piece, so that pages are dropped
         yield np.array(piece, piece.dtype.newbyteorder("="), order="C")
 
 
@@ -166,7 +166,7 @@ def _split_masks(path: Path, size: int) -> Iterator[Attribute]:
             raise DataError(f"Expected numbers of nodes in [0, {size}) as {key!r} in {path}: save them again")
         masks.setdefault(name, np.zeros(size, np.bool_))[nodes.astype(np.int64)] = True
     for name, mask in masks.items():
-        yield Attribute(name, "BOOL", (), fixed_rows(mask))
+        yield Attribute(name, "BOOL", (), array_rows(mask))
 
 
 def _content(path: Path) -> dict[str, object]:

@@ -1,6 +1,6 @@
-"""Edges as a table: lines of text, whose separator, header and columns are read from the first ones; or Parquet.
+"""Edges as a table: lines of text, whose separator, header and columns the first lines tell; or Parquet.
 
-What was understood is printed.
+Commands print how a file was understood.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
 TIMES = 10**8
 """Numbers from here on, in an unnamed third column, are times: seconds since 1970, of 1973 and later."""
 _MANY = 100
-"""Lines from which on an order is no accident."""
+"""With so many lines an ascending column is no accident."""
 
 _KONECT = re.compile(r"%\s*(sym|asym|bip)\s+([a-z]+)")
 _BRACES = Rule(("{",), re.compile(r"\{[^{}\n]*\}"))
@@ -96,11 +96,10 @@ class TextEdges(FileSource):
         return (words, 0) if len(words) == len(fields[0]) and roles_of(words) else (None, 0)
 
     def _counts(self, body: list[tuple[int, str]], fields: list[list[str]], below: Table) -> bool:
-        """Whether the first line counts nodes and edges: so many lines follow, and name only such nodes (then noted).
+        """Whether the first line counts nodes and edges: as many lines follow, whose ids are in range (then noted).
 
-        As an edge it would join nodes of which one is named by no line below, and so are others between the two. Where
-        it has as many numbers as an edge, and may be one, it is refused. Other files are read no further than to the
-        end of the first block.
+        As an edge it would join nodes of which one, and others between the two, have no other edge. A line that could
+        be both is refused. Only a file whose first line may be such a count is read further than its first block.
         """
         (line, text), widths = body[0], {len(row) for row in fields[1:]}
         given = re.split(r"[\s,;|]+", text.strip(" \t\r,;|"))
@@ -166,7 +165,7 @@ class TextEdges(FileSource):
         raise DataError(f"Expected 'source target' or 'source target weight' in {self.path}, line 1 (got {got}): {ASK}")
 
     def _konect_weight(self) -> str | None:
-        """The third column, by KONECT's first line."""
+        """The role of the third column, by KONECT's first line."""
         kind, weights = self.konect.groups() if self.konect else ("", "")
         if kind == "bip" or weights == "dynamic":
             raise UnsupportedError(
@@ -312,7 +311,7 @@ def _fields(line: str, separator: str | None) -> list[str]:
 
 
 def _number(field: str) -> float:
-    """Its value; NaN: it is none, and the line is named when it is read."""
+    """The value of a field; NaN for other words, whose line is named when it is read."""
     try:
         return float(field)
     except ValueError:
@@ -334,7 +333,7 @@ def _is_metis(first: Array, num_lines: int, width: int, are_nodes: bool) -> bool
 
 
 def roles_of(names: Sequence[str]) -> list[str | None] | None:
-    """What each column is: source, target, weight, or None; None altogether: the names do not say it.
+    """The role of each column: source, target, weight, or ``None``. ``None`` alone: the names do not tell.
 
     ``FromNodeId``, ``source_node``, ``id_1`` and the like are known; of several weights the first one counts.
     """
@@ -350,7 +349,7 @@ def roles_of(names: Sequence[str]) -> list[str | None] | None:
 
 
 def given_roles(columns: Sequence[str], width: int) -> list[str | None]:
-    """The same, of the option ``--columns``; columns that it does not name are left out."""
+    """The role of each column by the option ``--columns``; further columns have none."""
     if any(columns.count(role) != 1 for role in (SOURCE, TARGET)) or columns.count(WEIGHT) > 1 or len(columns) > width:
         raise OptionError(
             f"Expected --columns with source and target, and weight at most once, of {width} columns (got "

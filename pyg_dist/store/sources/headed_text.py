@@ -24,7 +24,7 @@ _SYMMETRIES = ("general", "symmetric", "skew-symmetric")
 class MatrixMarket(FileSource):
     """A square matrix in coordinate format: real, integer or pattern; general, symmetric or skew-symmetric.
 
-    Of a symmetric one each entry off the diagonal is followed by its mirror image. Values are ``edge_weight``.
+    In a symmetric one each entry off the diagonal is followed by its reverse. Values are ``edge_weight``.
     """
 
     def open(self) -> None:
@@ -99,7 +99,7 @@ class Dimacs(FileSource):
             )
         self.num_nodes, self.edges = int(problem[2]), (EDGE_WEIGHT,) if len(first) == 4 else ()
         self.is_arc = bool(first) and first[0] == "a"
-        self.stands_once = not (self.is_arc or self.edges)  # edges are not counted: many files have each twice
+        self.needs_reverse = not (self.is_arc or self.edges)  # edges are not counted: many files have each twice
         columns = (("kind", "U1"), (SOURCE, "i8"), (TARGET, "i8"), (WEIGHT, "f8"))
         self.table = Table(path, columns[: 4 if self.edges else 3], rules=(_OTHERS,))
         both = "" if self.is_arc else "; each edge stands for both directions"
@@ -123,7 +123,7 @@ _COMMENTS = Rule(("%",), re.compile(r"^%.*\n?", re.MULTILINE))
 class Metis(FileSource):
     """``nodes edges [format [weights of a node]]``, then the neighbours of each node, numbered from 1.
 
-    Each edge stands with both of its ends. Weights of edges are ``edge_weight``; those of nodes are left out.
+    Each edge is listed at both of its ends. Weights of edges are ``edge_weight``; those of nodes are left out.
     """
 
     num_nodes: int

@@ -20,9 +20,9 @@ from torch_geometric.data import Data
 
 from pyg_dist.errors import DataError, refusing
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.attributes import by_kind, errors_of, num_nodes_of, sort_attributes
+from pyg_dist.store.attributes import dense_and_plain, errors_of, num_nodes_of, sort_attributes
 from pyg_dist.store.format import dtype_name, slices, spec_of, torch_dtype
-from pyg_dist.store.source import EdgeChunk, FileSource, ReadRows, attributes_of, ends_of, fixed_rows, storable
+from pyg_dist.store.source import EdgeChunk, FileSource, ReadRows, array_rows, attributes_of, edge_chunks, storable
 
 _SPARSE = ("x_indptr", "x_indices", "x_data", "x_shape")
 _KNOWN = ("num_nodes", "edge_index", "undirected", *_SPARSE)
@@ -30,11 +30,11 @@ _PIECE = 1 << 24
 
 
 class Npz(FileSource):
-    """One graph: ``edge_index`` and what else a ``Data`` has, by the same names; types are kept.
+    """One graph: ``edge_index`` and the other attributes of a ``Data``, by the same names; dtypes are kept.
 
     Features in CSR form (``x_indptr``, ``x_indices``, ``x_shape``, and ``x_data`` unless all are one) are made dense
-    row by row. ``undirected`` says whether each edge stands for both directions; where a file says so, whole numbers
-    become int64, since such files keep labels in few bytes. Masks ``[K, N]`` of several splits become ``[N, K]``.
+    row by row. ``undirected`` says whether each edge stands for both directions; in a file that has it, integers become
+    int64, since such files keep labels in few bytes. Masks ``[K, N]`` of several splits become ``[N, K]``.
     """
 
     num_nodes: int
@@ -47,8 +47,8 @@ class Npz(FileSource):
         self.edge_index = edge_member(self.members["edge_index"])
         num_edges = self.edge_index.shape[1]
         self.is_compact = "undirected" in self.members
-        self.stands_once = self.is_compact and bool(self.members["undirected"].array().all())
-        self.num_edges = None if self.stands_once else num_edges
+        self.needs_reverse = self.is_compact and bool(self.members["undirected"].array().all())
+        self.num_edges = None if self.needs_reverse else num_edges
         data = Data(**storable(path, self._attributes()))
         with errors_of(path):
             self.num_nodes = num_nodes_of(data, self._largest, is_strict)
@@ -58,12 +58,12 @@ class Npz(FileSource):
 
         def rows(name: str) -> ReadRows:
             if name in masks:
-                return fixed_rows(masks[name])
+                return array_rows(masks[name])
             return partial(self._rows, name) if name in self.members else self._dense_rows
 
         of_nodes, of_edges = ({name: spec_of(t) for name, t in kind.items()} for kind in (found.nodes, found.edges))
         self.nodes, self.edges = attributes_of(of_nodes, rows), attributes_of(of_edges, rows)
-        tensors, self.other = by_kind(found.others)
+        tensors, self.other = dense_and_plain(found.others)
         self.other_tensors = {name: (spec_of(t), partial(self._whole, name)) for name, t in tensors.items()}
 
     def _attributes(self) -> dict[str, object]:
@@ -84,7 +84,7 @@ class Npz(FileSource):
         return found
 
     def _stored(self, member: Member) -> np.dtype[np.generic]:
-        """The type that a member is kept in: this machine's order of bytes."""
+        """The dtype that a member gets, in this machine's byte order."""
         is_widened = self.is_compact and member.dtype.kind in "iu"
         return np.dtype(np.int64) if is_widened else member.dtype.newbyteorder("=")
 
@@ -99,8 +99,7 @@ class Npz(FileSource):
         return np.ascontiguousarray(member.array().T) if member.shape[1] == self.num_nodes else None
 
     def ends(self, size: int) -> Iterator[EdgeChunk]:
-        """Sources come first, then all targets: two streams."""
-        return ends_of(edge_columns(self.edge_index, size), self.path)
+        return edge_chunks(edge_columns(self.edge_index, size), self.path)
 
     def _rows(self, name: str, num_bytes: int) -> Iterator[Array]:
         member = self.members[name]
@@ -139,7 +138,7 @@ class Npz(FileSource):
 
 
 def _meta(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> torch.Tensor | np.dtype[np.generic]:
-    """A tensor without content; of a type that a store lacks, the type."""
+    """A tensor on the device ``meta``; or the dtype, where a store has no such dtype."""
     try:
         return torch.empty(shape, dtype=torch_dtype(dtype_name(dtype)), device="meta")
     except DataError:
@@ -151,7 +150,7 @@ _COPY_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Member:
-    """One array."""
+    """An array in an ``.npz`` file."""
 
     path: Path  # the ``.npz`` file
     name: str  # of the array
@@ -201,8 +200,8 @@ def edge_member(edges: Member) -> Member:
 
 
 def edge_columns(edges: Member, size: int) -> Iterator[Array]:
-    """The ends of ``size`` edges at a time, ``[2, k]``, from an array ``[2, E]``."""
-    if edges.is_fortran:  # pairs
+    """The ends of ``size`` edges at a time, ``[2, k]``, from an array ``[2, E]``, whose rows are read side by side."""
+    if edges.is_fortran:  # in pairs
         pairs = replace(edges, shape=edges.shape[::-1], is_fortran=False)
         yield from (piece.T for piece in pairs.pieces(size * pairs.row_bytes))
         return

@@ -1,6 +1,6 @@
-"""Folders of OGB's node datasets, as ``ogb`` downloads them: ``raw``, if of one type in two forms, and ``split``.
+"""Folders of OGB's node datasets, as ``ogb`` downloads them: ``raw`` (CSV, or ``data.npz``) and ``split``.
 
-What ``ogb`` itself has made of them, a pickled cache, is never opened.
+The pickled cache that ``ogb`` makes of them is never opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch_geometric.typing import EdgeType
 from pyg_dist.errors import DataError, MissingPackageError, UnsupportedError
 from pyg_dist.partition.inputs import Array
 from pyg_dist.store.format import dtype_name, storage_dtype
-from pyg_dist.store.source import Attribute, EdgeChunk, FileSource, ReadRows, Source, ends_of, fixed_rows
+from pyg_dist.store.source import Attribute, EdgeChunk, FileSource, ReadRows, Source, array_rows, edge_chunks
 from pyg_dist.store.sources.npz import Member, edge_columns, edge_member, members
 from pyg_dist.store.sources.text import first_lines, matrix, same_columns
 from pyg_dist.store.typed_source import TypedSource
@@ -35,12 +35,12 @@ def is_ogb_folder(path: Path) -> bool:
 
 
 def is_ogb_typed(path: Path) -> bool:
-    """Whether a folder has those of a dataset of several types."""
+    """Whether a folder has the raw files of an OGB dataset of several types."""
     return (path / "raw" / TRIPLETS).exists()
 
 
 def master_options(name: str) -> dict[str, str]:
-    """What ``ogb`` says of a dataset in its ``nodeproppred/master.csv``."""
+    """The options of a dataset in the ``nodeproppred/master.csv`` of ``ogb``."""
     spec = importlib.util.find_spec("ogb")
     if spec is None or not spec.submodule_search_locations:
         raise MissingPackageError("Expected the package ogb, whose master.csv has the options: pip install ogb")
@@ -106,7 +106,7 @@ class OGB(FileSource):
                 raise DataError(f"Expected '{key}' in {self.raw}, as OGB says (it is missing): fetch the dataset again")
 
     def _table(self, key: str) -> tuple[str, tuple[int, ...], ReadRows] | None:
-        """Type and shape of a row, and what reads the rows; None: there is no such file."""
+        """Dtype and shape of a row, and the reader of rows; ``None``: there is no such file."""
         if self.members is not None:
             member = self.members.get(key)
             return None if member is None else (dtype_name(member.dtype), member.shape[1:], member.pieces)
@@ -134,7 +134,7 @@ class OGB(FileSource):
     def ends(self, size: int) -> Iterator[EdgeChunk]:
         if self.members is not None:
             edges = edge_member(self._member("edge_index"))
-            yield from ends_of(edge_columns(edges, size), edges.path)
+            yield from edge_chunks(edge_columns(edges, size), edges.path)
             return
         yield from _csv_ends(self.raw / "edge.csv.gz", size)
 
@@ -158,7 +158,7 @@ def _labels(path: Path, labels: Array, num_nodes: int, options: Mapping[str, str
         raise DataError(f"Expected {num_nodes} rows in {path} (got {len(labels)}): fetch it again")
     is_whole = "classification" in options["task type"] and not np.isnan(labels).any()
     labels = labels.astype(np.int64 if is_whole else np.float32)
-    return Attribute("y", dtype_name(labels.dtype), labels.shape[1:], fixed_rows(labels))
+    return Attribute("y", dtype_name(labels.dtype), labels.shape[1:], array_rows(labels))
 
 
 def _split_masks(folder: Path, num_nodes: int) -> Iterator[Attribute]:
@@ -174,7 +174,7 @@ def _split_masks(folder: Path, num_nodes: int) -> Iterator[Attribute]:
                     f"again"
                 )
             mask[node] = True
-        yield Attribute(name, "BOOL", (), fixed_rows(mask))
+        yield Attribute(name, "BOOL", (), array_rows(mask))
 
 
 def _width(path: Path) -> int:
@@ -200,7 +200,7 @@ def _csv(folder: Path, key: str) -> Path:
 
 
 def _csv_table(path: Path) -> tuple[str, tuple[int, ...], ReadRows]:
-    """Type and shape of a row, and what reads the rows."""
+    """Dtype and shape of a row, and the reader of rows."""
     dtype = _csv_dtype(path)
     return dtype, (_width(path),), partial(_csv_rows, path, dtype)
 
@@ -260,7 +260,7 @@ def _csv_attributes(folder: Path, keys: list[str]) -> Iterator[Attribute]:
 
 
 def _row_of(path: Path) -> Mapping[str, str]:
-    """A table of one line below the names of its columns, by these."""
+    """The only line of a table by the names of its columns."""
     lines = first_lines(path)
     if len(lines) != 2:
         raise DataError(f"Expected names, and a line for one graph, in {path} (got {len(lines)} lines): fetch it again")

@@ -18,7 +18,7 @@ _A, _B, _C = 0.57, 0.19, 0.19
 _STEPS = 1 << 16
 """Probabilities are multiples of one over this: 16 random bits decide one bit of both ends."""
 _CHUNK, _ROWS = 1 << 20, 1 << 16
-"""Edges and rows by generator: what is drawn does not depend on how it is read."""
+"""Edges and rows by generator: the graph does not depend on how many are read at a time."""
 
 
 class RMat(FileSource):

@@ -18,12 +18,12 @@ from torch_geometric.typing import EdgeType
 from pyg_dist.backend.plain_json import typed
 from pyg_dist.errors import DataError
 from pyg_dist.partition.inputs import Array
-from pyg_dist.store.attributes import by_kind, errors_of
+from pyg_dist.store.attributes import dense_and_plain, errors_of
 from pyg_dist.store.format import TensorSpec, as_storage, slices, spec_of
-from pyg_dist.store.graph_input import WHOLE, GraphInput, edges_key, nodes_key, read_graph, read_hetero
+from pyg_dist.store.graph_input import WHOLE, GraphInput, piece_keys, read_graph, read_hetero
 from pyg_dist.store.manifest import GraphForm
 from pyg_dist.store.saved import EDGE_INDEX, GRAPH, TYPES, opened, require_rows, specs_of
-from pyg_dist.store.source import AS_IT_IS, EdgeChunk, Reading, ReadRows, Source, attributes_of, ends_of, storable
+from pyg_dist.store.source import AS_IT_IS, EdgeChunk, Reading, ReadRows, Source, attributes_of, edge_chunks, storable
 from pyg_dist.store.typed_source import TypedSource
 
 
@@ -55,7 +55,7 @@ def saved_graph(path: Path, reading: Reading = AS_IT_IS, piece: str | None = Non
 
 def in_memory(path: Path, graph: GraphInput, reading: Reading = AS_IT_IS) -> Source:
     """A checked graph that is in memory; ``path`` is what it was read from."""
-    others, plain = by_kind(graph.other_attributes)
+    others, plain = dense_and_plain(graph.other_attributes)
     kinds = [graph.node_attributes, graph.edge_columns, others]
     arrays = {name: as_storage(tensor.contiguous()) for kind in kinds for name, tensor in kind.items()}
     arrays[EDGE_INDEX] = graph.edge_index.numpy()
@@ -70,7 +70,7 @@ def _of_tensors(
     path: Path, reading: Reading, edge_index: TensorSpec, kinds: Sequence[Mapping[str, TensorSpec]], num_nodes: int,
     form: GraphForm, other: Mapping[str, object], read: Callable[..., Array],
 ) -> Source:  # fmt: skip
-    """A graph of tensors, given those of nodes, of edges and others; ``read`` has a piece of one, or all of it."""
+    """A graph of tensors, by the specs of those of nodes, of edges and others; ``read(name, *slices)`` reads one."""
     specs = {name: spec for kind in kinds for name, spec in kind.items()}
 
     def rows(name: str) -> ReadRows:
@@ -79,7 +79,7 @@ def _of_tensors(
 
     def ends(size: int) -> Iterator[EdgeChunk]:
         places = (slice(low, low + size) for low in range(0, edge_index.shape[1], size))
-        return ends_of((read(EDGE_INDEX, slice(2), place) for place in places), path)
+        return edge_chunks((read(EDGE_INDEX, slice(2), place) for place in places), path)
 
     of_nodes, of_edges, others = kinds
     return Source(
@@ -90,7 +90,7 @@ def _of_tensors(
 
 
 _IS_TYPED = "_global_store"
-"""What the content of a ``HeteroData`` has, and that of a ``Data`` does not."""
+"""A key of ``HeteroData.to_dict()`` that ``Data.to_dict()`` lacks."""
 PROCESSED = Path("processed") / "data.pt"
 """Where a dataset of PyG keeps its graph, below its folder."""
 
@@ -123,11 +123,10 @@ def saved_types(path: Path) -> TypedSource | None:
 def _of_pieces(
     path: Path, kinds: Iterable[str], relations: Iterable[EdgeType], source: Callable[[str], Source]
 ) -> TypedSource:
-    """A graph with types of what :meth:`~pyg_dist.store.graph_input.HeteroInput.pieces` names."""
-    return TypedSource(
-        path, source(WHOLE), {kind: source(nodes_key(k)) for k, kind in enumerate(kinds)},
-        {relation: source(edges_key(k)) for k, relation in enumerate(relations)},
-    )  # fmt: skip
+    """A graph with types, of the sources of its pieces (:meth:`~pyg_dist.store.graph_input.HeteroInput.pieces`)."""
+    of_nodes, of_edges = piece_keys(kinds, relations)
+    nodes = {kind: source(key) for kind, key in of_nodes.items()}
+    return TypedSource(path, source(WHOLE), nodes, {relation: source(key) for relation, key in of_edges.items()})
 
 
 def torch_file_types(path: Path) -> TypedSource | None:

@@ -26,21 +26,21 @@ _PIECE = 1 << 13
 
 
 class Rule(NamedTuple):
-    """What is changed in a text before it is read."""
+    """A replacement in a text before it is parsed."""
 
-    marks: tuple[str, ...]  # where none of these is in it, the pattern is not looked for, which takes longer
-    pattern: re.Pattern[str]  # of what goes
-    other: str = ""  # what takes its place
+    marks: tuple[str, ...]  # only a text with one of these is searched for the pattern, which takes longer
+    pattern: re.Pattern[str]  # is replaced
+    other: str = ""  # by this
 
 
 COMMENTS = Rule(("#", "%", "//"), re.compile(r"(?:^|[ \t]+)(?:#|%|//).*", re.MULTILINE))
-"""In lines of their own, or behind the numbers."""
+"""Comments in lines of their own, or behind the numbers."""
 QUOTES = Rule(
     ('"', "'"),
     re.compile(r"""(?:^|(?<=[,;|\s]))(["'])[ \t]*([^"'\s,;|]*)[ \t]*\1(?=\s*(?:[,;|\s]|$))""", re.MULTILINE),
     r"\2",
 )
-"""Around one word, which then does not need them."""
+"""Quotes around one word."""
 _PACKED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd", ".zstd": "zstd"}
 _WHAT = {"i8": "a whole number below 2^63", "f8": "a number"}
 
@@ -52,11 +52,11 @@ def unpacked(path: Path) -> Path:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """The text of a file; of what it holds, where the name ends in ``.gz``, ``.bz2``, ``.xz`` or ``.zst``."""
+    """The text of a file, unpacked where its name ends in ``.gz``, ``.bz2``, ``.xz`` or ``.zst``."""
     kind = _PACKED.get(path.suffix)
     try:
         with _opened(path, kind) as file:
-            # A mark of Windows at the beginning is dropped; what is no UTF-8, in comments mostly, does no harm.
+            # utf-8-sig drops the byte order mark of Windows. Bytes that are no UTF-8 stand mostly in comments.
             yield io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace")
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         if kind is None or isinstance(error, FileNotFoundError):
@@ -74,7 +74,7 @@ def _opened(path: Path, kind: str | None) -> IO[bytes]:
 
 
 def first_lines(path: Path) -> list[str]:
-    """The lines at the beginning of a file, comments too, which are passed over however long they are."""
+    """The lines at the beginning of a file, comments included, up to some that are no comments."""
     with open_text(path) as file:
         text = more = _read(file, 1 << 16, 0) or "\n"
         while more and not COMMENTS.pattern.sub("", more).strip():
@@ -123,7 +123,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """How the lines of a file are numbers. Empty lines are passed over."""
+    """A file whose lines are records of numbers. Empty lines are passed over."""
 
     path: Path  # the file
     # names and NumPy types of all columns of a line: ``"i8"``, ``"f8"``, or ``"U1"`` for one left out
@@ -147,7 +147,7 @@ class Table:
                 yield replace(rows, values=values)
 
     def blocks(self, block: int = BLOCK) -> Iterator[tuple[int, list[str]]]:
-        """Lines, and how many came before."""
+        """The number of lines before, and the next lines."""
         done = 0
         with open_text(self.path) as file:
             for _ in range(self.head):
@@ -161,7 +161,7 @@ class Table:
                 done += len(lines)
 
     def plain(self, text: str) -> str:
-        """The text by the rules."""
+        """The text after all replacements."""
         for rule in self.rules:
             if any(mark in text for mark in rule.marks):
                 text = rule.pattern.sub(rule.other, text)
@@ -172,7 +172,7 @@ class Table:
         return np.loadtxt(lines, list(self.columns), comments=None, delimiter=self.separator, quotechar=quote, ndmin=1)
 
     def _refuse(self, lines: list[str], rows: Rows) -> None:
-        """Raise the error of the first line that is none of numbers as these columns have them."""
+        """Raise the error of the first line that cannot be parsed."""
         for number, line in enumerate(lines):
             try:
                 self._parsed([line])
