@@ -1,4 +1,4 @@
-"""``DistributedData`` and what it reads and keeps."""
+"""``DistributedData``: its options, layouts, attributes and stores."""
 
 from pyg_dist.data.distributed_data import DistributedData
 from pyg_dist.store.saved import save_graph

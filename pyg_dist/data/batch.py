@@ -35,7 +35,7 @@ def ready(data: Data) -> None:
 
 
 def induced(data: Data, sample: Subset) -> Data:
-    """The subgraph, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready."""
+    """The subgraph, without attributes that learn (:func:`add_learning`). Not collective, once ready."""
     with torch.inference_mode(False):
         graph = data.graph.induced(sample)
         nodes, edges = graph.pick_nodes(), graph.pick_edges()
@@ -50,7 +50,7 @@ def induced(data: Data, sample: Subset) -> Data:
 
 
 def _make_ahead(graph: SampledGraph, attributes: Iterable[object]) -> None:
-    """What a step would wait for the device for: operators, edges, selections by masks, keys of random numbers."""
+    """Make operators, edges, selections by masks and random keys on the device now, so that a step need not wait."""
     values = [*attributes]
     for handle in values:
         if isinstance(handle, DistributedEdgeIndex):
@@ -71,14 +71,14 @@ def add_learning(data: Data, batch: Data) -> None:
 
 
 def moved(attributes: Mapping[str, object], device: torch.device) -> dict[str, object]:
-    """What a sample has beside rows, such as labels of edges, on the batch's device."""
+    """A sample's attributes that are no rows of the graph, such as labels of edges, on the batch's device."""
     return {
         name: copied_to(value, device) if isinstance(value, Tensor) else value for name, value in attributes.items()
     }
 
 
 def drawn_rows(sample: Subset, nodes: PickedNodes) -> dict[str, NodeTensor]:
-    """What a sample has for each of its nodes, by name."""
+    """A sample's attributes with a row for each of its nodes, by name."""
     return {
         name: NodeTensor.from_local(value[nodes.listed].to(nodes.device), nodes._sharding)
         for name, value in sample.node_attributes.items()
@@ -117,7 +117,7 @@ def cut(
             is_tile = graph is not None and graph.parent.owns(value)
             rows = value._sharding
             if index is not None and not is_tile and _are_chosen(rows, index, nodes, edges):
-                found[name] = value  # as it is, as PyG has it
+                found[name] = value  # unchanged, as in PyG
                 continue
             if index is None or not (rows is index.source or is_tile):
                 raise LayoutMismatchError(
@@ -129,14 +129,11 @@ def cut(
 
 
 def _are_chosen(rows: RowSharding, index: PickedNodes | PickedEdges, *picks: PickedNodes | PickedEdges | None) -> bool:
-    """Whether a script has chosen these rows, of what is cut or of what that was cut from, and keeps them.
-
-    PyG cuts what has as many rows as there are nodes or edges.
-    """
+    """Whether a script has selected these rows; a batch keeps them, as PyG cuts only as many rows as nodes or edges."""
     if index.replicas is not None or rows is index.source or rows.whole is rows:
         return False
     size, *cut = (vars(of).get("size") for of in (rows, *(pick.source for pick in picks if pick is not None)))
-    if size is None or None in cut:  # counting is collective
+    if size is None or None in cut:  # not counted yet, which would be collective
         return rows.whole is index.source
     return size not in cut
 
@@ -150,7 +147,7 @@ def plain_batch(data: Data, subset: Subset) -> Data:
 def plain_attributes(
     data: Data | HeteroData, store: Any, nodes: Subset | None, kept: KeptEdges | None
 ) -> dict[str, object]:
-    """Those of a plain graph, or of one of its types or relations, at a sample of its nodes, edges, or both."""
+    """Attributes of a plain graph, or of one of its types or relations, at a sample of its nodes, edges, or both."""
     found, node_id = dict[str, object](), None if nodes is None else nodes.node_id
     order: Any = None if kept is None else kept.key.argsort()
     edge_id = None if kept is None else kept.edge_id[order]
@@ -160,7 +157,7 @@ def plain_attributes(
             continue
         ids = node_id if store.is_node_attr(name) else edge_id if store.is_edge_attr(name) else None
         dim = 0 if ids is None else data.__cat_dim__(name, value, store)
-        if ids is not None and isinstance(value, np.ndarray):  # of a file mapped into memory: these rows are read
+        if ids is not None and isinstance(value, np.ndarray):  # maybe a mapped file, of which only these rows are read
             value = torch.from_numpy(value.take(ids.numpy(), axis=dim))
         elif ids is not None and isinstance(value, Tensor):
             value = value.index_select(dim, ids.to(value.device))

@@ -20,10 +20,12 @@ from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks, require_equal
 from pyg_dist.backend.session.steps import set_up, step
+from pyg_dist.data.base_data import DistributedBaseData, refused
 from pyg_dist.data.batch import add_learning, chosen_nodes, induced, ready
 from pyg_dist.data.layout_choice import lay_out
+from pyg_dist.data.local_graph import LocalGraph
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import DistributedStorage, LocalGraph, OnDevice, refused
+from pyg_dist.data.storage import DistributedStorage
 from pyg_dist.errors import DataError, OptionError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
@@ -42,10 +44,10 @@ from pyg_dist.tensor.operands import local_values
 logger = logging.getLogger("pyg_dist")
 
 _plans: weakref.WeakValueDictionary[int, DistributionPlan] = weakref.WeakValueDictionary()
-"""Those of the data that live, by ``id``: they say what training takes."""
+"""The plans of all data that live, by ``id``, for messages about memory."""
 
 
-class DistributedData(OfThisRun, OnDevice, Data):
+class DistributedData(OfThisRun, DistributedBaseData, Data):
     """A graph spread over all ranks that a script uses like the ``Data`` it was made from. Collective.
 
     ``data.x``, ``data.y``, masks and every other attribute with a row per node are
@@ -184,7 +186,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
             f"{self.num_nodes:,}", f"{graph.edge_sharding.num_local:,}", f"{self.num_edges:,}",
         )  # fmt: skip
 
-    # What help() and editors show: they would look at __new__ first.
+    # For help() and editors, which would show the signature of __new__.
     __signature__ = Signature([*signature(__init__).parameters.values()][1:])
 
     def _fill(self, local: LocalGraph) -> None:
@@ -196,7 +198,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
         self.update(local.attributes)
 
     def _adopt_rows(self, graph: DistributedGraph, plan: object, attributes: dict[str, object]) -> None:
-        """Fill this object with attributes that lie as the graph does. Sums of these are not remembered."""
+        """Fill this object with attributes that have the graph's shardings already."""
         super().__init__()
         self.__dict__.update(graph=graph, plan=plan, _store=DistributedStorage(_parent=self))
         self._store._mapping.update(attributes)
@@ -379,7 +381,7 @@ class DistributedData(OfThisRun, OnDevice, Data):
     def _device(self) -> torch.device:
         return self.graph.device
 
-    def _lie_on(self, device: torch.device) -> None:
+    def _set_device(self, device: torch.device) -> None:
         self.__dict__["graph"] = self.graph.to(device)
 
 
@@ -392,7 +394,7 @@ out_of_memory.set_estimate(_expected_memory)
 
 
 def _check_nodes(data: DistributedData, graph_input: GraphInput, options: Options) -> None:
-    """Check that a graph can have the nodes of ``data``, and that no option says how they lie."""
+    """Check that a graph can have the nodes of ``data``, and that no option contradicts their layout."""
     given, default = options.identity(), Options().identity()
     changed = [name for name in given if given[name] != default[name]]
     if changed:

@@ -1,4 +1,4 @@
-"""A graph in the grid layout: mesh, node orders, this rank's edges, plan; of a checked input, or of a grid store."""
+"""A graph in the grid layout, of a checked input or of a grid store: mesh, node orders, this rank's edges, plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from pyg_dist.tensor.sharding import RowSharding
 def on_grid(
     graph_input: GraphInput, options: Options, model: Model, machine: Machine, identity: str
 ) -> tuple[GridGraph, GridPlan]:
-    """The runtime form and the plan (collective)."""
+    """The graph and the plan (collective)."""
     best = cheapest(model, options, machine)
     edges = in_one_piece(graph_input.edge_index)
     plan, orders = GridPlan.of(edges, model, best, machine, options.seed, identity)
@@ -61,14 +61,14 @@ def candidates(model: Model, num_ranks: int, options: Options, machine: Machine)
 
 
 def cheapest(model: Model, options: Options, machine: Machine) -> Candidate:
-    """The first of the candidates for all ranks, on as many data groups as are wanted (not collective)."""
+    """The cheapest candidate for all ranks, on as many data groups as the options ask for (not collective)."""
     num_ranks = world_group().size
     best = candidates(model, num_ranks, options, machine)[0]
     return best if options.mesh is None else replace(best, shape=MeshShape.of(options.mesh, num_ranks))
 
 
 class StoredOrder(NodeOrder):
-    """A node order that stays in its file: a rank copies the ids of its own ranges alone."""
+    """A node order that stays in its file, of which a rank copies only its own ranges."""
 
     def __init__(self, node_id: Array, position: Array) -> None:
         self._node_id, self._position = node_id, position
@@ -111,9 +111,9 @@ def edges_of_tile(store: GridStore, shape: MeshShape, place: Mapping[str, int]) 
 
 
 def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridPlan, dict[str, RowTensor]]:
-    """The runtime form, the plan, and the attributes by name (collective).
+    """The graph, the plan, and the attributes by name (collective).
 
-    On another mesh than the store was written for, the node orders stay what they are.
+    On another mesh than the store was written for, the node orders stay the same.
     """
     num_ranks, written = world_group().size, stored_grid_plan(store)
     shape = written.shape if options.mesh is None else MeshShape.of(options.mesh, num_ranks)
@@ -134,7 +134,7 @@ def on_stored_grid(store: GridStore, options: Options) -> tuple[GridGraph, GridP
 
 
 def _graph(store: GridStore, grid: Grid) -> GridGraph:
-    """This rank's edges; what its tiles will be read from is checked."""
+    """The graph with this rank's edges; the files from which its tiles will be read are checked."""
     manifest, group = store.manifest, grid.mesh.group(*GRID_AXES)
     low, high = split(manifest.num_edges, group.size)[group.rank : group.rank + 2]
     ends = [store.range_rows("edges", name, manifest.num_edges, low, high) for name in ("source", "target")]

@@ -15,10 +15,12 @@ from pyg_dist.backend.pickling import OfThisRun
 from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import raised_on_all_ranks
 from pyg_dist.backend.session.steps import set_up, step
+from pyg_dist.data.base_data import DistributedBaseData, refused
 from pyg_dist.data.batch import cut, drawn_rows, moved, plain_attributes
 from pyg_dist.data.options import Options, agree
-from pyg_dist.data.storage import OnDevice, TypedEdges, TypedNodes, refused, require_name
+from pyg_dist.data.storage import require_name
 from pyg_dist.data.typed_layout import LocalTypes, NodesByType, owners_of_all, parts_by_type, types_on_halo
+from pyg_dist.data.typed_storage import TypedEdges, TypedNodes
 from pyg_dist.errors import DataError, UnsupportedError
 from pyg_dist.graph import module_hooks
 from pyg_dist.graph.sample import TypedSubset
@@ -27,7 +29,7 @@ from pyg_dist.halo.plan.relations import HeteroPlan, Relation
 from pyg_dist.store.graph_input import read_hetero
 
 
-class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
+class DistributedHeteroData(OfThisRun, DistributedBaseData, HeteroData):
     """A graph of several types of nodes and edges, spread over all ranks; what ``DistributedData(HeteroData)`` gives.
 
     It is used like the ``HeteroData`` it was made from. ``data["paper"].x`` and every other attribute with a row per
@@ -147,7 +149,7 @@ class DistributedHeteroData(OfThisRun, OnDevice, HeteroData):
     def _device(self) -> torch.device:
         return self.place
 
-    def _lie_on(self, device: torch.device) -> None:
+    def _set_device(self, device: torch.device) -> None:
         self.__dict__["place"] = device
 
 
@@ -155,7 +157,7 @@ _OF_ONE_TYPE = ("mesh", "comm_dtype", "model", "nodes_of")
 
 
 def known_options(options: dict[str, Any]) -> Options:
-    """Those of a graph with types; refuses what only one with one type has."""
+    """The options of a graph with types; refuses options for graphs with one type."""
     given = [name for name in _OF_ONE_TYPE if options.get(name) is not None]
     known = Options(**{name: value for name, value in options.items() if name != "nodes_of"})
     if known.layout == "grid":
@@ -179,7 +181,7 @@ def ready(data: DistributedHeteroData) -> None:
 
 
 def induced(data: DistributedHeteroData, sample: TypedSubset) -> DistributedHeteroData:
-    """The batch, with all attributes but those that learn (:func:`add_learning`). Not collective, once ready."""
+    """The batch, without attributes that learn (:func:`add_learning`). Not collective, once ready."""
     with torch.inference_mode(False):
         nodes = {kind: whole.sampled(sample.nodes[kind]) for kind, whole in data.node_shardings.items()}
         batch: DistributedHeteroData = type(data).__new__(type(data))

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from pyg_dist.grid.plan.plan import GridPlan
 
 _SEND_LITTLE = ("metis", "metis-cut", "metis-cover", "hypergraph", "cover")
-"""Methods that look for parts with few messages: whole graphs have none."""
+"""Methods that look for few messages, of which parts of whole graphs send none."""
 
 _HEAVIER = 1.1
-"""So many times the mean the heaviest part of whole graphs may weigh, where they were not asked for."""
+"""Heaviest part over mean up to which whole graphs are taken where nobody asked for them."""
 
 
 def model_of(graph_input: GraphInput, options: Options) -> Model:
-    """The stack of convs that suits the data: as many columns as x, as many as y has classes (not collective)."""
+    """The stack of convs that is priced: as many columns come in as x has, as many go out as y has classes."""
     features, labels = graph_input.node_attributes.get("x"), graph_input.node_attributes.get("y")
     in_channels = features.shape[1] if features is not None and features.dim() == 2 else None
     is_classes = labels is not None and labels.numel() > 0 and not (labels.is_floating_point() or labels.is_complex())
@@ -112,7 +112,7 @@ def choose_layout(graph_input: GraphInput, options: Options, parts: Tensor, mode
 def on_halo(
     graph_input: GraphInput, options: Options, parts: Tensor, groups: DataGroups | None = None
 ) -> tuple[HaloGraph, Plan]:
-    """The runtime form and the plan (collective); ``None``: one data group."""
+    """The graph and the plan (collective); ``groups=None``: one data group."""
     groups = DataGroups.of(None) if groups is None else groups
     group = groups.part
     levels = levels_of(options, group, graph_input.edge_index, parts, lambda: model_of(graph_input, options))
@@ -127,7 +127,7 @@ def on_halo(
 
 
 def halo_graph(share: HaloShare, groups: DataGroups, options: Options, loop_rule: LoopRule, plan: Plan) -> HaloGraph:
-    """The runtime form of a rank's share (collective)."""
+    """The graph of a rank's share (collective)."""
     bits = options.bits_by_direction
     nodes = HaloNodes(
         groups.part, share.node_id, share.num_nodes, options.exchange, bits, groups, share.ranks_per_machine
@@ -169,7 +169,7 @@ def node_parts(graph_input: GraphInput, options: Options, group: Group) -> tuple
         return torch.cat([parts, parts.new_tensor([len(names) > 1])])
 
     found = on_main(find)
-    is_metis_cover = bool(found[-1])  # whose parts were better than METIS'
+    is_metis_cover = bool(found[-1])
     return found[:-1], replace(options, partition="metis-cover") if is_metis_cover else options
 
 
@@ -210,11 +210,7 @@ class Levels(NamedTuple):
 def levels_of(
     options: Options, group: Group, edge_index: Tensor, parts: BothEnds, model: Callable[[], Model]
 ) -> Levels:
-    """The levels of the options, or the cheaper ones for a ``model``, by the counts of rank 0 (collective).
-
-    Raises:
-        OptionError: Two levels are asked for, but ranks of a machine do not follow one another.
-    """
+    """One level or two, as the options say or as is cheaper for a ``model``, by the counts of rank 0 (collective)."""
     on_each = known_ranks_per_node(group)
     machines_to_share(options, group)
     if on_each is None or not shares_machines(group.size, on_each):
@@ -267,6 +263,6 @@ def gathered_plan(
 
 
 def known_ranks_per_node(group: Group) -> int | None:
-    """:func:`ranks_per_machine`, unknown where there are several data groups (collective over all ranks)."""
+    """:func:`ranks_per_machine`; ``None`` where there are several data groups (collective over all ranks)."""
     found = ranks_per_machine()
     return found if group.size == world_group().size else None

@@ -33,7 +33,7 @@ PARTITIONS = (*METHODS, WHOLE_GRAPHS)
 
 @dataclass(frozen=True)
 class Options:
-    """See :class:`pyg_dist.DistributedData`. Each is checked by itself, then with the layout."""
+    """The options of :class:`pyg_dist.DistributedData`. Each is checked by itself, then with the layout."""
 
     layout: str = "halo"
     partition: str | Tensor | np.typing.NDArray[np.generic] | Plan = "metis"
@@ -59,7 +59,7 @@ class Options:
         is_integer = isinstance(self.seed, (int, np.integer)) and not isinstance(self.seed, bool)
         if not (is_integer and -(2**63) <= self.seed < 2**63):
             raise OptionError(f"Expected seed to be an integer of 64 bits (got {self.seed!r})")
-        object.__setattr__(self, "seed", int(self.seed))  # numpy's numbers are none of torch's
+        object.__setattr__(self, "seed", int(self.seed))  # torch takes no integers of NumPy
 
     def _check_halo(self) -> None:
         _check("exchange", self.exchange, EXCHANGES)
@@ -114,14 +114,14 @@ class Options:
             )
 
     def with_hyperedges(self) -> Options:
-        """Those of a graph with hyperedges, whose layout is the halo."""
+        """The same options with the halo layout, the only one for hyperedges."""
         if self.layout == "grid":
             raise UnsupportedError(NO_HYPEREDGES)
         return replace(self, layout="halo")
 
     @property
     def bits_by_direction(self) -> tuple[Bits, Bits]:
-        """Of a value in a message: forward, backward."""
+        """Bits of a value in a message, forward and backward."""
         is_pair = isinstance(self.bits, (tuple, list)) and len(self.bits) == 2
         given: Any = self.bits if is_pair else (self.bits, self.bits)
         return tuple(int(bits) if isinstance(bits, np.integer) else bits for bits in given)  # type: ignore[return-value]
@@ -153,7 +153,7 @@ def _check(name: str, value: object, works: tuple[object, ...]) -> None:
 
 
 def agree(graph_input: GraphInput | HeteroInput, options: Options) -> str:
-    """Check that every rank was given the same (collective); a digest of it."""
+    """Check that all ranks were given the same graph and options (collective); returns a digest of both."""
     tensors = graph_input.tensors()
     given = {f"data{name}" if name[0] == "[" else f"data.{name}": digest(value) for name, value in tensors}
     given["the number of nodes"] = str(graph_input.num_nodes)

@@ -1,4 +1,4 @@
-"""Opening a store: check it, compare it between ranks, and read this rank's part; a halo store's as a share."""
+"""Opening a store: check it, compare it between ranks, and read this rank's part."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pyg_dist.backend.session import session
 from pyg_dist.backend.session.agreement import digest, on_main, raised_on_all_ranks, require_equal
 from pyg_dist.data.grid_data import on_stored_grid
 from pyg_dist.data.layout_choice import gathered_plan, halo_graph, known_ranks_per_node, machines_to_share
+from pyg_dist.data.local_graph import LocalGraph
 from pyg_dist.data.options import Options
-from pyg_dist.data.storage import LocalGraph
 from pyg_dist.errors import StoreError
 from pyg_dist.graph.protocol import DistributedGraph
 from pyg_dist.halo.plan.cover import Cover, Ends, ExchangeKind, OneWay, RemoteEdges
@@ -108,7 +108,7 @@ def stored_others(store: HaloStore | GridStore) -> dict[str, object]:
 
 
 def block_numbers(store: HaloStore, nodes_of: Sequence[int] | None = None) -> BlockNumbers:
-    """What the manifest says of the blocks; ``nodes_of``: targets of each part, of a relation between two types."""
+    """Numbers of all blocks, from the manifest; ``nodes_of``: targets of each part, of a relation between two types."""
     names = ("edges", "rows", "sums", "post_edges", "post_rows", "pre_sums")
     return BlockNumbers(
         **{name: store.between(name) for name in names},
@@ -164,20 +164,20 @@ class StoreOnRanks:
 
     @property
     def num_ranks(self) -> int:
-        """How many."""
+        """The number of ranks."""
         return int(self.ranks.max()) + 1
 
     @property
     def hash(self) -> str:
-        """That of a plan of merged parts."""
+        """The hash of a plan of merged parts."""
         return digest(repr((self.store.manifest.digest, self.ranks.tolist(), self.exchange)))
 
     def share(self, rank: int, ways: Mapping[ExchangeKind, Routes] | None = None) -> HaloShare:
-        """What ``rank`` owns, executes, sends and receives: what ``halo_share`` makes of the whole graph.
+        """The share of ``rank``, as ``halo_share`` makes it of the whole graph.
 
-        Reads the files of the rank's parts and its blocks of the others'. With a part on each rank the stored cover is
-        used; for merged parts it is found anew, from the edges that cross between ranks alone. ``ways``: in two levels,
-        of what crosses between the rank's machine and others (:meth:`ways`).
+        Reads the files of the rank's parts, and its blocks of other parts' files. With a part on each rank the stored
+        cover is used; for merged parts it is found anew, from the edges between ranks. ``ways``: the routes of
+        :meth:`ways`, for two levels.
         """
         store, ranks, first_target = self.store, self.ranks, self.first_target
         parts, num_ranks = store.parts_of(rank, ranks), self.num_ranks
@@ -196,7 +196,7 @@ class StoreOnRanks:
             found = store.cross(rank, ranks, leaves)
             edges, left, right = self._one_way(rank, leaves, found), found.rows.is_sent, found.sums.is_sent
             hybrid = edges.cover("hybrid", load) if left is None or right is None else Cover(left, right)
-            release_after(edges.row.numel())  # of what matching has left
+            release_after(edges.row.numel())  # temporaries of matching
             return edges, hybrid
 
         rows, sources = (None, None) if self.ends is None else self.ends(rank)
@@ -217,7 +217,7 @@ class StoreOnRanks:
         )  # fmt: skip
 
     def ways(self, task: Task) -> dict[ExchangeKind, Routes]:
-        """The ways of a task, for rows alone and for sums. Reads the edges between its machines."""
+        """The routes of a task, by the exchange of rows and of sums. Reads the edges between its machines."""
         store, machine, of_part = self.store, task.machine, self.ranks // task.ranks_per_machine
         num_machines = int(of_part.max()) + 1
         load = host.zeros(num_machines, dtype=torch.int64).index_add_(0, of_part, store.edges_between.sum(0))
@@ -235,14 +235,14 @@ class StoreOnRanks:
         return {kind: of_machine.routes(kind) for kind in kinds_of(self.exchange)}
 
     def rows_across(self, ranks_per_machine: int) -> int:
-        """Rows of the hybrid exchange that cross machines in two levels. Reads what crosses."""
+        """Rows of the hybrid exchange that cross machines in two levels. Reads the edges between machines."""
         hybrid, num_ranks = replace(self, exchange="hybrid"), self.num_ranks
         tasks = (Task.alone(first, num_ranks, ranks_per_machine) for first in range(0, num_ranks, ranks_per_machine))
         leaving = (task._replace(sources=torch.zeros_like(task.sources)) for task in tasks)
         return sum(hybrid.ways(task)["hybrid"].node.numel() for task in leaving)
 
     def counted(self, like: Plan, two_levels: bool = False) -> Plan:
-        """A plan with the numbers of each rank's share, which is read one after another; ``like`` has all but these."""
+        """``like`` with the sizes of each rank's share, which are read one after another."""
         sizes, num_ranks, on_each = [], self.num_ranks, like.ranks_per_node if two_levels else None
         rows = host.zeros(num_ranks, num_ranks, dtype=torch.int64)
         placed = replace(self, exchange=like.exchange)
@@ -254,7 +254,7 @@ class StoreOnRanks:
         return replace(like, sizes=tuple(sizes), pairs=pairs_of(rows), two_levels=two_levels)
 
     def in_cheaper_levels(self, plan: Plan, hierarchy: Hierarchy, machine: Machine | None) -> Plan:
-        """The plan in one level, or that in two, where its ranks share machines. What crosses these is read."""
+        """The plan in one level or in two, where its ranks share machines. Reads the edges between machines."""
         on_each = plan.ranks_per_node
         if on_each is None or not shares_machines(plan.ranks, on_each):
             return plan

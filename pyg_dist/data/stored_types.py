@@ -92,7 +92,7 @@ def stored_types_plan(
 ) -> HeteroPlan:  # fmt: skip
     """The plan of a store on some number of ranks; if they are fewer than parts, each rank's part is read in turn.
 
-    Where ranks share machines, so is what crosses these; ``machine`` is to choose levels by.
+    Where ranks share machines, the edges between these are read, too, and ``machine`` decides about levels.
     """
     manifest = TypesManifest.load(path)
     stores = manifest.halo_stores(path)
@@ -120,7 +120,7 @@ def _with_traffic(stores: TypedStores) -> Sequence[HaloStore]:
 
 
 def _hash(manifest: TypesManifest, relation: Relation, ranks: Tensor, exchange: ExchangeKind) -> str:
-    """That of the plan of a relation; with a part on each rank it is that of the graph in memory."""
+    """The hash of a relation's plan; with a part on each rank the same as of the graph in memory."""
     num_ranks, place = int(ranks.max()) + 1, manifest.relations.index(relation)
     owners = [manifest.parts[kind] for kind in (relation[0], relation[-1])]
     found = hash_of_relation(manifest.edges[place], owners, num_ranks, exchange)
@@ -128,7 +128,7 @@ def _hash(manifest: TypesManifest, relation: Relation, ranks: Tensor, exchange: 
 
 
 def _rows_of_types(manifest: TypesManifest, stores: TypedStores, rank: int, ranks: Tensor) -> dict[str, Tensor]:
-    """A rank's rows of each type: those without sources on other ranks, of any relation, first."""
+    """The nodes of each type on a rank, in the order of its rows: first those without sources on other ranks."""
     parts = stores.whole.parts_of(rank, ranks)
     ids = {kind: store.node_id(parts) for kind, store in stores.nodes.items()}
     late = {kind: host.zeros(own.numel(), dtype=torch.bool) for kind, own in ids.items()}

@@ -20,8 +20,8 @@ from pyg_dist.backend.comm.topology import DataGroups
 from pyg_dist.backend.comm.transport import Traffic
 from pyg_dist.backend.session.agreement import on_main
 from pyg_dist.data.layout_choice import gathered_plan, known_ranks_per_node, levels_of
+from pyg_dist.data.local_graph import LocalGraph, local_rows
 from pyg_dist.data.options import Options
-from pyg_dist.data.storage import LocalGraph, local_rows
 from pyg_dist.errors import DataError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.halo.graph import HaloGraph
@@ -64,8 +64,9 @@ def parts_by_type(hetero: HeteroInput, options: Options) -> dict[str, Tensor]:
             method, options.epsilon, options.seed, exchange=options.exchange, ranks_per_node=machines,
             hierarchy=options.hierarchy, bits=options.bits_by_direction,
         )  # fmt: skip
-        edges, mask = hetero.edge_indices(), _train_mask(hetero)
-        return torch.cat(list(find_parts_by_type(edges, hetero.num_nodes, mask, group.size, wanted).values()))
+        edges = {relation: graph.edge_index for relation, graph in hetero.relations.items()}
+        found = find_parts_by_type(edges, hetero.num_nodes, _train_mask(hetero), group.size, wanted)
+        return torch.cat(list(found.values()))
 
     return dict(zip(hetero.num_nodes, torch.split(on_main(find), sizes), strict=True))
 
@@ -101,10 +102,10 @@ NodesByType = Mapping[str, HaloNodes]
 
 @dataclass(frozen=True)
 class TypedGraph:
-    """The runtime form of a graph with types, and what was decided for it."""
+    """A graph with types: nodes by type, a graph for each relation, and the plan."""
 
     nodes: NodesByType
-    edges: dict[Relation, HaloGraph]  # by relation
+    edges: dict[Relation, HaloGraph]
     plan: HeteroPlan
 
     @staticmethod
@@ -143,7 +144,7 @@ class LocalTypes:
 
     @staticmethod
     def of(hetero: HeteroInput, graph: TypedGraph) -> LocalTypes:
-        """What this rank has of the input (not collective)."""
+        """This rank's part of the input (not collective)."""
         device = hetero.device
         edges = {
             relation: LocalGraph.of(given, graph.edges[relation].to(device), graph.plan.relations[relation])
@@ -158,7 +159,7 @@ class LocalTypes:
 
 
 def types_on_halo(hetero: HeteroInput, options: Options, parts: dict[str, Tensor]) -> TypedGraph:
-    """The runtime form and the plan (collective)."""
+    """The graph and the plan (collective)."""
     group, number = DataGroups.of(None).part, {kind: k for k, kind in enumerate(parts)}
     ends = [(number[s], number[t], given.edge_index) for (s, _, t), given in hetero.relations.items()]
     rows = dict(zip(parts, rows_in_order(list(parts.values()), ends, group.rank), strict=True))
@@ -188,7 +189,7 @@ def with_hyperedges(local: LocalGraph, given: Hyperedges, options: Options) -> L
     nodes, device = local.graph.node_sharding, local.graph.device
     handle = DistributedEdgeIndex.over(given.incidence, given.size, device, is_kept=False, sources=nodes)
     graph = handle.graph
-    attributes: dict[str, object] = {given.key: handle}  # before the rows that lie as it says
+    attributes: dict[str, object] = {given.key: handle}  # first: it says what has a row for each hyperedge
     for rows, found in ((graph.targets, given.attributes), (graph.edge_sharding, given.values)):
         attributes |= {name: local_rows(value, rows, device) for name, value in found.items()}
     return replace(
@@ -200,7 +201,7 @@ def with_hyperedges(local: LocalGraph, given: Hyperedges, options: Options) -> L
 
 
 def _plan_with_hyperedges(local: LocalGraph, graph: Any, given: Hyperedges, options: Options) -> Any:
-    """That of the edges, if there are any, and of what goes from nodes to hyperedges (collective)."""
+    """The plan of the edges, if there are any, and of the incidence (collective)."""
     if not isinstance(local.plan, Plan):
         return local.plan
     nodes, hyperedges = graph.sources, graph.targets
