@@ -23,7 +23,7 @@ from pyg_dist.tensor.row_index import origin_of
 from pyg_dist.tensor.row_tensor import version_of
 from pyg_dist.tensor.sharding import RowSharding
 
-# So many training nodes that all of them are embedded about never: 0.9^256 is 2e-12.
+# With so many training nodes it about never happens that all are embedded: 0.9^256 is 2e-12.
 _NUM_FIRST = 256
 
 
@@ -146,9 +146,9 @@ def _rows_of(x: Tensor, y: Tensor, train_mask: Tensor) -> RowSharding | None:
 
 
 class _Checked(NamedTuple):
-    """Labels that were found right; known by mask, whose object and version count.
+    """Labels that were checked, known by their mask's object and version.
 
-    The numbers to draw from are on the host, so a step does not synchronise with a device.
+    Tensors are on the host, so that a step does not wait for a device.
     """
 
     mask_version: int | None
@@ -156,9 +156,9 @@ class _Checked(NamedTuple):
     labels_version: int | None
     num_classes: int  # how many were expected
     place: Tensor  # this rank's training nodes, local rows, int64
-    key: Tensor  # what stands for each in draws
+    key: Tensor  # the key of each in draws
     first: Tensor  # the keys of the first training nodes of all ranks, ascending
-    # of every node, lowest first: whether it trains, uint8 ``[ceil(N / 8)]``; made for the first batch
+    # a bit for each node of the graph: whether it trains, uint8 ``[ceil(N / 8)]``; made for the first batch
     bits: Tensor | None = None
 
 
@@ -201,7 +201,7 @@ def _checked(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding 
 
 
 def _checked_with_graph(y: Tensor, train_mask: Tensor, num_classes: int, rows: RowSharding | None) -> _Checked | None:
-    """Labels and mask of a batch, by those of its graph (collective where these are unknown); ``None``: are no such.
+    """Labels and mask of a batch, by the graph's (collective where these are unknown); ``None``: of no batch.
 
     Every rank knows all nodes of the sample, so it knows its first training nodes without a message.
     """
@@ -210,9 +210,9 @@ def _checked_with_graph(y: Tensor, train_mask: Tensor, num_classes: int, rows: R
         return None
     mask_of_graph, nodes = of_mask[0], of_mask[1].source
     if rows.sample is None or rows.sample.kept is not None:
-        return None  # whose nodes do not ascend
+        return None  # a batch whose nodes do not ascend
     if not isinstance(nodes, NodeSharding) or nodes.sample is not None:
-        return None  # of a subgraph, whose keys are not the places of its nodes
+        return None  # the batch of a subgraph, where a node's key is not its number
     of_graph = _checked(of_y[0], mask_of_graph, num_classes, nodes)
     if of_graph.bits is None:
         of_graph = of_graph._replace(bits=_bits(of_graph.key, nodes))
@@ -230,7 +230,7 @@ def _checked_with_graph(y: Tensor, train_mask: Tensor, num_classes: int, rows: R
 
 
 def _bits(key: Tensor, nodes: NodeSharding) -> Tensor:
-    """Of every node whether it is among the training nodes of all ranks (collective)."""
+    """Whether each node of the graph is a training node, as bits (collective)."""
     counts = nodes.group.gather_counts(key.numel())
     trains = host.zeros(nodes.size, dtype=torch.bool)
     trains[nodes.group.gather_rows(key, counts)] = True

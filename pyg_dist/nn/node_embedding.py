@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pyg_dist.data import DistributedData
-from pyg_dist.data.storage import TypedNodes
+from pyg_dist.data.typed_storage import TypedNodes
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.tensor import NodeTensor, RowTensor
 

@@ -97,7 +97,7 @@ def partition(
         weight = node_work(np.bincount(edge_index[1].numpy(), minlength=num_nodes), train_mask)
         return stream_parts(chunks_of(edge_index), weight, num_parts, epsilon, seed)
     if method in ("metis", "metis-cut"):
-        # The model is built in the call, so that METIS alone holds it.
+        # The model is built in the call, so that only METIS refers to it.
         return metis_parts(
             build_graph_model(edge_index, num_nodes, train_mask), num_parts, epsilon, seed, method == "metis-cut"
         )

@@ -15,9 +15,7 @@ from pyg_dist.partition.stream import Chunks
 
 
 def owners_of_hyperedges(incidence: Tensor, parts: Tensor, num_hyperedges: int, num_parts: int) -> Tensor:
-    """The owner of each hyperedge: a part that has most of its nodes, of several such parts each in turn.
-
-    Not collective.
+    """The owner of each hyperedge: the part with most of its nodes, of several such parts each in turn.
 
     Shapes: incidence int64 ``[2, K]``, nodes and hyperedges; parts ``[N]`` integers; output int64 ``[M]``
 
@@ -35,19 +33,17 @@ def owners_of_hyperedges(incidence: Tensor, parts: Tensor, num_hyperedges: int, 
 
 
 def balanced_by_kind(chunks: Chunks, parts: Tensor, sizes: Sequence[int], num_parts: int, epsilon: float) -> Tensor:
-    """Parts in which each kind's in-edges and nodes are balanced, made of parts that are balanced as a whole.
+    """Parts in which each kind's in-edges and nodes are balanced, made from parts that are balanced as a whole.
 
-    A kind's convs run one after another, so what counts for time and memory is the balance of each of them, which METIS
-    does not know: pymetis hands it one weight a node. From a part that has too many in-edges of a kind, or too many of
-    its nodes, those that have the fewest neighbours there, for what they weigh, move to parts with room, each to the
-    one where it has most. Greedy, deterministic, not collective; O(E + N log N) time. Where the edges are on disk, O(N)
-    memory and a number for each part of each node that may move.
+    The convs of kinds run one after another, so each kind has to be balanced, but pymetis gives METIS one weight a
+    node. From a part with too many in-edges or nodes of a kind, nodes with few neighbours there for their weight move,
+    each to the part with room where it has most. Greedy, deterministic; O(E + N log N) time. With edges on disk, O(N)
+    memory, and a number for each part of each node that may move.
+
+    ``chunks``: passes over all edges, integers ``[2, c]`` each. ``sizes``: nodes of each kind, which follow one
+    another. ``epsilon``: how much heavier than the mean a part of a kind may be.
 
     Shapes: ``[N]`` integers -> int32 ``[N]``
-
-    ``chunks``: passes over the edges of the whole graph, integers ``[2, c]`` each. ``sizes``: how many nodes each kind
-    has; the nodes of a kind follow one another. ``epsilon``: how many times more than the mean a part of a kind may
-    have.
 
     Example:
         >>> edge_index, parts = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]), torch.tensor([0, 0, 1, 1, 0, 0, 0, 0])
@@ -64,21 +60,21 @@ def balanced_by_kind(chunks: Chunks, parts: Tensor, sizes: Sequence[int], num_pa
         nodes = slice(first, first + size)
         load = np.stack([np.bincount(found[nodes], weight[nodes], minlength=num_parts) for weight in weights])
         mean = load.sum(1) / num_parts
-        limit = np.maximum((1 + epsilon) * mean, np.ceil(mean))  # fewer than that cannot be
-        for what in (0, 1, 0, 1, 0):  # what one weight moves may be too much of the other
-            _balance(found, chunks, weights, load, limit, nodes, what)
+        limit = np.maximum((1 + epsilon) * mean, np.ceil(mean))  # at least one part has that many
+        for which in (0, 1, 0, 1, 0):  # balancing one weight may unbalance the other
+            _balance(found, chunks, weights, load, limit, nodes, which)
         first += size
     return torch.from_numpy(found.astype(np.int32))
 
 
-def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: Array, nodes: slice, what: int) -> None:
-    """Move nodes of one kind, in place, until each part has at most its limit of one of the weights."""
-    heavy = load[what] > limit[what]
+def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: Array, nodes: slice, which: int) -> None:
+    """Move nodes of one kind, in place, until each part has at most its limit of the weight ``which``."""
+    heavy = load[which] > limit[which]
     if not heavy.any():
         return
     num_parts = heavy.size
     movable = np.zeros(parts.size, bool)
-    movable[nodes] = heavy[parts[nodes]] & (weights[what, nodes] > 0)
+    movable[nodes] = heavy[parts[nodes]] & (weights[which, nodes] > 0)
     number = np.cumsum(movable) - 1
     neighbours = np.zeros((int(movable.sum()), num_parts), np.int32)
     for ends in chunks():
@@ -86,7 +82,7 @@ def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: A
             edges = movable[one] & (one != other)
             np.add.at(neighbours, (number[one[edges]], parts[other[edges]]), 1)
     candidates = np.flatnonzero(movable)
-    lost = neighbours[np.arange(candidates.size), parts[candidates]] / weights[what, candidates]
+    lost = neighbours[np.arange(candidates.size), parts[candidates]] / weights[which, candidates]
     order = np.lexsort((candidates, lost))
     lightest = weights[:, candidates].min(1)
     some_have_room = bool((load + lightest[:, None] <= limit[:, None]).all(0).any())
@@ -94,18 +90,18 @@ def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: A
         for k in order:
             node = candidates[k]
             part, cost = parts[node], weights[:, node]
-            if load[what, part] <= limit[what]:
+            if load[which, part] <= limit[which]:
                 continue
             after = load + cost[:, None]
             room = (after <= limit[:, None]).all(0)
             if not room.any():
                 if keeps_limits:
                     continue
-                fits = after[what] <= max(limit[what], after[what].min())
+                fits = after[which] <= max(limit[which], after[which].min())
                 excess = (after / np.maximum(limit, 1)[:, None]).max(0)
                 room = fits & (excess <= excess[fits].min())
-            to = int(np.lexsort((load[what], -neighbours[k], ~room))[0])
-            if after[what, to] >= load[what, part]:
+            to = int(np.lexsort((load[which], -neighbours[k], ~room))[0])
+            if after[which, to] >= load[which, part]:
                 continue
             parts[node] = to
             load[:, part] -= cost
@@ -113,18 +109,11 @@ def _balance(parts: Array, chunks: Chunks, weights: Array, load: Array, limit: A
 
 
 def whole_graphs(edge_index: Tensor, graph: Tensor, num_parts: int) -> tuple[Tensor, float] | None:
-    """The part of each node, and how heavy the heaviest part is, as a multiple of the mean. Not collective.
+    """Each graph of a batch whole in one part: the parts, int32 ``[N]``, and heaviest part over mean.
 
     A graph weighs its nodes and edges. The heaviest comes first, and each goes to the part that is lightest so far
-    (Graham, Bounds on multiprocessing timing anomalies, 1969), so the parts are the same on every rank.
-
-    Args:
-        edge_index: int64 ``[2, E]``.
-        graph: the number of each node's graph, int64 ``[N]``, as ``batch`` of a PyG ``Batch``.
-        num_parts: number of parts.
-
-    Returns:
-        int32 ``[N]`` and the multiple; ``None``: these are no graphs, since an edge goes from one to another.
+    (Graham, Bounds on multiprocessing timing anomalies, 1969), so the parts are the same on every rank. ``graph`` is
+    the ``batch`` of a PyG ``Batch``, int64 ``[N]``; ``None``: an edge joins two of its graphs.
     """
     source, target = graph[edge_index]
     if graph.numel() == 0 or int(graph.min()) < 0 or not torch.equal(source, target):

@@ -1,5 +1,5 @@
-"""Hypergraphs with weights, whose connectivity is what an exchange sends: column nets, the medium grain, and nets of
-random mini-batches, whose mean connectivity estimates what any of them sends.
+"""Hypergraphs whose connectivity is the number of rows that an exchange sends: column nets, the medium grain, and nets
+of random mini-batches, whose mean connectivity estimates what a mini-batch sends.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pyg_dist.partition.inputs import Array, node_work
 class HypergraphModel:
     """Nets in CSR form over nodes with integer weights.
 
-    Net ``e`` joins the nodes ``pin[start[e]:start[e + 1]]``, ascending, two or more. Each part beyond the first
-    that it reaches costs ``net_weight[e]``; ``weight[i] >= 1``.
+    Net ``e`` joins the nodes ``pin[start[e]:start[e + 1]]``, ascending, two or more; each part that it reaches beyond
+    the first costs ``net_weight[e]``. ``weight[i] >= 1``.
     """
 
     start: Array
@@ -38,7 +38,7 @@ class HypergraphModel:
         return int(self.start.size) - 1
 
     def weight_below(self, bound: int) -> Array:
-        """The weights in units of which all together are at most ``bound``, for solvers that count in 32 bits."""
+        """The weights divided such that their sum is at most ``bound``, for solvers that count in 32 bits."""
         unit = -(-int(self.weight.sum()) // bound)
         weight: Array = np.maximum(self.weight // unit, 1)
         return weight
@@ -59,12 +59,9 @@ def ranges(first: Array, size: Array) -> Array:
 
 
 def nets_of(owner: Array, pin: Array, num_nodes: int) -> tuple[Array, Array]:
-    """For each owner the net of the owner and its pins, in the form of :class:`HypergraphModel`: ``start``, ``pin``.
+    """``start`` and ``pin`` of a net for each owner, which joins it with its pins; nets of one pin are left out.
 
-    Nets of one pin send nothing and are left out.
-
-    Shapes:
-        - **input:** owner, pin: ``[E]`` integers, duplicates and equal ends allowed
+    Shapes: owner, pin: ``[E]`` integers, duplicates and equal ends allowed
     """
     from scipy import sparse
 
@@ -79,20 +76,15 @@ def nets_of(owner: Array, pin: Array, num_nodes: int) -> tuple[Array, Array]:
 
 
 def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | None = None) -> HypergraphModel:
-    r"""Build the column-net model of a graph with valid ``edge_index``. Not collective.
+    r"""Build the column-net model of a graph with valid ``edge_index``.
 
     The net of source ``j`` joins ``j`` with the targets of its edges,
 
     .. math:: \mathrm{pins}(n_j) = \{j\} \cup \{i : (j \to i) \in E\},
 
-    those who need row ``j`` (Demirci et al., 4.3.2, eq. 10): owners of its :math:`\lambda_j` parts other than that of
-    ``j`` receive the row, each once. The graph model counts a row once an edge, and in both directions. All nets cost
-    the same, since all rows are equally wide. The nodes' weights are those of the graph model; the paper takes
-    in-degrees alone.
-
-    Shapes:
-        - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
-        - **output:** start (at most :math:`|V| + 1`), pin (at most :math:`|V| + |E|`), weight :math:`(|V|)`
+    the nodes that need row ``j`` (Demirci et al., 4.3.2, eq. 10): each of its :math:`\lambda_j` parts but that of ``j``
+    receives the row once. (The graph model counts a row once an edge, in both directions.) All nets cost the same,
+    since all rows are equally wide. The nodes' weights are those of the graph model; the paper takes in-degrees alone.
     """
     source, target = edge_index.detach().cpu().numpy()
     start, pin = nets_of(source, target, num_nodes)
@@ -103,7 +95,7 @@ def build_hypergraph_model(edge_index: Tensor, num_nodes: int, train_mask: Tenso
 def build_cover_model(
     edge_index: Tensor, num_nodes: int, is_post: Array, train_mask: Tensor | None = None
 ) -> HypergraphModel:
-    r"""Build the medium-grain model for a choice of post or pre per edge. Not collective.
+    r"""Build the medium-grain model for a choice of post or pre per edge.
 
     An edge ``j -> i`` is a pin of one net: of ``j``'s row net, if it is post, else of ``i``'s sum net,
 
@@ -116,10 +108,6 @@ def build_cover_model(
     exchange's, which chooses best (Pelt and Bisseling, "A medium-grain method for fast 2D bipartitioning of sparse
     matrices", 2014; the product is the s2D of Kayaaslan, Aykanat and Ucar, 2018). An edge is the work of its target's
     rank if it is post, of its source's rank if it is pre.
-
-    Shapes:
-        - **input:** edge_index :math:`(2, |E|)`, is_post :math:`(|E|)` boolean, train_mask :math:`(|V|)` or
-          :math:`(|V|, K)` boolean
     """
     source, target = edge_index.detach().cpu().numpy()
     rows = nets_of(source[is_post], target[is_post], num_nodes)
@@ -148,10 +136,10 @@ _SHARE = 10  # by default one in so many nodes is in a mini-batch
 
 @dataclass(frozen=True)
 class Batches:
-    """What mini-batches are like, and how well their nets are sampled."""
+    """The mini-batches of the stochastic model, and the accuracy with which their nets are sampled."""
 
     size: int | None = None  # nodes of a uniform mini-batch; None: a tenth of all
-    draw: DrawBatch | None = None  # the mini-batches themselves, in the place of uniform ones
+    draw: DrawBatch | None = None  # draws other mini-batches than uniform ones
     theta: float = 0.1  # the error of a net's mean connectivity
     delta: float = 0.5  # the probability that it is larger
 
@@ -162,7 +150,7 @@ class Batches:
             raise OptionError(f"Expected theta > 0 and 0 < delta < 1 (got {self.theta} and {self.delta})")
 
     def num_nets(self, num_parts: int) -> int:
-        """The fewest nets of which the mean connectivity is within theta of the expected, but for delta (eq. 14)."""
+        """As many nets that their mean connectivity is within theta of the expected, but for delta (eq. 14)."""
         return math.ceil((num_parts - 1) ** 2 / (2 * self.theta**2) * math.log(2 / self.delta))
 
     def nodes(self, seed: int, step: int, num_nodes: int) -> Array:
@@ -179,7 +167,7 @@ class Batches:
 
 
 def uniform_batch(seed: int, step: int, num_nodes: int, size: int) -> Array:
-    """``size`` distinct nodes, each set of them as likely, as a function of (seed, step)."""
+    """``size`` distinct nodes, drawn uniformly: a function of (seed, step)."""
     drawn: Array = np.random.default_rng([seed % 2**63, step]).choice(num_nodes, size, replace=False, shuffle=False)
     return drawn
 
@@ -192,16 +180,13 @@ def build_stochastic_model(
     seed: int = 0,
     train_mask: Tensor | None = None,
 ) -> HypergraphModel:
-    r"""Build the stochastic model of a graph with valid ``edge_index`` (Demirci et al., Alg. 3). Not collective.
+    r"""Build the stochastic model of a graph with valid ``edge_index`` (Demirci et al., Alg. 3).
 
-    Of mini-batches :math:`V'_1, V'_2, \dots` the column nets of the induced subgraphs are put together: for each ``j``
-    in :math:`V'_b` the net :math:`\{j\} \cup \{i \in V'_b : (j \to i) \in E\}`. There are as many batches as
-    give :meth:`Batches.num_nets` nets and draw each node eight times and each edge twenty times on average (of a node's
-    edges, :math:`|V| / |V'_b|` count at most). Equal nets become one, their count its weight; a node that was never
-    drawn keeps its net of the whole graph. Nodes weigh what they do in full batches: each is as likely to be drawn.
-
-    Shapes:
-        - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
+    It has the column nets of the subgraphs that mini-batches :math:`V'_1, V'_2, \dots` induce: for each ``j`` in
+    :math:`V'_b` the net :math:`\{j\} \cup \{i \in V'_b : (j \to i) \in E\}`. There are enough batches for
+    :meth:`Batches.num_nets` nets and to draw each node eight times and each edge twenty times on average (of a node's
+    edges, :math:`|V| / |V'_b|` count at most). Equal nets become one, weighted by their number; a node that was never
+    drawn has its net of the whole graph. Nodes weigh as much as in full batches: each is as likely to be drawn.
     """
     source, target = edge_index.detach().cpu().numpy()
     order = np.argsort(source, kind="stable")
@@ -236,7 +221,7 @@ def build_stochastic_model(
 
 
 def _batch_nets(ids: Array, first: Array, target: Array, num_nodes: int) -> tuple[Array, Array]:
-    """The nets of two pins and more of the subgraph of ``ids``."""
+    """``start`` and ``pin`` of the nets with two pins or more in the subgraph of ``ids``."""
     slot = np.full(num_nodes, -1, np.int64)
     slot[ids] = np.arange(ids.size)
     degree = first[ids + 1] - first[ids]
@@ -251,10 +236,10 @@ def _batch_nets(ids: Array, first: Array, target: Array, num_nodes: int) -> tupl
 
 
 def _merged(start: Array, pin: Array, num_nodes: int) -> tuple[Array, Array, Array]:
-    """Equal nets as one: ``start``, ``pin`` and how many there were.
+    """Equal nets as one: ``start``, ``pin`` and the number of each.
 
-    Nets are compared by two sums of random 64-bit keys of their nodes: different ones agree with a probability below
-    2^-100 for any number of nets that fits into memory.
+    Nets are compared by two sums of random 64-bit keys of their nodes: the probability that any two different ones
+    agree is below 2^-100 for as many nets as fit into memory.
     """
     if start.size == 1:
         return start, pin, np.empty(0, np.int64)

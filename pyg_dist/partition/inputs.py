@@ -1,4 +1,4 @@
-"""What a partition is made from, checked: edges, parts that are given, and what each node costs its rank."""
+"""Checked inputs of a partition: edges, given parts, and the work that each node is for its rank."""
 
 from __future__ import annotations
 
@@ -54,12 +54,7 @@ def as_parts(parts: object) -> Tensor:
 
 
 def check_given(parts: Tensor | np.typing.NDArray[np.generic], num_nodes: int, num_parts: int) -> Tensor:
-    """Return ``parts`` as an int32 CPU tensor. Not collective.
-
-    Shapes:
-        - **input:** :math:`(|V|)` of any integer type
-        - **output:** :math:`(|V|)` int32
-    """
+    """``parts``, ``[N]`` of any integer type, as an int32 CPU tensor. Not collective."""
     vector = as_parts(parts)
     if vector.numel() != num_nodes:
         raise DataError(
@@ -76,21 +71,17 @@ Array = np.ndarray[Any, Any]
 
 
 def node_work(in_degree: Array, train_mask: Tensor | None = None) -> Array:
-    """Return the work of every node. Not collective.
+    """The work of every node, int64 ``[N]``; ``train_mask`` is bool ``[N]`` or ``[N, K]``.
 
-    The partitioners take a single weight a node. A rank's time goes into in-edges (aggregation) and nodes (dense
-    layers, memory of the rows), so
+    The partitioners take one weight a node. A rank's time goes into in-edges (aggregation) and nodes (dense layers,
+    memory of the rows), so
 
         weight = in-degree + mean in-degree + (mean in-degree, for training nodes)
 
     (rounded, at least 1 a node). With the mean as unit both kinds of work weigh the same in total, and each stays near
-    balance on skewed degrees: weighing in-degrees alone gives a quarter of the ranks 40% more rows than the mean on
-    Amazon Computers, weighing nodes alone gives one rank 80% more edges. Training nodes count twice to spread the loss
-    and its gradients (SuperGCN, 7.2: "node weights based on in-degree of nodes and training masks").
-
-    Shapes:
-        - **input:** in_degree :math:`(|V|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
-        - **output:** :math:`(|V|)` int64
+    balance on skewed degrees: on Amazon Computers, weighing in-degrees alone gives a quarter of the ranks 40% more rows
+    than the mean, weighing nodes alone gives one rank 80% more edges. Training nodes count twice to spread the loss and
+    its gradients (SuperGCN, 7.2: "node weights based on in-degree of nodes and training masks").
     """
     num_nodes = in_degree.size
     mean = max(1, round(int(in_degree.sum()) / max(1, num_nodes)))

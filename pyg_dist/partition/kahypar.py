@@ -29,19 +29,12 @@ def hypergraph_parts(
     preset: Preset = "deterministic",
     start: Tensor | None = None,
 ) -> Tensor:
-    """Return the part of every node such that the connectivity is small and the parts' weights are balanced.
+    """The part of every node, int32 ``[N]``, such that the connectivity is small and the parts' weights are balanced.
 
-    By ``options.solver``. All cores that the process may use take part in Mt-KaHyPar's. Weights may exceed the mean by
-    ``options.epsilon`` (more, where a single node does). Not collective.
-
-    ``options.preset``, if not ``preset``, is Mt-KaHyPar's: "deterministic" gives the same parts whatever the number of
-    cores; "default" takes a third to a half of its time for 0.91 to 1.04 of its connectivity, and with several cores
-    other parts in each run. ``start``: parts to improve by one V-cycle, which coarsens within them only, so that it
-    begins with them and keeps what it cannot improve.
-
-    Shapes:
-        - **input:** start :math:`(|V|)` integers
-        - **output:** :math:`(|V|)` int32
+    Mt-KaHyPar uses all cores of the process. Weights may exceed the mean by ``options.epsilon``, or by a single node.
+    Mt-KaHyPar's preset is ``options.preset``, or else ``preset``: "deterministic" gives the same parts on any number of
+    cores; "default" takes a third to a half of its time for 0.91 to 1.04 of its connectivity, and on several cores
+    finds other parts in each run. ``start``: parts that one V-cycle improves, which coarsens only within them.
     """
     if options.solver == "kahypar":
         return _by_kahypar(hypergraph, num_parts, options)
@@ -69,7 +62,7 @@ def hypergraph_parts(
 
 @functools.cache
 def _initializer() -> Any:
-    """Of which a process may have one."""
+    """Mt-KaHyPar's initializer, of which a process may have one."""
     return _mtkahypar().initialize(len(os.sched_getaffinity(0)), False)
 
 

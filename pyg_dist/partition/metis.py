@@ -1,4 +1,4 @@
-"""METIS' multilevel k-way partition, through pymetis, and the graph that it is given."""
+"""METIS' multilevel k-way partition, through pymetis, and the model of a graph for it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,12 @@ _HEAVIEST_LINK = 1 << 20  # METIS' weights are integers of at least 1
 
 
 def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cuts_edges: bool = False) -> Tensor:
-    """Return the part of every node such that few rows are sent and the parts' weights are balanced. Not collective.
+    """The part of every node, int32 ``[N]``, such that few rows are sent and the parts' weights are balanced.
 
     The objective is METIS' communication volume: the pairs (node, other part with a neighbour of it), which are the
-    rows that one aggregation sends. Only k-way partitioning knows it. Against edge cut it saves 5-30% of the rows on
-    the test graphs, for up to ten times METIS' time. For more than 64 parts it would be far more time, and edge cut is
-    taken. Weights may exceed the mean by ``epsilon`` (a goal that METIS may miss). Where links have weights, the
-    objective is the weight of those that are cut.
-
-    Shapes:
-        - **output:** :math:`(|V|)` int32
+    rows that one aggregation sends. On the test graphs that saves 5-30% of the rows of edge cut, for up to ten times
+    METIS' time. For more than 64 parts it would take far longer: then, with ``cuts_edges`` and with weights of links,
+    the objective is edge cut. Weights may exceed the mean by ``epsilon``, a goal that METIS may miss.
     """
     pymetis = package("pymetis", "for partition='metis'", "pymetis, or choose partition='random'")
     if num_parts == 1:  # METIS mishandles both of these
@@ -51,7 +47,7 @@ def metis_parts(graph: GraphModel, num_parts: int, epsilon: float, seed: int, cu
     tries = 1 if is_cut or graph.neighbor.size > MAX_TRIED else _TRIES
     # METIS computes in 64 bits; handing them over as int64 avoids a second copy.
     start, neighbor, weight = (array.astype(np.int64) for array in (graph.start, graph.neighbor, graph.weight))
-    del graph  # METIS takes most of what a set-up holds
+    del graph  # the peak of a set-up's memory is in METIS
     adjacency = pymetis.CSRAdjacency(start, neighbor)
 
     def attempt(number: int) -> Array:
@@ -98,24 +94,19 @@ class GraphModel:
 
 
 def build_graph_model(edge_index: Tensor, num_nodes: int, train_mask: Tensor | None = None) -> GraphModel:
-    """Build the model of a graph with valid ``edge_index``. Not collective.
-
-    Shapes:
-        - **input:** edge_index :math:`(2, |E|)`, train_mask :math:`(|V|)` or :math:`(|V|, K)` boolean
-        - **output:** start :math:`(|V| + 1)`, neighbor (at most :math:`2 |E|`), weight :math:`(|V|)`
-    """
+    """Build the model of a graph with valid ``edge_index``."""
     source, target = edge_index.detach().cpu().numpy()
     start, neighbor = _symmetric_csr(source, target, num_nodes)
     return GraphModel(start, neighbor, node_work(np.bincount(target, minlength=num_nodes), train_mask))
 
 
 def weighted_by_hubs(model: GraphModel, edge_index: Tensor, exponent: float, train_mask: Tensor | None) -> GraphModel:
-    """The model of the same graph for the hybrid exchange: cut links of hubs cost little. Not collective.
+    """The model of the same graph for the hybrid exchange, where cut links of hubs cost little.
 
-    What is sent for one edge of a hub serves its others in that part, too: in the medium-grain hypergraph
+    A row that is sent for one edge of a hub serves all its edges in that part: in the medium-grain hypergraph
     (:func:`~pyg_dist.partition.hypergraph.build_cover_model`) all cut pins of a net in one part cost as much as one. So
-    a link weighs d^-exponent, with d neighbours of its busier end. An edge is the work of its other end, by
-    :func:`~pyg_dist.partition.hypergraph.choice_by_degree`.
+    a link weighs d^-exponent, with d neighbours of its busier end. An edge is the work of its other end
+    (:func:`~pyg_dist.partition.hypergraph.choice_by_degree`).
     """
     source, target = edge_index.detach().cpu().numpy()
     multiplies = np.where(choice_by_degree(edge_index, model.num_nodes), target, source)
@@ -132,7 +123,7 @@ def _symmetric_csr(source: Array, target: Array, num_nodes: int) -> tuple[Array,
 
     index_dtype = np.int32 if max(num_nodes, 2 * source.size) <= np.iinfo(np.int32).max else np.int64
     is_link = source != target
-    # Each array goes as soon as the next one stands: this is where rank 0 holds most.
+    # Each array is freed as soon as possible: rank 0's memory has its peak here.
     source, target = source[is_link].astype(index_dtype), target[is_link].astype(index_dtype)
     del is_link
     # Booleans: a duplicate is or-ed away, where small integers could wrap around to zero.

@@ -1,4 +1,4 @@
-"""What all solvers share: options, memory, failures in one line; and the random partition that each must beat."""
+"""Options, memory and failures of all solvers, and the random partition that each must beat."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def package(name: str, use: str, remedy: str) -> Any:
 
 @contextmanager
 def explained_failure(solver: str, *kinds: type[Exception], also: str = "") -> Iterator[None]:
-    """Raise what a solver raises as one line with its name, and ``also`` what else may lead to it. Not collective."""
+    """Context in which a solver's error becomes one line with its name; ``also`` is another cause that it may have."""
     caught: tuple[type[Exception], ...] = (RuntimeError, MemoryError, *kinds)
     try:
         yield
@@ -65,11 +65,7 @@ def explained_failure(solver: str, *kinds: type[Exception], also: str = "") -> I
 
 
 def random_parts(num_nodes: int, num_parts: int, seed: int) -> Tensor:
-    """Return a random part for every node; the parts' node counts differ by one at most. Not collective.
-
-    Shapes:
-        - **output:** :math:`(|V|)` int32
-    """
+    """A random part for every node, int32 ``[N]``; the parts' node counts differ by one at most."""
     generator = torch.Generator().manual_seed(seed)
     dtype = torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64
     order = host.randperm(num_nodes, generator=generator, dtype=dtype)
@@ -109,7 +105,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def shortage(needed: float, there: float) -> tuple[str, str]:
-    """Bytes that are needed and the fewer that there are, in one unit, rounded apart: never the same words."""
+    """Bytes that are needed and the fewer that there are, in one unit, rounded up and down: never the same text."""
     power = min(int(math.log2(max(needed, 1)) // 10), len(_UNITS) - 1)
     up, down = math.ceil(needed / 1024**power * 100) / 100, math.floor(there / 1024**power * 100) / 100
     return f"{up:,.12g} {_UNITS[power]}", f"{down:,.12g} {_UNITS[power]}"

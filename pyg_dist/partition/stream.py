@@ -36,15 +36,10 @@ def chunks_of(edge_index: Tensor, size: int = CHUNK) -> Chunks:
 
 
 def stream_parts(chunks: Chunks, weight: Array, num_parts: int, epsilon: float, seed: int) -> Tensor:
-    """Return a part for every node such that many edges stay inside and the parts' weights are balanced.
+    """A part for every node, int32 ``[N]``, such that many edges stay inside and the parts' weights are balanced.
 
-    Deterministic for a seed and an order of the edges. Weights may exceed the mean by ``epsilon``, or by a single node.
-    Not collective; about 40 passes.
-
-    ``weight`` is that of each node, int64 ``[N]``; ``seed`` that of the order in which nodes move.
-
-    Shapes:
-        - **output:** :math:`(|V|)` int32
+    Deterministic for a seed and an order of the edges; about 40 passes. ``weight`` is that of each node, int64
+    ``[N]``. Weights of parts may exceed the mean by ``epsilon``, or by a single node.
     """
     rng = np.random.default_rng(seed % 2**63)
     mean = float(weight.sum()) / num_parts
@@ -65,7 +60,7 @@ def stream_parts(chunks: Chunks, weight: Array, num_parts: int, epsilon: float, 
     limit = max((1 + epsilon) * mean, float(load.max()))
     nodes = np.arange(weight.size)
     for number in range(_PARTS_PASSES):
-        # What packing left too heavy comes down to the limit step by step.
+        # Parts that packing left too heavy come down to the limit step by step.
         bound = max((1 + epsilon) * mean, limit - (limit - (1 + epsilon) * mean) * (number + 1) / _PARTS_PASSES)
         _move(chunks, nodes, parts, weight.astype(float), load, bound, rng)
     _settle(parts, weight, load, (1 + epsilon) * mean)
@@ -75,12 +70,10 @@ def stream_parts(chunks: Chunks, weight: Array, num_parts: int, epsilon: float, 
 def _move(
     chunks: Chunks, item: Array, group: Array, size: Array, load: Array, limit: float, rng: np.random.Generator
 ) -> None:
-    """One pass: items (nodes, or clusters of them) move to the group (a cluster, or a part) where most neighbours are.
+    """One pass: items (nodes or clusters) move to the group (a cluster or a part) of most neighbours, within the limit.
 
-    They move only into groups whose load stays within the limit.
-
-    ``item`` is that of each node, ``group`` that of each item, changed in place with ``load``. Only half of the moves
-    are made, so that neighbours do not change groups for ever.
+    ``item`` is that of each node, ``group`` that of each item, changed in place with ``load``. Half of the moves are
+    left out, so that neighbours do not swap groups for ever.
     """
     load[:] = np.bincount(group, size, load.size)
     for edges in chunks():

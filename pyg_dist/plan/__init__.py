@@ -1,4 +1,4 @@
-"""Everything decided before training: pure functions of the graph, the parts and the options."""
+"""Decisions before training: pure functions of the graph, the parts and the options."""
 
 from pyg_dist.halo.plan.plan import Plan
 from pyg_dist.halo.plan.share import HaloShare, halo_share

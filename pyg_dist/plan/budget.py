@@ -31,13 +31,11 @@ def solve_within(
     options: PartsOptions,
     train_mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the parts with the fewest rows of ``options.exchange`` that were found in time: int32 ``[N]``.
+    """The parts, int32 ``[N]``, with the fewest rows of ``options.exchange`` that were found in time. Not collective.
 
-    Parts of "stochastic" compare by the rows of mini-batches that no seed was solved for.
-
-    A process of its own solves with ``options.seed``, then with the seeds that follow; it is ended when the time is up,
-    and what an unfinished seed has found so far counts. So a solver that hangs, or is killed for the memory it takes,
-    is an error here and not the end of this process. Not collective.
+    Parts of "stochastic" are compared by mini-batches other than those they were made for. A process of its own solves
+    for ``options.seed`` and the seeds that follow, until the time is up; the best of an unfinished seed counts, too. So
+    a solver that hangs, or is killed for its memory, raises an error here.
     """
     if not isinstance(options.method, str) or not seconds > 0:
         raise OptionError(
@@ -86,7 +84,7 @@ def solve_within(
 def _measure(
     edge_index: Tensor, num_nodes: int, num_parts: int, options: PartsOptions, train_mask: Tensor | None
 ) -> Callable[[Tensor], int]:
-    """What parts are compared by: the rows of one aggregation, or of mini-batches that no seed was solved for."""
+    """Gives the rows that parts send in one aggregation, or, of "stochastic", in mini-batches of another seed."""
     if options.method != "stochastic" or not 1 < num_parts < num_nodes:
 
         def rows_sent(parts: Tensor) -> int:
@@ -102,7 +100,7 @@ def _measure(
 def _solve(
     pipe: Connection, edges: Array, num_nodes: int, num_parts: int, options: PartsOptions, mask: Array | None
 ) -> None:
-    """The process: None when it begins, then parts that are better than all before, until it is ended; or its error."""
+    """The process. It sends None when it begins, then parts that are better than all before, or its error."""
     edge_index, train_mask = torch.from_numpy(edges), None if mask is None else torch.from_numpy(mask)
     least: float = np.inf
 

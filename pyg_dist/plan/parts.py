@@ -35,26 +35,26 @@ _TRIED: dict[str, list[tuple[str, int]]] = {
     "metis": [("metis-cut", 0), ("metis-cut", 1)], "metis-cut": [("metis-cut", 1)], "metis-cover": [],
     "hypergraph": [], "cover": [],
 }  # fmt: skip
-"""Methods that find machines' parts first, too, and what else is tried: a method, and what is added to the seed."""
+"""Methods that also find machines' parts first, and further tries of each: a method, and what to add to the seed."""
 
 _HEAVIER = 1.05
-"""Another try is taken only if its heaviest part has at most so many times as much: in-edges, which attention and max
-read where their target is; or, of :data:`FOR_SUMS`, entries and rows, as :func:`~pyg_dist.partition.inputs.node_work`
-weighs them."""
+"""Another try is taken only if its heaviest part weighs at most so many times the first try's. In-edges weigh, which
+attention and max read on the target's rank; for :data:`FOR_SUMS`, entries and rows, as in
+:func:`~pyg_dist.partition.inputs.node_work`."""
 
 _MAX_COMPARED = 2_000_000
 """Edges up to which "metis" also tries "metis-cover": it takes twice as long, 16 s on one core for 1.6 million."""
 
 _MOST_IN_EDGES = 2.0
-"""So many times METIS' heaviest rank's in-edges a rank may have with the parts of "metis-cover" that "metis" takes."""
+""""metis" takes parts of "metis-cover" if their most in-edges of a rank are at most this much more than METIS'."""
 
 _HUB_EXPONENTS, _HUB_SEEDS = (0.5, 1.0, 1.5), 4
-"""What "metis-cover" tries. Rows between two machines on the R-MAT graph of benchmarks/two_machines.py: 7,200, 6,530
+"""Tries of "metis-cover". Rows between two machines on the R-MAT graph of benchmarks/two_machines.py: 7,200, 6,530
 and, with parts that may be too heavy, 4,830 (8,796 by "metis"), of soc_slashdot0902 17,456, 16,856 and 17,159 (19,215);
 of amazon_computers, between four, the best of 20 seeds 4,704, 4,802 and 4,952 (4,856)."""
 
 _MAX_ROUNDS = 8
-_LEAST_GAIN = 0.002  # of the rows: a round that saves less was the last
+_LEAST_GAIN = 0.002  # of the rows: a round that saves less is the last
 
 Report = Callable[[str, Tensor], None]
 """Called with what was found, in words, and the best parts so far."""
@@ -98,7 +98,7 @@ class PartsOptions:
 
 
 def require_hybrid(method: str, exchange: ExchangeKind) -> None:
-    """Refuse methods that save rows of the hybrid exchange alone for another one."""
+    """Refuse methods that save only rows of the hybrid exchange for another exchange."""
     if method in FOR_SUMS and exchange != "hybrid":
         raise OptionError(
             f"Expected exchange='hybrid' with partition={method!r} (got {exchange!r}, whose rows it makes more): "
@@ -114,15 +114,14 @@ def find_parts(
     train_mask: Tensor | None = None,
     report: Report = _silent,
 ) -> Tensor:
-    """Return the rank of every node: int32 ``[N]``. Not collective; ``report`` is told if another method found them.
+    """The rank of every node, int32 ``[N]``. Not collective; ``report`` is called if another method found them.
 
     Given parts stay as they are. Others are put on ranks such that few rows leave a machine. METIS, "hypergraph",
-    "cover" and "metis-cover" find machines' parts first, too, which they then cut, and METIS is tried several times,
-    for few rows and for few cut edges; of what is about as well balanced that with the fewest such rows is taken.
-    Where ranks of a machine may share what crosses, "metis" takes the parts of "metis-cover" (up to 2 million edges)
-    if fewer rows cross, a step of sums is priced no dearer, and the most in-edges of a rank, which attention and max
-    read, at most double.
-    "cover" finds other parts in each run where several cores take part, but for a deterministic preset.
+    "cover" and "metis-cover" also find parts of machines first and then cut these, and METIS is tried several times,
+    for few rows and for few cut edges; of tries that are about as well balanced, that with the fewest rows between
+    machines is taken. Where ranks of a machine may share rows that cross machines, "metis" takes the parts of
+    "metis-cover" (up to 2 million edges) if fewer rows cross, a step of sums costs no more, and the most in-edges of a
+    rank at most double. "cover" finds other parts in each run on several cores, but for a deterministic preset.
     """
     parts = solve(edge_index, num_nodes, num_parts, options, train_mask)
     if not isinstance(options.method, str) or options.ranks_per_node is None:
@@ -135,7 +134,7 @@ def find_parts(
     is_for_sums, mean = options.method in FOR_SUMS, edge_index.shape[1] / max(num_nodes, 1)
 
     def measured(parts: Tensor) -> tuple[int, float]:
-        """Rows between machines, and what the heaviest part has."""
+        """Rows between machines, and the weight of the heaviest part."""
         counts = LevelCounts.of(edge_index, parts, num_parts, on_each)
         counted = counts.counted(options.exchange, options.hierarchy != "off")
         load = max(s.work + mean * s.nodes if is_for_sums else s.edges for s in counted.sizes)
@@ -203,7 +202,7 @@ def solve(
     train_mask: Tensor | None = None,
     report: Report = _silent,
 ) -> Tensor:
-    """Return the part of every node by the method's model: int32 ``[N]``. Not collective; see :func:`find_parts`."""
+    """The part of every node by the method's model, int32 ``[N]``, without regard to machines. Not collective."""
     method = options.method
     is_cover = isinstance(method, str) and method in FOR_SUMS
     if not is_cover or not 1 < num_parts < num_nodes:
@@ -228,11 +227,10 @@ class Covered(NamedTuple):
 
 
 def covered(edge_index: Tensor, parts: Tensor, num_parts: int, is_post: Array) -> Covered:
-    """Choose post or pre for every edge by the minimum cover of the remote ones. Not collective, O(E log E) time.
+    """Choose post or pre for every edge by the minimum cover of the remote ones. O(E log E) time.
 
-    A local edge could be a pin of either net and costs nothing now. It goes to the net that already reaches more
-    parts: its nodes can then follow one another across a boundary at no cost. Where both reach as many, it stays with
-    ``is_post``.
+    A local edge costs nothing as a pin of either net. It goes to the net that reaches more parts, so that its nodes may
+    move across a boundary at no cost; where both reach as many, ``is_post`` decides.
     """
     source, target = edge_index
     remote = RemoteEdges.of(edge_index, parts, num_parts)
@@ -254,10 +252,10 @@ def refine(
     report: Report = _silent,
     rounds: range = range(_MAX_ROUNDS),
 ) -> Covered:
-    """Rounds of: medium-grain model of the cover's choice, a V-cycle from the parts, minimum cover. Not collective.
+    """Rounds of: medium-grain model of the cover's choice, a V-cycle from the parts, minimum cover.
 
-    The model's connectivity is exactly what the parts send, and the next cover sends at most what the V-cycle left: a
-    round that would send more is dropped, and the last. Each round has a seed of its own.
+    The model's connectivity is exactly the number of rows that the parts send, and the next cover sends at most as many
+    as the V-cycle leaves. A round that would send more is dropped, and ends this. Each round has its own seed.
     """
     best = start
     for number in rounds:
@@ -282,7 +280,7 @@ def _by_hubs(
     by_degree, mean = choice_by_degree(edge_index, num_nodes), edge_index.shape[1] / num_nodes
 
     def measured(parts: Tensor) -> tuple[int, float]:
-        """Rows that are sent, and what the heaviest part multiplies and has."""
+        """Rows that are sent, and the entries and rows of the heaviest part."""
         found = covered(edge_index, parts, num_parts, by_degree)
         multiplies = torch.where(torch.from_numpy(found.is_post), edge_index[1], edge_index[0])
         entries, nodes = (torch.bincount(owner, minlength=num_parts) for owner in (parts[multiplies], parts))
@@ -301,9 +299,9 @@ def _by_hubs(
 
 
 class _Best:
-    """Of several parts those with the fewest rows, if they are about as well balanced as the first.
+    """The parts with the fewest rows so far, of those that are about as well balanced as the first.
 
-    ``measured`` gives the rows, and what the heaviest part has.
+    ``measured`` gives rows, and the weight of the heaviest part.
     """
 
     def __init__(self, parts: Tensor, measured: Callable[[Tensor], tuple[int, float]]) -> None:

@@ -1,4 +1,4 @@
-"""What training would cost in each layout: of a graph at hand, by exchange and mesh; of one that is not, by statistics.
+"""Predicted costs of training in each layout: of a graph at hand, by exchange and mesh; of another, by its statistics.
 
 From statistics the halo layout is priced for even parts that exchange with every other one (SuperGCN, eq. 2; with fewer
 bits eq. 3-6), with the rows that :class:`GraphStatistics` extrapolates; the grid for the cheapest of all meshes.
@@ -69,7 +69,7 @@ def halo_candidates(
 
 
 def reasons(halo: Sequence[HaloCandidate], grid: Sequence[Candidate], model: Model, machine: Machine) -> str:
-    """What layout="auto" takes, in one line: the cheapest of each layout, what they spend, and what was assumed."""
+    """One line about the choice of layout="auto": the cheapest of each layout, their prices, and the assumptions."""
     best, other = f"{halo[0]}, {halo[0].price} a step", f"{grid[0]}, {grid[0].price} a step"
     if grid[0].seconds < halo[0].seconds:
         best, other = other, best
@@ -91,7 +91,7 @@ HYBRID_SHARE = 1269.5784 / 1934.8559
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """What is known of a graph that is not at hand, and how its halo grows."""
+    """Sizes of a graph that is not at hand, and the growth of its halo."""
 
     num_nodes: int  # N
     num_edges: int  # E, both directions of undirected edges counted
@@ -120,7 +120,7 @@ class GraphStatistics:
 
 
 def even_load(graph: GraphStatistics, num_ranks: int, ranks_per_node: int) -> HaloLoad:
-    """One of P equal parts, each of which sends as much to every other one, by the hybrid exchange."""
+    """The load of one of P equal parts that send each other equally much, by the hybrid exchange."""
     rows = graph.rows(num_ranks) * HYBRID_SHARE / num_ranks
     others = max(num_ranks - 1, 1)
     inside = min(ranks_per_node, num_ranks) - 1
@@ -131,7 +131,7 @@ def even_load(graph: GraphStatistics, num_ranks: int, ranks_per_node: int) -> Ha
 
 
 class Epoch(NamedTuple):
-    """One full-batch epoch, as far as a line of a table goes."""
+    """The prices of a full-batch epoch on a number of ranks: a line of a table."""
 
     ranks: int  # P
     halo_nodes: float  # owned and halo nodes, summed over ranks (P, 7.1)
@@ -149,7 +149,7 @@ def model_of(graph: GraphStatistics, layers: int, width: int, conv: Conv = "sage
 
 
 def epoch(graph: GraphStatistics, model: Model, num_ranks: int, machine: Machine, bits: Sequence[int] = (32,)) -> Epoch:
-    """Both layouts on ``num_ranks`` ranks."""
+    """Price both layouts on ``num_ranks`` ranks."""
     load = even_load(graph, num_ranks, machine.ranks_per_node)
     halo = {b: halo_price(model, [load], machine, num_ranks, (b, b)) for b in bits}
     priced = [(price_of(model, shape, sums, machine), shape, sums) for shape in meshes(num_ranks) for sums in FORMS]

@@ -1,4 +1,4 @@
-"""What the plans of both layouts have in common, their two printed forms, and lines no wider than a terminal."""
+"""The interface of both layouts' plans, their printed forms, and text no wider than a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyg_dist.pricing.model import Model, Price, memory_range
 
 
 class DistributionPlan(ABC):
-    """What was decided for one :class:`~pyg_dist.DistributedData`, equal on every rank. Nothing here is collective.
+    """The plan of one :class:`~pyg_dist.DistributedData`, equal on every rank. Nothing here is collective.
 
     A ``model`` of None is the one that the plan was made for, or assumes; a ``machine`` of None is the one that it was
     priced with, or the constants measured here.
@@ -87,7 +87,7 @@ class DistributionPlan(ABC):
         }
 
     def __str__(self) -> str:
-        """What :meth:`describe` says: ``print(data.plan)``."""
+        """:meth:`describe`, for ``print(data.plan)``."""
         return self.describe()
 
     def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
@@ -109,7 +109,7 @@ class DistributionPlan(ABC):
 
     @abstractmethod
     def _numbers(self, widths: Sequence[int], machine: Machine) -> dict[str, object]:
-        """What only this layout has."""
+        """Entries of :meth:`to_dict` that only this layout has."""
 
     @abstractmethod
     def _title(self) -> str:
@@ -142,17 +142,13 @@ def fold(text: str) -> str:
 
 
 def columns(rows: Sequence[T], *columns: tuple[str, Callable[[T], str]], left: Sequence[int] = ()) -> list[str]:
-    """A table with a line for each of ``rows``; a column is a header, and what stands below it for a row."""
+    """A table with a line for each of ``rows``; a column is a header and a function that gives the cell of a row."""
     cells = [[cell(row) for _, cell in columns] for row in rows]
     return aligned([[header for header, _ in columns], *cells], left)
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Sequence[int] = (), elastic: int | None = None) -> list[str]:
-    """Columns of equal width.
-
-    Columns in ``left`` begin at the left, others end at the right; the ``elastic`` one is cut where lines would be too
-    wide.
-    """
+    """A table with aligned columns, those of ``left`` to the left; the ``elastic`` one is cut if lines are too wide."""
     widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
     if elastic is not None:
         excess = sum(widths) + 2 * (len(widths) - 1) - WIDTH

@@ -1,4 +1,4 @@
-"""What the cost models know of a machine: the constants that both layouts are priced with, measured or assumed."""
+"""The constants of a machine that both layouts are priced with, measured or assumed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Machine:
 
     @staticmethod
     def default(device: str) -> Machine:
-        """What is assumed of a kind of device: the CPU measured above, or GPUs from their makers' figures."""
+        """The constants assumed for a kind of device: the CPU's above, or :data:`ASSUMED_GPUS`."""
         return ASSUMED_GPUS if device == "cuda" else Machine()
 
     @staticmethod
@@ -136,7 +136,7 @@ which three quarters are seen in practice.
 
 
 def machine_file(device: str = "cpu", wire: str = "gloo") -> Path:
-    """Where the constants of a kind of device and a wire lie: ``PYG_DIST_MACHINE``, else the user's cache folder.
+    """The file with the constants of a device and a wire: ``PYG_DIST_MACHINE``, or else in the user's cache folder.
 
     A wire carries CPU tensors: the constants of other devices have one file.
     """

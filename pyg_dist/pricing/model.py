@@ -1,4 +1,4 @@
-"""The convs that a plan is priced for, and what a price is made of."""
+"""The convs that a plan is priced for, and prices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pyg_dist.pricing.machine import Machine
 
 Conv = Literal["gcn", "sage"]
 Input = Literal["remembered", "new", "learns"]
-"""What the first layer reads: a constant whose sums are kept from an earlier step, as in all epochs of full-batch
-training but the first; one that has to be summed, as in the first epoch, or a mini-batch; an embedding."""
+"""The input of the first layer: a constant whose sums are kept from an earlier step, as in full-batch training from the
+second epoch on; a constant whose sums are new, as in the first epoch or a mini-batch; an embedding."""
 
 LAYERS, WIDTH = 3, 128
 """The default model, since the data does not determine one: that of Plexus' experiments (6.2)."""
@@ -121,7 +121,7 @@ class Model:
 
 
 NORM_PASSES, DROPOUT_PASSES = 17, 19
-"""How many more take as long as a LayerNorm, and as dropout with its draws, there and back: 2.6 and 2.9 ms for 4,096
+"""Passes that take as long as a LayerNorm, and as dropout with its draws, forward and back: 2.6 and 2.9 ms for 4,096
 rows of 256 float32, one thread of a Zen 4."""
 
 
@@ -133,7 +133,7 @@ def memory_range(num_bytes: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Price:
-    """Seconds of a training step on the slowest rank, by what they go to.
+    """Seconds of a training step on the slowest rank, by kind of work.
 
     Attributes:
         sparse: products with the adjacency matrix.
