@@ -29,16 +29,13 @@ ReadTile = Callable[[Tiling], Entries]
 
 @dataclass(frozen=True)
 class AdjacencyTile:
-    """The edges between the sources of one block and the targets of another.
-
-    Data on single edges and nodes is on the host.
-    """
+    """The edges between the sources of one block and the targets of another; edges and nodes are on the host."""
 
     grid: Grid
     tiling: Tiling
     row: Tensor  # see :data:`Entries`
     column: Tensor
-    device: torch.device  # where patterns lie
+    device: torch.device  # of patterns
     make_dispatch: Callable[[], Redistribution]  # makes :attr:`dispatch` (collective)
 
     @staticmethod
@@ -50,9 +47,9 @@ class AdjacencyTile:
         device: torch.device,
         entries: Entries | None = None,
     ) -> AdjacencyTile:
-        """This rank's tile of edges, of which it stores ``edge_index``, int64 ``[2, e]``, with ascending ``edge_id``.
+        """This rank's tile, where each rank stores edges ``edge_index``, int64 ``[2, e]``, with ascending ``edge_id``.
 
-        Without ``entries`` these are brought together from all ranks (collective).
+        Without ``entries`` the tile's edges are fetched from all ranks (collective).
         """
         make_dispatch = partial(_dispatch, grid, edge_index, edge_id, tiling)
         if entries is None:
@@ -65,13 +62,13 @@ class AdjacencyTile:
 
     @property
     def layouts(self) -> tuple[TileLayout, TileLayout]:
-        """How the rows lie, and the columns."""
+        """The layouts of the rows and of the columns."""
         return _layouts(self.grid, self.tiling)
 
     @cached_property
     @lasting
     def ids(self) -> tuple[Tensor, Tensor]:
-        """Ids of the rows' nodes and of the columns', in a batch from its group's first one."""
+        """Ids of the rows' nodes and of the columns'; in a batch counted from its data group's first node."""
         rows, columns = (self.grid.orders[k.order].nodes(*self.grid.held(k)) for k in self.layouts)
         return rows, columns
 
@@ -116,7 +113,7 @@ class AdjacencyTile:
         return known
 
     def _loop_ends(self) -> tuple[Tensor, Tensor]:
-        """Row and column of each node that has both."""
+        """Row and column of each node that is in both blocks."""
         rows, columns = (self.grid.orders[k.order] for k in self.layouts)
         (row_low, row_high), (low, high) = map(self.grid.held, self.layouts)
         as_column = host.arange(row_low, row_high) if rows is columns else columns.positions(self.ids[0])
@@ -129,7 +126,7 @@ def _layouts(grid: Grid, tiling: Tiling) -> tuple[TileLayout, TileLayout]:
 
 
 def _dispatch(grid: Grid, edge_index: Tensor, edge_id: Tensor, tiling: Tiling) -> Redistribution:
-    """Sends values from the ranks that store the edges to their tiles (collective). See :meth:`AdjacencyTile.of`."""
+    """Sends values of edges from the ranks that store them to the ranks of their tiles (collective)."""
     shape, (rows, columns) = grid.mesh.grid_shape, (grid.orders[k.order] for k in _layouts(grid, tiling))
     at_row, at_column = edge_blocks(edge_index, rows, columns, shape, tiling.row_axis, tiling.column_axis)
     third = tiling.third_axis

@@ -1,4 +1,4 @@
-"""The nodes and the tiles of a graph at a sample of its nodes: each rank restricts its own, without a message.
+"""The nodes and the tiles of a batch on the grid: each rank restricts its own part of the graph, without a message.
 
 With the probabilities of a sample's pairs, the tiles are those of the graph's operators at the sample, ``w_ij / p_ij``
 off the diagonal and ``w_ii`` on it (ScaleGNN, III-D, eq. 23-24, and IV-B).
@@ -34,11 +34,11 @@ from pyg_dist.tensor.sharding import lasting
 
 
 class SampledGrid(Grid):
-    """Rows lie where the graph's rows lie, and every rank knows how many there are on the others (ScaleGNN, IV-B).
+    """Rows stay on the ranks that have them in the graph, and every rank knows all their counts (ScaleGNN, IV-B).
 
-    Nodes are numbered by their places in the sample, and keyed as in the graph. Where data groups have samples of their
-    own, the rows are those of the union of all, while products stay inside a group. Nothing here keeps what refers to
-    the grid: it goes with its last user.
+    Nodes are numbered by their places in the sample, and have their keys of the graph. With several data groups, rows
+    are those of the union of all samples, while products stay inside a group. Objects that refer to this grid are held
+    weakly, so that it is freed with its last user.
     """
 
     sample: Subset
@@ -66,25 +66,25 @@ class SampledGrid(Grid):
         return max(of_groups, self.num_nodes)
 
     def rng_key(self, node: Tensor) -> Tensor:
-        """See :class:`~pyg_dist.grid.sharding.Grid`: data groups draw other numbers for a node."""
+        """See :class:`~pyg_dist.grid.sharding.Grid`; a node has another key in each data group."""
         key = node if self.sample.repeats else self.parent.rng_key(self.parent_id(node))
         return key if self.sample.group is None else key + self.sample.group.index * self.parent.num_rng_keys
 
     def parent_id(self, node: Tensor) -> Tensor:
-        """The numbers in the graph of some of this group's nodes."""
+        """The ids in the graph of some of this data group's nodes."""
         return self.sample.node_id[self.listed(node)]
 
     def listed(self, node: Tensor) -> Tensor:
-        """Which of the subset's nodes some of this group's are."""
+        """The places in the subset of some of this data group's nodes."""
         number = self.sample.number
         return node - self.first if number is None else torch.searchsorted(number, node)
 
     def node_ids(self, layout: TileLayout) -> Tensor:
-        """See :class:`~pyg_dist.grid.sharding.Grid`: places in the union of all groups' samples."""
+        """See :class:`~pyg_dist.grid.sharding.Grid`; places in the union of all samples."""
         return super().node_ids(layout) + self.first
 
     def ranks(self, *axes: str) -> Group:
-        """See :class:`~pyg_dist.grid.sharding.Grid`: those of all groups, which hold other rows."""
+        """See :class:`~pyg_dist.grid.sharding.Grid`; of all data groups, which hold other rows."""
         return self.mesh.group(*axes) if self.sample.group is None else self.mesh.group(*axes, "data")
 
     def tile(self, layout: TileLayout, width: int) -> Tile:
@@ -104,7 +104,7 @@ class SampledGrid(Grid):
         return picked
 
     def places(self, layout: TileLayout) -> Tensor:
-        """Which of the graph's local rows in ``layout`` are the sample's, ascending, int64 (not collective)."""
+        """The graph's local rows in ``layout`` that are in the sample, ascending, int64 (not collective)."""
         (low, high), (first, _) = self.held(layout), self.parent.held(layout)
         return self._sampled_orders[layout.order].parent_position[low:high] - first
 
@@ -129,7 +129,7 @@ class PickedTiles(PickedNodes):
 
 
 class ProductsAtSample(GridProducts):
-    """See the module; ``parent`` is the whole graph."""
+    """The products of a batch; ``parent`` is the whole graph."""
 
     parent: GridProducts
     _sample: Subset
@@ -149,7 +149,7 @@ class ProductsAtSample(GridProducts):
         kept = self._sample.kept
         if kept is None:
             pattern, entry = whole.csr.restricted(*self._tile_places(whole))
-            order = torch.argsort(whole.csr.places(entry))  # as ids ascend, so that values of edges arrive
+            order = torch.argsort(whole.csr.places(entry))  # by ascending id, the order in which values arrive
             return pattern.on_host.row()[order].int(), pattern.on_host.col[order]
         ends = list(zip((kept.target, kept.source), whole.layouts, strict=True))
         row, column = (self.grid.orders[layout.order].positions(node) for node, layout in ends)
@@ -158,15 +158,14 @@ class ProductsAtSample(GridProducts):
         return (row[inside] - row_low).int(), (column[inside] - low).int()
 
     def _tile_places(self, tile: AdjacencyTile) -> tuple[Tensor, Tensor]:
-        """Which rows and columns of the graph's tile are the sample's."""
+        """The rows and columns of the graph's tile that are in the sample."""
         row, column = map(self._sampled_grid.places, tile.layouts)
         return row, column
 
     def operator(self, norm: Norm, weight: RowTensor | None, dtype: torch.dtype) -> TiledOperator:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.operator`.
 
-        GCN's norm needs the degrees of the whole graph: with weights that learn, or that are no attribute of it, it
-        raises.
+        GCN's norm needs the degrees of the whole graph, so it takes no weights that learn or are no attribute of it.
         """
         if self._sample.scale is None:
             return super().operator(norm, weight, dtype)
@@ -207,13 +206,13 @@ class ProductsAtSample(GridProducts):
         self._made_ahead = *of_grid, *self.parent.asked.make_ahead(self, weights)  # tiles go with their last user
 
     def tile_ahead(self, layout: TileLayout, width: int) -> Tile:
-        """A tile of the grid, with its keys on the device."""
+        """Make a tile of the grid, with its keys on the device."""
         tile = self._sampled_grid.tile(layout, width)
         on_device(tile.rng_key, self.device)
         return tile
 
     def route_ahead(self, before: TileLayout, after: TileLayout) -> None:
-        """A redistribution, with its rows on the device."""
+        """Make a redistribution, with its rows on the device."""
         route = self._sampled_grid._route(before, after)
         for rows in (*route.send, *route.receive):
             if rows is not None:
@@ -222,7 +221,7 @@ class ProductsAtSample(GridProducts):
     def operator_ahead(
         self, norm: Norm, whole: GridOperator, weight: RowTensor | None, dtype: torch.dtype, layout: TileLayout
     ) -> None:
-        """A tile of the graph's operator at the sample, and its transpose."""
+        """Make a tile of the graph's operator at the sample, and its transpose."""
         if self._sample.scale is not None:
             operator = self._kept((norm, dtype), weight, partial(self._rescaled, whole, dtype))(layout)
             operator.matrix.value, operator.transposed.matrix.value  # noqa: B018
@@ -243,7 +242,7 @@ class ProductsAtSample(GridProducts):
         return GridOperator(Matrix(pattern, values), row_scale, col_scale, whole.divides)
 
     def _own_weights(self, whole: TiledOperator, tile: AdjacencyTile, values: Tensor | None) -> GridOperator:
-        """The tile of sums or means with weights of the batch alone, rescaled already."""
+        """The tile of sums or means with the batch's own weights, which are rescaled already."""
         assert values is not None
         if whole.norm.kind == "mean":
             layout = TileLayout((tile.tiling.column_axis,), tile.tiling.third_axis, tile.tiling.order)

@@ -1,4 +1,4 @@
-"""The mesh of ranks, and sums and gathers along its axes, with messages in the dtype that the caller chooses.
+"""The mesh of ranks, and sums and gathers along its axes, with messages in a dtype of the caller's choice.
 
 =========================  ==========================  ==========================
 function                   forward                     backward
@@ -14,9 +14,9 @@ all-reduce is a reduce-scatter and an all-gather. Each sum is made on one rank (
 precision, whatever the dtype of the messages; in the order of the ranks, unless nccl makes it.
 
 Where a group has several ranks on each of several machines
-(:class:`~pyg_dist.backend.comm.transport.Levels`), a piece crosses machines once for all ranks of one: a gather goes
-between machines, then within each; a scattered sum within, then between. It is rounded to the messages' dtype where it
-leaves its machine.
+(:class:`~pyg_dist.backend.comm.transport.Levels`), a piece crosses machines once for all ranks of a machine: a gather
+goes between machines, then within each; a scattered sum within, then between. Only messages between machines are
+rounded to the chosen dtype.
 
 Legend: a tensor's *pieces* are ranges of its rows (dim 0) or columns (dim 1), one for each rank of the axis.
 """
@@ -41,9 +41,9 @@ from pyg_dist.grid.plan.mesh_shape import GRID_AXES, RANK_ORDER, MeshShape, in_o
 
 
 class Mesh:
-    """The axes of this process's mesh, and what was sent along them, by axes.
+    """The mesh of all ranks, with a group for each product of axes, and the traffic along it.
 
-    ``rank`` is this rank's number in its grid (within its data group), ``coordinates`` its place by axis.
+    ``rank`` is this rank's number in its data group's grid, ``coordinates`` its place by axis.
     """
 
     def __init__(self, shape: MeshShape) -> None:
@@ -73,7 +73,7 @@ class Mesh:
     def transport(self, *names: str, dtype: torch.dtype | None = None) -> Transport:
         """The messages along a product of axes (collective as :meth:`group`); in ``dtype`` where that is narrower.
 
-        What stays within a machine goes as it is, where its ranks share what crosses to others.
+        With levels, messages within a machine keep their dtype.
         """
         group, traffic = self.group(*names), self.traffic_of(*names)
         groups = self._levels.get(frozenset(name for name in names if self.shape[name] > 1))
@@ -83,7 +83,7 @@ class Mesh:
         return Transport(group, traffic, dtype, Levels(Transport(inner, traffic), Transport(outer, traffic, dtype)))
 
     def connect_data_groups(self) -> None:
-        """Make the groups of products of axes with ``data``, where there are several (collective over all ranks)."""
+        """Make the groups of all products with the axis ``data``, if it has several ranks (collective)."""
         for count in range(len(GRID_AXES) + 1 if self.shape.data > 1 else 0):
             for names in combinations(GRID_AXES, count):
                 self.group(*names, "data")
@@ -103,9 +103,9 @@ class Mesh:
 
 
 def _groups_by_machine(lists: list[list[int]]) -> tuple[Group, Group] | None:
-    """Within machines and between them, where each of the lists has as many ranks on each of several machines.
+    """Groups within and between machines, if each list has as many ranks on each of several machines; else ``None``.
 
-    Collective; else ``None``.
+    Collective.
     """
     of_rank, inner, outer = machines(), list[list[int]](), list[list[int]]()
     for ranks in lists:
@@ -127,7 +127,7 @@ class AllGather:
 
     @property
     def transposed(self) -> ReduceScatter:
-        """Each rank has met the whole in another part: a sum."""
+        """A sum: each rank has used the whole for another part of the result."""
         return ReduceScatter(self.transport, self.sizes, self.dim)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
@@ -170,7 +170,7 @@ class ReduceScatter:
 
     @property
     def transposed(self) -> AllGather:
-        """Every rank's summand has the gradient of the whole."""
+        """A gather: the summand of every rank has the gradient of the whole."""
         return AllGather(self.transport, self.sizes, self.dim)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
@@ -186,25 +186,25 @@ class ReduceScatter:
         pieces = torch.split(x, list(self.sizes), self.dim)
         shape, sent = pieces[group.rank].shape, [piece.numel() for piece in pieces]
         flat = x.contiguous().view(-1) if self.dim == 0 else torch.cat([piece.reshape(-1) for piece in pieces])
-        # Wide enough that messages in bfloat16 lose nothing here that they did not lose on the way.
+        # Added up in the wide dtype: messages in bfloat16 are rounded only once.
         messages = self.transport.reduce_scatter(flat, sent, dtype)
         return Pending(lambda: messages.wait().resize_(shape))  # a view could not be changed in place
 
 
 def _sizes_of_levels(levels: Levels, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Of the pieces of this machine's ranks, all machines together, and of those with this rank's number there."""
+    """Sizes of pieces within the machine, each for all machines, and between machines, for this rank's number there."""
     count, own = levels.inner.group.size, levels.inner.group.rank
     return [sum(sizes[k::count]) for k in range(count)], list(sizes[own::count])
 
 
 def _by_number(whole: Tensor, levels: Levels, sizes: Sequence[int], dim: int) -> Tensor:
-    """From pieces machine by machine to pieces by their ranks' numbers there."""
+    """Reorder pieces from machine by machine to number by number of the ranks on their machines."""
     count, pieces = levels.inner.group.size, torch.split(whole, list(sizes), dim)
     return torch.cat([piece for k in range(count) for piece in pieces[k::count]], dim)
 
 
 def _by_machine(whole: Tensor, levels: Levels, sizes: Sequence[int], dim: int) -> Tensor:
-    """The way back."""
+    """The inverse of :func:`_by_number`."""
     count, num_machines = levels.inner.group.size, levels.outer.group.size
     pieces = torch.split(whole, [size for k in range(count) for size in sizes[k::count]], dim)
     return torch.cat([piece for m in range(num_machines) for piece in pieces[m::num_machines]], dim)
@@ -225,7 +225,7 @@ def near_equal(size: int, num_parts: int) -> list[int]:
 
 
 def all_gather(piece: Tensor, transport: Transport, sizes: Sequence[int], dim: int = 0) -> Tensor:
-    """Every rank's piece, for a product in which each rank has another part (collective; backward: a sum)."""
+    """Every rank's piece, for a product of which each rank computes another part (collective; backward: a sum)."""
     return piece if transport.group.size == 1 else apply(AllGather(transport, sizes, dim), piece)
 
 
@@ -235,7 +235,7 @@ def reduce_scatter(whole: Tensor, transport: Transport, sizes: Sequence[int], di
 
 
 def copy_to_replicas(tensor: Tensor, transport: Transport) -> Tensor:
-    """A replica, for a product in which each rank has another part (backward: a sum, collective)."""
+    """A replica, for a product of which each rank computes another part (backward: a sum, collective)."""
     if transport.group.size == 1 or not tensor.requires_grad:
         return tensor
     return apply(CopyToRanks(partial(sum_all, transport=transport)), tensor)

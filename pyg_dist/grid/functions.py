@@ -38,7 +38,7 @@ from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor, as_row_tensor_
 
 
 def _as_operand(operand: object, tile: Tile) -> Any:
-    """An operand as it meets the local tile; ``NotImplemented`` where only whole rows would do."""
+    """The local part of an operand beside a tile; ``NotImplemented`` where whole rows are needed."""
     if isinstance(operand, RowTensor):
         if operand._sharding is tile:
             return operand
@@ -52,7 +52,7 @@ def _as_operand(operand: object, tile: Tile) -> Any:
         return NotImplemented
     if operand.dim() < 2 or rows == 1:
         return tile.copy_to_ranks(operand) if columns == 1 else tile.slice_columns(operand)
-    # One column beside a tile, or one for each of the tile's: a matrix of one column has both readings, alike.
+    # As many columns as the tile's, or one for all of them; for a tile of one column both are the same.
     if columns == tile.width:
         return tile.slice(operand)
     return tile.copy_to_ranks(operand).index_select(0, on_device(tile.global_id, operand.device))
@@ -71,7 +71,7 @@ def _is_whole(x: RowTensor, tile: Tile) -> bool:
 
 
 def elementwise(function: Function, *args: object, **kwargs: Any) -> Any:
-    """Broadcasting functions: operands come to the layout of the first tile (collective where one has another)."""
+    """Broadcasting functions: operands get the layout of the first tile (collective where one has another)."""
     first = next(a for a in (*args, *kwargs.values()) if isinstance(a, TileTensor))
     tile = first._sharding
     if kwargs.get("out") is not None and kwargs["out"]._sharding is not tile:
@@ -88,7 +88,7 @@ KEEPS_ROWS.add(elementwise)
 
 
 def elementwise_(function: Function, x: object, *args: object, **kwargs: object) -> object:
-    """In-place forms: what is written to must be the tile."""
+    """In-place forms, which write to a tile."""
     return elementwise(function, x, *args, **kwargs) if isinstance(x, TileTensor) else NotImplemented
 
 
@@ -120,7 +120,7 @@ def linear_sum(
 def _sum_of_products(
     pairs: Sequence[tuple[TileTensor | Pending[TileTensor], Tensor]], bias: Tensor | None = None
 ) -> TileTensor:
-    """:func:`linear_sum` of weights that have entered, and whose first X is here."""
+    """:func:`linear_sum` of weights that :meth:`copy_to_ranks` has returned, with a first X that is not pending."""
     first = pairs[0][0]
     assert isinstance(first, TileTensor)
     layout, grid = first._sharding.layout, first._sharding.grid
@@ -160,7 +160,7 @@ def _sum_of_products(
 
 
 def _require_width(tile: Tile, weight: Tensor) -> None:
-    # A slice of the weight's columns would fit, or not fit on some ranks only.
+    # Checked on the whole: a slice of the weight may have a wrong width on some ranks only.
     if weight.shape[1] != tile.width:
         raise DataError(
             f"Expected rows with {weight.shape[1]} columns (got shape {[tile.size, tile.width]}): make the layer with "
@@ -191,20 +191,20 @@ def matmul(function: Function, *args: Any, **kwargs: Any) -> object:
 
 @TILES.implements("__getitem__")
 def getitem(function: Function, x: TileTensor, index: object) -> object:
-    """A batch's rows; everything else needs whole rows."""
+    """Rows by a batch's ``n_id``; other indices need whole rows."""
     return index.fetch(x) if isinstance(index, PickedRows) else NotImplemented
 
 
 @TILES.implements("index_select")
 def index_select(function: Function, x: TileTensor, dim: int, index: object) -> object:
-    """A batch's rows; everything else needs whole rows."""
+    """Rows by a batch's ``n_id``; other indices need whole rows."""
     return index.fetch(x) if isinstance(index, PickedRows) and dim in (0, -2) else NotImplemented
 
 
 class _ReplicatedLinear(LocalFunction[Tensor]):
     """``x W^T``, each replica of x times other rows of W (ScaleGNN, V-D).
 
-    The sum over the replicas has two halves, a scattered sum and a gather; each flies during half of the product.
+    The sum over the replicas is a scattered sum and a gather, each under way during half of the other product.
     """
 
     @staticmethod

@@ -42,14 +42,14 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 
 
 class GridGraph(GridProducts):
-    """A graph whose adjacency matrix lies in tiles on a mesh; its arguments are those of its products."""
+    """A graph whose adjacency matrix is in tiles on a mesh; for arguments see :class:`GridProducts`."""
 
     one_rank_columns = 0.0  # rows are tiles, whatever the number of ranks
     needs_whole_subsets = True  # tiles are of other nodes than the rank's rows
 
     @staticmethod
     def of(grid: Grid, edge_index: Tensor, loop_rule: LoopRule, rows: type[RowSharding] = RowSharding) -> GridGraph:
-        """The graph with the edges ``[2, E]``, of which each rank keeps as many (not collective)."""
+        """The graph with the edges ``[2, E]``, which are split evenly over the ranks (not collective)."""
         axis, num_edges = grid.mesh.group(*GRID_AXES), edge_index.shape[1]
         low, high = split(num_edges, axis.size)[axis.rank : axis.rank + 2]
         edge_rows = rows(axis, "edge", num_edges, host.arange(low, high))
@@ -57,7 +57,7 @@ class GridGraph(GridProducts):
 
     @property
     def one_rank_edges(self) -> Tensor:
-        raise NotImplementedError  # who asks for it looks at one_rank_columns first, which is zero here
+        raise NotImplementedError  # not used where one_rank_columns is zero
 
     @cached_property
     def edge_view(self) -> EdgeView:
@@ -71,7 +71,7 @@ class GridGraph(GridProducts):
 
     @lasting
     def among(self, nodes: NodeSharding) -> GridBatch:
-        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.among`: every rank knows all edges for it."""
+        """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.among`; gathers all edges on every rank."""
         assert isinstance(nodes, GridNodes)
         grid, (source, target) = nodes.grid, self.full_edge_index().cpu()
         assert isinstance(grid, SampledGrid)
@@ -81,7 +81,7 @@ class GridGraph(GridProducts):
         return GridBatch(self, replace(grid.sample, kept=kept), grid)
 
     def _build_on(self, device: torch.device) -> None:
-        """Tiles that are known stay known."""
+        """Tiles that were made are moved; operators are made anew."""
         self.device = device
         self._adjacency = {key: tile.to(device) for key, tile in self._adjacency.items()}
         self._operators, self._elsewhere = OperatorCache(self.edge_sharding.num_local), {}
@@ -133,14 +133,14 @@ class GridGraph(GridProducts):
     @cached_property
     @lasting
     def ends(self) -> tuple[EdgeEnds, EdgeEnds]:
-        """Of sources and of targets (collective at the first use)."""
+        """The ends of this rank's edges: sources and targets (collective at the first use)."""
         source, target = (EdgeEnds.of(self.grid, ids, self.device) for ids in self.edges_of_group)
         return source, target
 
     def operator_over(
         self, edges: Edges, norm: Norm, weight: RowTensor | None, dtype: torch.dtype
     ) -> TiledOperator | None:
-        """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`; in a batch the weights stay as they are."""
+        """See :meth:`~pyg_dist.graph.protocol.EdgeView.operator_over`; in a batch weights are not rescaled."""
         return GridGraph.operator(self, norm, weight, dtype)
 
     @property
@@ -159,15 +159,15 @@ class GridGraph(GridProducts):
     @cached_property
     @lasting
     def stored_by_source(self) -> CSR:
-        """This rank's edges by source: what subgraphs are cut from."""
+        """This rank's edges by source, from which subgraphs are cut."""
         source, target = self.edge_index
         num_nodes = self.grid.num_nodes
         return CSR.from_edges(source, target, None, num_nodes, num_nodes)
 
     # ---- Attention ---------------------------------------------------------------------------------------------------
     #
-    # The tiles are those of the first layer's products. Sources lie as whole rows do, and are gathered for a tile's
-    # columns; targets lie over the third axis as well, so that no two ranks have the same edges.
+    # The tiles are those of the first layer's products. Sources are distributed as whole rows, and gathered for the
+    # columns of a tile; targets are split over the third axis, too, so that no two ranks have the same edges.
 
     def attend(
         self,
@@ -204,7 +204,7 @@ class GridGraph(GridProducts):
 
     @property
     def _target_layout(self) -> TileLayout:
-        """How targets lie: over the tile's row axis, the third axis, and the axis that splits their in-edges."""
+        """The layout of targets: over the tile's row axis, the third axis, and the axis that splits their in-edges."""
         return TileLayout(("z", "y", "x"), None, self.grid.other_order(WHOLE_ROWS.order))
 
     @property
@@ -223,11 +223,11 @@ class GridGraph(GridProducts):
     @cached_property
     @lasting
     def _edge_key(self) -> Tensor:
-        """Of the dropout, by edge storage of the tile (collective at the first use)."""
+        """Keys of the dropout, by edge storage of the tile (collective at the first use)."""
         return self.adjacency(INPUT).dispatch.start(self.edge_sharding.rng_key).wait().to(self.device)
 
     def _moved(self, x: Tensor, before: TileLayout, after: TileLayout) -> Tensor:
-        """Rows that change ranks (collective)."""
+        """Redistribute rows (collective)."""
         return self.grid.tile(before, x.shape[1]).to(x, self.grid.tile(after, x.shape[1]))
 
 
@@ -277,7 +277,7 @@ class GridBatch(ProductsAtSample, GridGraph):
         rows = self.edge_sharding
         ids = self.parent.edge_sharding.global_id[self._place]
         picked = PickedEdges.of(ids.to(self.device), rows, self.parent.edge_sharding, self._place)
-        # The ranks that hold the same rows of the graph and other ones of the batch.
+        # The ranks that hold the same rows of the graph, and other rows of the batch.
         picked.replicas = None if self._sample.group is None else self.grid.mesh.group("data")
         return picked
 
@@ -295,20 +295,20 @@ def _(nodes: GridNodes, edge_index: Tensor, loop_rule: LoopRule, sources: NodeSh
 
 @dataclass(frozen=True, kw_only=True)
 class GridAttention(RankAttention):
-    """Over the tile's edges, a part of its targets' in-edges; exact, collective both ways.
+    """Attention over a tile's edges, which are a part of its targets' in-edges; exact, collective both ways.
 
-    Gradients are summed where the inputs came from. Value and key are rows of this rank's sources, query, and
-    edge_weight for ``dot``, those of its targets. Weights of edges to targets of other ranks are zero.
+    Value and key are rows of this rank's sources; query, and for ``dot`` edge_weight, are rows of its targets.
+    Gradients are summed on the ranks that sent the inputs. Weights of edges to targets of other ranks are zero.
     """
 
     targets: AllGather  # gathers the rows of targets; its ranks share their in-edges
 
     def keeps(self, y: Tensor) -> bool:
-        """See :class:`RankAttention`: a rank's share is small, and making it again would send messages."""
+        """See :class:`RankAttention`; a rank's share is small, and recomputing it would send messages."""
         return True
 
     def over_ranks(self, y: Tensor, z: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See :class:`RankAttention`: of m of the t targets, the logarithms of all."""
+        """See :class:`RankAttention`; returns the logarithms of sums for all targets of the tile."""
         transport = self.targets.transport
         num_parts = transport.group.size
         if num_parts == 1:
@@ -351,7 +351,7 @@ class GridAttention(RankAttention):
 
 
 def _share_of_part(rowptr: Tensor, lse: Tensor, whole: Tensor) -> Tensor:
-    """What a part of each row's edges counts in its softmax: NaN if there are edges, and all logits are -infinity.
+    """The share of a part of each row's edges in its softmax: NaN if there are edges and all logits are -infinity.
 
     ``lse`` is the op's on the part, ``whole`` the logarithm of the sum over all parts. Shapes: ``[N, H] -> [N, H, 1]``.
     """

@@ -1,4 +1,4 @@
-"""A sparse matrix in tiles times dense tiles: the product on one rank, its sums, its transpose and its derivative."""
+"""A sparse matrix in tiles times dense tiles: the product on one rank, the sums over ranks, and the derivative."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pyg_dist.grid.plan.mesh_shape import TileLayout
 
 @dataclass(frozen=True)
 class GridOperator:
-    """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; a constant, or else without scales."""
+    """A sparse matrix ``diag(r) W diag(c)`` on one rank, and its transpose; without scales where W learns."""
 
     matrix: Matrix  # where its values require grad, they learn
     row_scale: Tensor | None = None
@@ -54,20 +54,20 @@ class GridOperator:
 
 @dataclass(frozen=True)
 class Side:
-    """The rows of a product, or of what it multiplies, by rank of an axis: each rank has its piece, or all."""
+    """How the rows of a product, or of its right factor, are distributed over an axis."""
 
     transport: Transport
-    sizes: tuple[int, ...]
-    is_scattered: bool
+    sizes: tuple[int, ...]  # rows by rank
+    is_scattered: bool  # whether each rank has its piece, or all rows
 
 
 @dataclass(frozen=True)
 class TileProduct:
-    """A matrix in tiles over two axes, times a matrix whose rows lie over one of them (Plexus, Alg. 1, lines 2-4).
+    """A matrix in tiles over two axes, times a matrix whose rows are split by one of them (Plexus, Alg. 1, lines 2-4).
 
-    Pieces of the source's rows are gathered along ``source``'s axis, each rank multiplies by its tile, and the products
-    are summed along ``target``'s axis: each rank's piece to it alone, or all to all. The derivative is the same with
-    the sides swapped. Sums of a row block are under way while the next of ``num_blocks`` is multiplied (Plexus, 5.2).
+    Rows are gathered along the axis of ``source``, each rank multiplies by its tile, and the products are summed along
+    the axis of ``target``, scattered or to all ranks. The derivative is the same with the sides swapped. Sums of a row
+    block are under way while the next of ``num_blocks`` is multiplied (Plexus, 5.2).
     """
 
     operator: GridOperator
@@ -82,7 +82,7 @@ class TileProduct:
 
     @torch.no_grad()
     def start(self, x: Tensor) -> Pending[Tensor]:
-        """Multiply this rank's piece of x, and send what is to be added up (collective, no autograd)."""
+        """Multiply this rank's piece of x, and send the products to be summed (collective, no autograd)."""
         x, source, target = x.detach(), self.source, self.target
         if source.is_scattered:
             x = AllGather(source.transport, source.sizes).start(x).wait()
@@ -105,7 +105,7 @@ class TileProduct:
         return Pending(finish)
 
     def _multiply_rows(self, x: Tensor, done: list[int], sizes: list[int]) -> Tensor:
-        """The product's next rows of every rank's piece."""
+        """``sizes`` rows of the product from row ``done`` on, of every rank's piece."""
         if self.num_blocks == 1:
             return self.operator.multiply(x)
         start, parts = 0, []
@@ -126,8 +126,8 @@ def multiply(x: Tensor, product: TileProduct, pending: Pending[Tensor] | None = 
 def _multiply_edges(x: Tensor, product: TileProduct) -> Tensor:
     """The product with weights that learn, in one block.
 
-    Their derivative on a rank is a dot product of its columns for each of the tile's edges: a part, summed where the
-    weights come from (:meth:`~pyg_dist.backend.comm.redistribution.Redistribution.of_copies`).
+    The weights' derivative on a rank is a part, dot products over its columns, which is summed on the ranks that store
+    the weights (:meth:`~pyg_dist.backend.comm.redistribution.Redistribution.of_copies`).
     """
     operator, source, target = product.operator, product.source, product.target
     assert operator.matrix.storage is not None

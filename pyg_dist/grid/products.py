@@ -35,11 +35,11 @@ Build = Callable[[AdjacencyTile, Tensor | None], GridOperator]
 
 
 class GridProducts(CopiedToDevices):
-    """A graph whose adjacency matrix lies in tiles on a mesh. Edges themselves are spread evenly, by their numbers.
+    """A graph whose adjacency matrix is in tiles on a mesh. The edges themselves are spread evenly, by their numbers.
 
-    ``edge_index``, int64 ``[2, e]``, are this rank's edges, and ``edge_rows`` says which, by ascending key; apart from
-    patterns of tiles edges stay on the host. ``read_tile`` reads stored tiles; ``None``: they are brought together from
-    all ranks. ``digest``: of edges that a script has made.
+    ``edge_index``, int64 ``[2, e]``, are this rank's edges, on the host, and ``edge_rows`` is their sharding, by
+    ascending key. ``read_tile`` reads stored tiles; ``None``: a tile's edges are fetched from all ranks. ``digest``: of
+    edges that a script has made.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GridProducts(CopiedToDevices):
         return Traffic(sum(t.num_bytes for t in counters), sum(t.num_messages for t in counters))
 
     def feature_sharding(self, width: int) -> Tile:
-        """How features of ``width`` columns lie: rows over x and z, columns over y."""
+        """The sharding of features of ``width`` columns: rows over x and z, columns over y."""
         return self.grid.tile(INPUT, width)
 
     def place(self, x: NodeTensor, layer: nn.Module | None = None) -> TileTensor:
@@ -98,15 +98,15 @@ class GridProducts(CopiedToDevices):
     def aggregate(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> TileTensor:
         """See :meth:`~pyg_dist.graph.protocol.DistributedGraph.aggregate`: Plexus, Alg. 1, lines 2-4, for any layout.
 
-        With x over rows r and columns c, and k the third axis, the matrix' tile has rows over k and columns over r. The
-        product's rows lie over k; its sum over r is scattered over r as well, or left on all of r.
+        With rows of x split by axis r, columns by c, and k the third axis, rows of the tile are split by k and columns
+        by r. The product's rows are split by k; its sum over r is scattered over r, or on all of r.
         """
         if operator.norm.kind == "gcn" and operator.learns:
             return self._gcn_product(as_tiles(x), operator)
         return self.start(x, operator, layer).wait()
 
     def start(self, x: NodeTensor, operator: TiledOperator, layer: nn.Module | None = None) -> Pending[TileTensor]:
-        """:meth:`aggregate` up to its last sum. What is cached is there at once, and nothing is sent."""
+        """:meth:`aggregate` up to its last sum. For a cached product nothing is sent."""
         if operator.norm.kind == "gcn" and operator.learns:
             out = self.aggregate(x, operator)
             return Pending(lambda: out)
@@ -122,9 +122,9 @@ class GridProducts(CopiedToDevices):
         if known is not None:
             return Pending(lambda: known.rows(TileTensor, after))
         kept = not matrix.learns and caches.is_cacheable(x, after)
-        exact = exact or kept  # rounded once, it would be wrong in every epoch
+        exact = exact or kept  # the rounding of a kept product would stay in all epochs
         scatters, is_scattered = self.grid.sums == "reduce_scatter", len(layout.rows) == 2
-        # A gather is the second half of a big sum if a scattered sum has made x; else it gathers an input.
+        # A gather is the second half of a large sum if x is a scattered sum; else it gathers an input.
         of_input = is_scattered and (x.is_leaf or not scatters)
         pieces = TileLayout((free, row), column, after.layout.order)
         product = TileProduct(
@@ -161,7 +161,7 @@ class GridProducts(CopiedToDevices):
     ) -> TileTensor:
         """``sum_k X_k W_k^T + bias`` with one sum over the column axis (:func:`~.functions.linear_sum`; collective).
 
-        An X that is under way is waited for last: its messages hide behind the other products (ScaleGNN, V-D).
+        A pending X comes last: its messages hide behind the other products (ScaleGNN, V-D).
         """
         ordered = sorted(pairs, key=lambda pair: not isinstance(pair[0], TileTensor))
         return linear_sum(ordered, bias)  # type: ignore[arg-type]
@@ -242,7 +242,7 @@ class GridProducts(CopiedToDevices):
 
     @lasting
     def adjacency(self, layout: TileLayout) -> AdjacencyTile:
-        """The edges that meet an x of this layout (collective at the first use of its axes and order)."""
+        """The tile that multiplies an x of this layout (collective at the first use of its axes and order)."""
         tiling = Tiling.of(layout)
         if tiling not in self._adjacency:
             self._adjacency[tiling] = self._tile(tiling, None if self._read_tile is None else self._read_tile(tiling))
@@ -266,10 +266,9 @@ class GridProducts(CopiedToDevices):
     def _tiles(
         self, key: Hashable, weight: RowTensor | None, dtype: torch.dtype, build: Build
     ) -> Callable[[TileLayout], GridOperator]:
-        """The operator by layout of x, built anew for other weights or weights changed in place; building is
-        collective.
+        """Gives the operator by layout of x; it is built anew (collective) for other weights, or a change of these.
 
-        With weights that learn it holds for one graph of autograd, and is to be used in one forward pass.
+        With weights that learn it belongs to one graph of autograd, and is to be used in one forward pass.
         """
         learning: dict[Hashable, GridOperator] = {}
 
@@ -298,6 +297,6 @@ def learns(weight: Tensor | None) -> bool:
 
 
 def as_tiles(x: NodeTensor) -> TileTensor:
-    """``x``, which :meth:`GridGraph.place` has made."""
+    """``x``, which comes from :meth:`GridProducts.place`."""
     assert isinstance(x, TileTensor), "products take what place() gives"
     return x

@@ -42,7 +42,7 @@ from pyg_dist.tensor.sharding import RowSharding
 
 
 class _RowsOfGrid(RowSharding):
-    """Rows of a grid's nodes, which are known by their ids in every layout."""
+    """Rows of a grid's nodes, whose ids are known in every layout."""
 
     grid: Grid
     _node_id: Tensor
@@ -63,14 +63,8 @@ class _RowsOfGrid(RowSharding):
 class Tile(_RowsOfGrid):
     """The distribution of a matrix with a row per node over row axes and a column axis (one object per distribution).
 
-    As :class:`~pyg_dist.tensor.sharding.RowSharding` it is what a tensor's local rows are; ``axis`` are the ranks among
-    which *elements* are distinct, so that whatever is replicated enters once for each element and not for each replica.
-
-    Attributes:
-        grid: the mesh and the node orders.
-        layout: the axes.
-        width: columns of the whole matrix.
-        columns: which of them are here.
+    ``group`` are the ranks among which *elements* are distinct, so that a replica counts once for each element, not
+    once for each rank that holds it. ``columns`` is this rank's range of the ``width`` columns.
     """
 
     def __init__(self, grid: Grid, layout: TileLayout, width: int) -> None:
@@ -96,7 +90,7 @@ class Tile(_RowsOfGrid):
 
     @property
     def column_group(self) -> Group:
-        """The ranks that hold other columns of the same rows."""
+        """The ranks with other columns of the same rows."""
         return self.grid.mesh.group(*(self.layout.columns or ()))
 
     @cached_property
@@ -149,13 +143,13 @@ class Tile(_RowsOfGrid):
         return before.to(local, self) if fits else None  # type: ignore[attr-defined]
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
-        """This rank's whole rows, made at the first use."""
+        """The local rows of ``after``, if that is the grid's whole rows."""
         return self.to(local, self.grid.tile(WHOLE_ROWS, self.width)) if after is self.grid.node_sharding else None
 
     def to(self, local: Tensor, other: Tile, pending: Pending[Tensor] | None = None) -> Tensor:
         """The local tile of ``other``, of the same grid and width; differentiable (collective where they differ).
 
-        ``pending`` is what :meth:`start_to` has returned, if it has been called.
+        ``pending``: the result of :meth:`start_to`, where it has been called.
         """
         return local if other is self else apply(self.grid.redistribution(self, other), local, pending)
 
@@ -166,7 +160,7 @@ class Tile(_RowsOfGrid):
 
 
 class GridNodes(_RowsOfGrid, NodeSharding):
-    """A grid's nodes, whole rows of which lie on every rank; messages of rows that go to edges are exact."""
+    """A grid's nodes as whole rows; messages of rows that go to edges are exact."""
 
     bits = (32, 32)
 
@@ -190,18 +184,16 @@ class GridNodes(_RowsOfGrid, NodeSharding):
 
     @property
     def traffic(self) -> Traffic:
-        """Counts what rows send that go to edges."""
+        """Counts messages of rows that go to edges."""
         return self.grid.mesh.traffic_of(*GRID_AXES)
 
 
 class Grid:
-    """The mesh, the node orders, how products are summed, and every distribution over them, each made once.
+    """The mesh, the node orders, and every distribution over them, each made once.
 
-    ``sums`` is the form of the two big sums, and ``comm_dtype`` that of their messages; ``num_blocks``: row blocks of
-    an aggregation (Plexus, 5.2).
-
-    ``first`` is the number of the first node of this data group, where groups have nodes of their own (``is_union``);
-    ``sample``: of a graph's nodes, for a batch. ``asked``: what batches of this grid's nodes have asked for.
+    ``sums`` is the form of the two large sums, ``comm_dtype`` the dtype of their messages; ``num_blocks``: row blocks
+    of an aggregation (Plexus, 5.2). ``first`` is the number of this data group's first node, where groups have nodes of
+    their own (``is_union``); ``sample``: a batch's nodes; ``asked``: requests of batches of this grid's nodes.
     """
 
     first = 0
@@ -233,7 +225,7 @@ class Grid:
 
     @property
     def node_sharding(self) -> GridNodes:
-        """The nodes, whole rows of which lie on every rank."""
+        """The nodes, as whole rows."""
         if self._nodes is None:
             self._nodes = GridNodes(self)
         return self._nodes  # type: ignore[no-any-return]
@@ -243,11 +235,11 @@ class Grid:
         return self.num_nodes
 
     def rng_key(self, node: Tensor) -> Tensor:
-        """What stands for each node in dropout and random tensors."""
+        """The key of each node in dropout and random tensors."""
         return node
 
     def ranks(self, *axes: str) -> Group:
-        """The ranks that hold other rows, or columns where one of the axes splits them."""
+        """The ranks along these axes, with other rows, or other columns where an axis splits them."""
         return self.mesh.group(*axes)
 
     def tile(self, layout: TileLayout, width: int) -> Tile:
@@ -258,19 +250,19 @@ class Grid:
         return known
 
     def other_order(self, order: int) -> int:
-        """The order of a product's rows, where its columns have ``order``."""
+        """The order of the rows of a product with x in ``order``."""
         return len(self.orders) - 1 - order
 
     def node_ids(self, layout: TileLayout) -> Tensor:
-        """Global ids of the rows here."""
+        """Global ids of this rank's rows."""
         return self.orders[layout.order].nodes(*self.held(layout))
 
     def held(self, layout: TileLayout) -> tuple[int, int]:
-        """First and last position, exclusive, of these."""
+        """First and last position, exclusive, of this rank's rows."""
         return held_positions(self.orders, layout, self.mesh.grid_shape, self.mesh.coordinates)
 
     def owners(self, node: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rank of the grid has each node's whole row, and as which row; nodes count from :attr:`first`."""
+        """The rank with each node's whole row, and the row's number there; nodes are counted from :attr:`first`."""
         shape, order = self.mesh.grid_shape, self.orders[WHOLE_ROWS.order]
         bounds = order.bounds(nested_split(order.num_split, shape.sizes(*WHOLE_ROWS.rows)))
         position, low = order.positions(node), host.tensor(bounds)
@@ -281,7 +273,7 @@ class Grid:
         return rank_of[block], position - low[block]
 
     def row_sizes(self, layout: TileLayout, *axes: str) -> list[int]:
-        """Rows by rank of ``axes``, the finest ones of the layout, with this rank's place on the others."""
+        """Rows by rank along ``axes``, the finest axes of the layout."""
         order = self.orders[layout.order]
         bounds = order.bounds(nested_split(order.num_split, self.mesh.shape.sizes(*layout.rows)))
         here = self.mesh.coordinates
@@ -308,8 +300,8 @@ class Grid:
         known = self._redistributions.get(key)
         if known is None:
             known = self._redistributions[key] = self._redistribution(before, after)
-            # The gradient of a matrix, too, is one matrix, of which replicas hold the same elements: they count once.
-            # An object of its own: two that named each other would outlive a batch's graph.
+            # Replicas of a gradient are equal, too, and count once. The transpose is another object, without a
+            # reference back: two that referred to each other would outlive a batch's graph.
             known.transposed = self._redistribution(after, before)
         return known
 

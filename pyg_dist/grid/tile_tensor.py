@@ -1,7 +1,7 @@
-"""``TileTensor``: a node tensor whose columns lie on several ranks, too.
+"""``TileTensor``: a node tensor whose columns are split over ranks, too.
 
-It has a table of its own (:data:`TILES`) for the functions that work on tiles. For every other function the tensor is
-brought to whole rows once, and the table of row tensors answers: masks, losses and argmax see rows.
+Functions with a form for tiles are in a table of their own, :data:`TILES`. For every other function, such as losses and
+argmax, the tensor is redistributed to whole rows once, and the table of row tensors is used.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from pyg_dist.tensor.sharding import RowSharding
 
 @dataclass(eq=False)
 class LayerInput:
-    """A tile's values at one version as the input of a layer, and maybe under way to another tile."""
+    """A layer's input at one version, and maybe its redistribution to another tile."""
 
     layer: weakref.ref[nn.Module]
     version: int | None
@@ -65,7 +65,7 @@ class LayerInput:
 
 @dataclass
 class _Redistributed:
-    """The layouts between which a layer's last input was redistributed, and what is under way."""
+    """The layouts between which a layer's last input was redistributed, and the pending redistribution of this one."""
 
     before: TileLayout
     after: TileLayout
@@ -113,9 +113,9 @@ class TileTensor(NodeTensor):
         return func(*_in_rows(args), **_in_rows(kwargs))
 
     def to_rows(self) -> NodeTensor:  # type: ignore[override]
-        """The same values as whole rows, spread over all ranks (collective, unless they are kept).
+        """The same values as whole rows (collective, unless they are cached).
 
-        They are kept while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
+        They are cached while they do not change; but not for a leaf that learns, as :class:`RowTensor` explains.
         """
         with local_tensors():
             version = version_of(self)
@@ -133,9 +133,9 @@ class TileTensor(NodeTensor):
             return cast(NodeTensor, rows)
 
     def note_layer_input(self, layer: nn.Module) -> None:
-        """Note that this is a layer's input, and start to redistribute it if the last one was (collective then).
+        """Note that this is a layer's input, which may become its residual.
 
-        As the layer's residual it may be redistributed.
+        If the layer's last input was redistributed, start to redistribute this one (collective).
         """
         tile, way = self._sharding, _redistributed.get(layer)
         with local_tensors():
@@ -143,7 +143,7 @@ class TileTensor(NodeTensor):
         self._entry = entry = LayerInput(weakref.ref(layer), version)
         if way is None:
             return
-        if way.under_way is not None:  # started, and not used
+        if way.under_way is not None:  # the last one was not used
             assert way.under_way.pending is not None
             way.under_way.pending.wait()
             del _redistributed[layer]
@@ -174,7 +174,7 @@ row_tensor.register_class("tile", TileTensor)
 
 
 def as_tile(x: RowTensor, tile: Tile) -> TileTensor:
-    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective unless it has it)."""
+    """A ``[N, F]`` node tensor in the distribution ``tile`` (collective if it has another)."""
     return cast(TileTensor, x.redistribute(tile))
 
 

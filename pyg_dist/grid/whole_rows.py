@@ -1,7 +1,7 @@
-"""The grid's edges as the code of a conv may look at them: where they are stored, and with all in-edges of a node.
+"""The grid's edges for convs that look at single edges: as they are stored, and by the ranks of their targets.
 
-A copy of the grid's edges, which lie by their numbers, goes to the ranks of their targets, and the rows of sources come
-from where whole rows lie, as on the halo layout with the parts that the grid's orders make.
+For the latter a copy of the edges is sent to the ranks of their targets' whole rows, and rows of sources are fetched as
+on the halo layout, with the parts that the whole rows make.
 """
 
 from __future__ import annotations
@@ -32,17 +32,14 @@ from pyg_dist.tensor.sharding import RowSharding, lasting
 
 @dataclass(frozen=True)
 class EdgeEnds:
-    """The nodes at one end of the edges that a rank stores: products with an incidence matrix of the grid, both ways.
+    """The nodes at one end of the edges that a rank stores: products with the incidence matrix and its transpose."""
 
-    ``nodes`` fetches the rows of the distinct nodes, ``slot`` says which of these each edge has, int64 ``[e]``.
-    """
-
-    nodes: Redistribution
-    slot: Tensor
+    nodes: Redistribution  # fetches the rows of the distinct nodes
+    slot: Tensor  # the number of each edge's node among the distinct ones, int64 ``[e]``
 
     @staticmethod
     def of(grid: Grid, node: Tensor, device: torch.device) -> EdgeEnds:
-        """Those of one end of each edge, int64 ``[e]``, nodes counted from the data group's first (collective)."""
+        """The ends ``node`` of edges, int64 ``[e]``, counted from the data group's first node (collective)."""
         distinct, slot = torch.unique(node, return_inverse=True)
         owner, row = grid.owners(distinct)
         transport = grid.transport(*GRID_AXES, exact=True)
@@ -62,15 +59,15 @@ class EdgeEnds:
 class OperatorEdges(Edges):
     """The edges of a graph on the grid, each on the rank that stores it.
 
-    Sums over them are the graph's products. Whoever looks at ends has their rows brought here; whoever needs all
-    in-edges of a node gets :attr:`by_target_rank`.
+    Sums over them are the graph's products; rows at their ends are fetched. For all in-edges of a node see
+    :attr:`by_target_rank`.
     """
 
-    graph: Any  # the GridGraph, which makes them
+    graph: Any  # a GridGraph
 
     @staticmethod
     def of_graph(graph: Any, weight: RowTensor | None) -> OperatorEdges:
-        """See the class."""
+        """All edges of a ``GridGraph``."""
         rows = graph.edge_sharding
         edges: Any = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(OperatorEdges)
         edges.graph, edges.rows, edges.weight = graph, rows, weight
@@ -114,7 +111,7 @@ class OperatorEdges(Edges):
         return Edges.all_of(self.graph.edge_view, self.weight)
 
     def _sent(self, values: Tensor) -> Tensor:
-        """Values of these edges, where :attr:`by_target_rank` has them (collective)."""
+        """Values of these edges, on the ranks of :attr:`by_target_rank` (collective)."""
         moved = self.by_target_rank.rows.from_sharding(values, self.rows)
         assert moved is not None
         return moved
@@ -136,7 +133,7 @@ class OperatorEdges(Edges):
 
 
 class EdgesByTarget(RowSharding):
-    """Edges on the ranks of their targets, fetched by ``move``; keys and places are those of the ``stored`` ones."""
+    """Edges on the ranks of their targets, to which ``move`` sends the ``stored`` ones; keys and positions stay."""
 
     def __init__(self, stored: RowSharding, move: Redistribution) -> None:
         super().__init__(stored.group, "edge", None, move.start(stored.rng_key).wait())
@@ -177,21 +174,21 @@ class EdgesByTarget(RowSharding):
 
 
 class WholeRows(HaloProducts):
-    """A grid's graph over its whole rows, which are the grid's nodes. Rows and values are exact in messages."""
+    """A grid's graph over whole rows, with products as on the halo layout. Messages are exact."""
 
     @staticmethod
     @lasting
     def of(grid: Grid, edge_index: Tensor, stored: RowSharding, loop_rule: LoopRule, device: torch.device) -> WholeRows:
-        """Those of a graph; nodes of ``edge_index`` are counted from the first one of the data group (collective)."""
+        """The view of a graph; nodes of ``edge_index`` are counted from the data group's first (collective)."""
         share, move = _share(grid, edge_index, stored)
         rows = EdgesByTarget(stored, move)
         messages = sum(grid.ranks(*GRID_AXES).gather_counts(sum(count > 0 for count in share.row_transfer.send_counts)))
         group = grid.mesh.group(*GRID_AXES)
-        nodes: Any = grid.node_sharding  # with what of HaloNodes an exchange of exact rows needs
+        nodes: Any = grid.node_sharding  # has all of HaloNodes that an exchange of exact rows uses
         return WholeRows(share, nodes, loop_rule, messages, rows, group, device)
 
     def owns(self, x: RowTensor, end: End = 1) -> bool:
-        """See :class:`~pyg_dist.graph.protocol.GraphProducts`: as tiles or whole."""
+        """See :class:`~pyg_dist.graph.protocol.GraphProducts`; also for tiles."""
         return isinstance(x, NodeTensor) and x.dim() > 0 and x.to_rows()._sharding is self.node_sharding
 
     def place(self, x: NodeTensor, layer: nn.Module | None = None) -> NodeTensor:
@@ -230,7 +227,7 @@ def _share(grid: Grid, edge_index: Tensor, stored: RowSharding) -> tuple[HaloSha
         lambda: (arriving, arriving.uniform_cover("post")), lambda: (leaving, leaving.uniform_cover("post")),
         "post", node_id,
     )  # fmt: skip
-    # Edges come by ascending key; their places here are those of the share's edge storage.
+    # Edges arrive by ascending key; they go to their places in the share's edge storage.
     move = Redistribution.of_copies(transport, grid.owners(edge_index[1])[0], number, key)
     arrived = host.flatnonzero(receiver == rank)
     place = torch.empty_like(arrived)

@@ -19,10 +19,9 @@ from pyg_dist.loader.prefetch import Prefetcher
 
 
 class Sampler(Protocol):
-    """What :class:`BatchLoader` needs of a sampler, which says what the batch of a step has; this is the whole of it.
+    """Chooses the nodes, and maybe the edges, of each step's batch; the whole interface that :class:`BatchLoader` uses.
 
-    Subsets are functions of :attr:`options` and the step: the same however many ranks there are, and the same again
-    after a restart.
+    Subsets are functions of :attr:`options` and the step: the same on any number of ranks, and again after a restart.
     """
 
     @property
@@ -31,20 +30,20 @@ class Sampler(Protocol):
 
     @property
     def options(self) -> dict[str, object]:
-        """What the subsets follow from, by name: equal on every rank, and part of ``state_dict``."""
+        """The values that determine the subsets, by name: equal on every rank, and part of ``state_dict``."""
 
     @property
     def sends(self) -> bool:
-        """Whether :meth:`sample` sends messages: it is collective then, and all ranks draw the same steps in one order.
+        """Whether :meth:`sample` sends messages: then it is collective, and all ranks draw the same steps in one order.
 
-        It has a group for them alone (:func:`~pyg_dist.backend.session.agreement.group_of_thread`).
+        Its messages use a group of their own (:func:`~pyg_dist.backend.session.agreement.group_of_thread`).
         """
 
     def sample(self, step: int) -> Subset | TypedSubset:
-        """The subset of a step. It changes nothing: a thread runs it while a step trains.
+        """The subset of a step. A thread calls it while another step trains.
 
-        A sampler may have ``prepare(step)``, too, which draws some of what the next ``sample(step)`` returns: the
-        thread calls it when it has made the batch of the step before.
+        A sampler may also have ``prepare(step)``, which draws a part of the next ``sample(step)`` in advance: the
+        thread calls it after it has made the batch before.
         """
 
 
@@ -96,7 +95,7 @@ class BatchLoader:
                         f"Expected one loop over a {type(self).__name__} at a time (got another one before this one's "
                         f"end): both would share its steps; make a loader for each"
                     )
-        except GeneratorExit:  # a break: who knows whether there is a next step
+        except GeneratorExit:  # a break: there may be no next step
             self._batches.stop()
             raise
 
@@ -112,13 +111,13 @@ class BatchLoader:
         return self._finished(batch)
 
     def _finished(self, batch: object) -> object:
-        """The batch with what learns."""
+        """The batch with the attributes that learn."""
         if is_distributed(self.data):
             cutter_of(self.data).add_learning(self.data, batch)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The next step, and the options that the samples follow from.
+        """The next step, and the options that determine the samples.
 
         Example:
             >>> loader = UniformVertexLoader(data, batch_size=17, input_nodes=data.train_mask)
@@ -157,12 +156,12 @@ class BatchLoader:
 
 
 def is_distributed(data: Data | HeteroData) -> bool:
-    """Whether ``data`` lies on ranks."""
+    """Whether ``data`` is spread over ranks."""
     return bool(getattr(data, "is_distributed", False))
 
 
 def cutter_of(data: Data | HeteroData) -> Any:
-    """What cuts batches from a graph of one type, or of several."""
+    """The module whose functions cut batches from a graph of one type, or of several."""
     if not isinstance(data, HeteroData):
         return batches_of_one_type
     from pyg_dist.data import hetero  # only who has types loads what handles them
@@ -171,7 +170,7 @@ def cutter_of(data: Data | HeteroData) -> Any:
 
 
 def batch_of(data: Data | HeteroData, sampler: Sampler, step: int) -> Any:
-    """The batch of a step, without what learns (collective where the sampler sends messages)."""
+    """The batch of a step, without attributes that learn (collective where the sampler sends messages)."""
     subset, cutter = sampler.sample(step), cutter_of(data)
     return cutter.induced(data, subset) if is_distributed(data) else cutter.plain_batch(data, subset)
 

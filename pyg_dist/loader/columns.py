@@ -1,4 +1,4 @@
-"""*Columns*: a rank's own numbers, in its edges and tables, for the nodes that it may meet in batches."""
+"""*Columns*: a rank's own numbering of the nodes that it may meet in batches, used in its edges and tables."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from pyg_dist.backend.comm.ids import IdList, IdLists
 class Columns:
     """First the rank's own nodes by ascending id, then the other sources of its edges by rank and ascending id.
 
-    So ascending columns are the rank's own nodes, then those of each other rank, by ascending ids. Ids count through
-    all types of nodes. In a disjoint batch each tree has nodes of its own: a node of a tree is named by its *code*
-    ``column * trees + tree``, which has the same order; between ranks by ``id * trees + tree``.
+    Ids count through all types of nodes. In a disjoint batch each tree has nodes of its own: a node of a tree has the
+    *code* ``column * trees + tree`` on its rank, and ``id * trees + tree`` between ranks.
     """
 
     size: int  # s
@@ -34,16 +33,10 @@ class Columns:
     def of(
         own: Sequence[Tensor], others: Sequence[tuple[Tensor, Tensor]], num_ids: int, lists: IdLists
     ) -> tuple[Columns, list[Tensor], list[Tensor]]:
-        """Those of a rank (collective).
+        """The columns of a rank; the columns of its rows, by type, int32; and those of each list, int32 (collective).
 
-        Args:
-            own: ids of its nodes in the order of their rows, by type, int64; those of a type come after the others'.
-            others: lists of ids and ranks of nodes that other ranks have, int64 ``[m]`` each.
-            num_ids: of the nodes of all ranks.
-            lists: between the ranks.
-
-        Returns:
-            These; the columns of its rows, by type, int32; and those of each list, int32.
+        ``own``: ids of the rank's nodes in the order of their rows, by type, int64. ``others``: lists of ids and ranks
+        of nodes that other ranks have, int64 ``[m]`` each. ``num_ids``: of the nodes of all ranks.
         """
         size, rank = lists.group.size, lists.group.rank
         ascending, row = zip(*(ids.sort() for ids in own), strict=True)
@@ -74,11 +67,11 @@ class Columns:
 
     @property
     def num_own(self) -> int:
-        """This rank's nodes."""
+        """The number of this rank's nodes."""
         return int(self.ends[0])
 
     def find(self, node_id: Tensor) -> Tensor:
-        """The columns of this rank's nodes, given their ids; -1: another rank has it."""
+        """The columns of nodes, given their ids; -1 for those of other ranks."""
         return node_id if self.node_id is None else ops.find_sorted(self.node_id[: self.num_own], node_id)
 
     def row_of(self, column: Tensor) -> Tensor:
@@ -86,7 +79,7 @@ class Columns:
         return column if self.row is None else self.row.index_select(0, column)
 
     def common(self, code: Tensor, trees: int) -> Tensor:
-        """Codes that all ranks share, given this rank's."""
+        """Codes between ranks, given this rank's."""
         if self.node_id is None:
             return code
         if trees == 1:
@@ -95,7 +88,7 @@ class Columns:
         return self.node_id.index_select(0, column) * trees + tree
 
     def abroad(self, code: Tensor, trees: int) -> Tensor:
-        """Codes that other ranks have for their own nodes, given this rank's."""
+        """The owners' codes of nodes of other ranks, given this rank's codes."""
         assert self.elsewhere is not None
         if trees == 1:
             return self.elsewhere.index_select(0, code - self.num_own)
@@ -103,12 +96,12 @@ class Columns:
         return self.elsewhere.index_select(0, column - self.num_own) * trees + tree
 
     def by_rank(self, code: Tensor, trees: int) -> list[int]:
-        """How many of some ascending codes are of this rank's nodes, and of those of each other rank."""
+        """How many of some ascending codes are of this rank's nodes, then of each other rank's."""
         ends: list[int] = torch.searchsorted(code, self.ends * trees).tolist()
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
     def take_table(self) -> Tensor:
-        """A table with -1 for each column, int32. Who has restored it gives it back, for the next batch."""
+        """A table with -1 for each column, int32; :meth:`give_table` takes it back, restored, for the next batch."""
         return self._tables.pop() if self._tables else host.full((self.size,), -1, dtype=torch.int32)
 
     def give_table(self, table: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The in-edges of a rank's nodes, and the draw of some of them."""
+"""The in-edges of a rank's nodes, and draws from them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class InEdges:
 
     @staticmethod
     def of(graph: DistributedGraph, weight: EdgeTensor | None) -> InEdges:
-        """Those of a graph over ranks, whose sources are numbered as neighbours of its edge view (collective)."""
+        """The in-edges of a graph over ranks; ``col`` has numbers of neighbours in its edge view (collective)."""
         view = graph.edge_view
         csr = view.csr.on_host
-        graph.edge_sharding.ordered_position  # noqa: B018  of which batches take theirs, in a thread
+        graph.edge_sharding.ordered_position  # noqa: B018  made here, where no thread does
         values = None
         if weight is not None:
             moved = weight.redistribute(view.edge_sharding).to_local()
@@ -40,7 +40,7 @@ class InEdges:
 
     @staticmethod
     def of_edge_index(edge_index: Tensor, sizes: tuple[int, int], weight: Tensor | None) -> InEdges:
-        """Those of a plain graph, or of a relation, with so many sources and targets."""
+        """The in-edges of a plain graph, or of a relation; ``sizes``: numbers of sources and targets."""
         source, target = edge_index.cpu().long()
         csr = CSR.from_edges(target, source, None, sizes[1], sizes[0])
         if weight is not None:
@@ -48,7 +48,7 @@ class InEdges:
         return InEdges(csr.rowptr, csr.col, csr.place, None, edge_index.shape[1], weight)
 
     def renumbered(self, column: Tensor) -> InEdges:
-        """With other numbers of sources, given by those that they have, int32."""
+        """The same edges with ``column[c]`` in place of each source's number ``c``, int32."""
         if torch.equal(column, host.arange(column.numel(), dtype=torch.int32)):
             return self
         return replace(self, col=column.index_select(0, self.col))
@@ -56,19 +56,10 @@ class InEdges:
     def draw(
         self, row: Tensor, tree: Tensor | None, key: Tensor, count: int, seed: int, replace: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Some in-edges of rows, row by row.
+        """Draw ``count`` in-edges of each row (-1: all): how many of each, ``[k]``; columns of sources; edge storages.
 
-        Args:
-            row: int64 ``[k]``.
-            tree: which tree each row belongs to, int64 ``[k]``; ``None``: all to one.
-            key: of each row's draw, int64 ``[k]``.
-            count: in-edges of a row; -1: all.
-            seed: of the draws.
-            replace: whether an edge may come several times.
-
-        Returns:
-            How many of each row, int64 ``[k]``; the columns of their sources, int32 ``[m]``; where they are stored,
-            int64 ``[m]``.
+        ``row``, the ``key`` of each row's draw, and ``tree``, to which it belongs (``None``: all to one), are int64
+        ``[k]``. The columns are int32 ``[m]``, the edges' places in storage int64 ``[m]``, row by row.
         """
         if self.weight is not None and count >= 0:
             return self._draw_weighted(self.weight, row, tree, count, seed, replace)
@@ -82,8 +73,8 @@ class InEdges:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw by weights, one after another: the edges with the smallest keyed exponential times of rate ``weight``.
 
-        Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006. O(degree) time for a row; with
-        replacement, for each draw. Edges of weight zero are never drawn.
+        Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006. O(degree) time for a row, with
+        replacement for each draw. Edges of weight zero are never drawn.
         """
         starts, column, entry = ops.sample_rows(self.rowptr, self.col, None, row, row, -1, seed)
         of_row = torch.repeat_interleave(host.arange(row.numel()), starts.diff())
@@ -105,5 +96,5 @@ class InEdges:
         return torch.bincount(of_row[drawn], minlength=row.numel()), column[drawn], place[drawn]
 
     def id_of(self, place: Tensor) -> Tensor:
-        """The place in the graph's order of edges that are stored at some places."""
+        """The global ids of the edges at some places of the edge storage."""
         return place if self.position is None else self.position.index_select(0, place)

@@ -1,4 +1,4 @@
-"""The seeds that a script gives, read and checked."""
+"""The arguments of neighbour loaders, read and checked: seeds, numbers of neighbours, weights."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ Ends = tuple[Nodes, Nodes]
 
 
 class Inputs(NamedTuple):
-    """What a script gives a loader to begin batches with."""
+    """The inputs of a loader: nodes or edges from which batches begin."""
 
     size: int  # inputs of an epoch
-    seeds_of: Callable[[Steps], Seeds]  # those of its steps
+    seeds_of: Callable[[Steps], Seeds]  # makes the seeds of steps
     of: str | EdgeType  # the type of the seeds, or the relation whose ends they are
 
 
@@ -106,9 +106,9 @@ def node_seeds(data: Data | HeteroData, input_nodes: Any) -> Inputs:
 def link_seeds(
     data: Data | HeteroData, edges: object, label: object, neg_sampling: object, ratio: float | None
 ) -> Inputs:
-    """The ends of edges (collective for those of the graph). With types a relation is given, alone or with edges.
+    """The ends of edges (collective for the graph's edges). With types a relation is given, alone or with edges.
 
-    Given with edges, it may be a relation of which the graph has no edges: these are then only labelled.
+    A relation that the graph does not have may be given with edges, which are then only labelled.
     """
     relation, chosen = _relation_of(data, edges) if isinstance(data, HeteroData) else (ONE_TYPE, edges)
     found = nodes_of(data)
@@ -125,7 +125,7 @@ def link_seeds(
 
 
 def _relation_of(data: HeteroData, edges: Any) -> tuple[EdgeType, object]:
-    """The relation of edges, and those that are given with it."""
+    """The relation in ``edge_label_index``, and the edges that are given with it, or ``None``."""
     given = edges if isinstance(edges, tuple | list) and edges else (None,)
     relation, chosen = (edges, None) if isinstance(given[0], str) else (given[0], given[-1])
     try:
@@ -142,7 +142,7 @@ def _relation_of(data: HeteroData, edges: Any) -> tuple[EdgeType, object]:
 
 
 def input_nodes_of(nodes: Nodes, input_nodes: object) -> tuple[Tensor, Tensor]:
-    """Ids in the order given, and where each was given: in the mask or list (collective for a node tensor)."""
+    """Ids in the order given, and the ``input_id`` of each: its place in the mask or list (collective for rows)."""
     if input_nodes is None:
         return host.arange(nodes.size), host.arange(nodes.size)
     if isinstance(input_nodes, tuple):
@@ -157,7 +157,7 @@ def input_nodes_of(nodes: Nodes, input_nodes: object) -> tuple[Tensor, Tensor]:
 
 
 def negatives_of(ends: Ends, neg_sampling: object, ratio: float | None) -> Negatives:
-    """What is drawn beside the edges (collective for weights that are node tensors)."""
+    """The negative samples that are drawn with the edges (collective for weights that are node tensors)."""
     if ratio and neg_sampling is not None:
         raise OptionError("Expected neg_sampling or neg_sampling_ratio (got both): leave one out")
     try:
@@ -224,7 +224,7 @@ def labelled_edges(ends: Ends, edges: object, label: object, negatives: Negative
 
 
 def check(loader: str, data: Data | HeteroData, options: dict[str, object]) -> None:
-    """Check the graph, and options that a graph with types may not have, or has to have."""
+    """Check the graph, and the options that depend on its types."""
     is_typed, stores = isinstance(data, HeteroData), stores_of(data)
     has_ends = all("edge_index" in store for store in stores.values()) if is_typed else "adj_t" not in data
     if not is_distributed(data) and not has_ends:
@@ -270,15 +270,15 @@ def fan_outs(data: Data | HeteroData, num_neighbors: object) -> dict[EdgeType, t
 
 
 class Relation(NamedTuple):
-    """The in-edges of a rank's nodes, whose sources are numbered as its own rows, then as other ranks' nodes."""
+    """The in-edges of a rank's nodes; sources are numbered by its own rows, then by nodes of other ranks."""
 
     in_edges: InEdges
-    node_id: Tensor = host.arange(0)  # of the latter, int64 ``[h]``
+    node_id: Tensor = host.arange(0)  # ids of the other ranks' nodes, int64 ``[h]``
     owner: Tensor = host.arange(0)  # their ranks, int64 ``[h]``
 
     @staticmethod
     def of(graph: DistributedGraph, weight: EdgeTensor | None, first: int = 0) -> Relation:
-        """Of a graph over ranks, whose sources' ids begin at ``first`` (collective)."""
+        """The relation of a graph over ranks; ids of its sources begin at ``first`` (collective)."""
         view = graph.edge_view
         node_id, owner = (x[view.num_sources :].cpu() for x in (view.neighbour_id, view.neighbour_rank))
         return Relation(InEdges.of(graph, weight), node_id + first, owner)

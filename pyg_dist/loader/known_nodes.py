@@ -1,4 +1,4 @@
-"""The nodes of a batch that a rank knows: found hop by hop, and numbered among those of all ranks."""
+"""The nodes of a batch that a rank knows, found hop by hop, and their numbers in the batch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pyg_dist.loader.columns import Columns
 
 @dataclass(frozen=True, eq=False)
 class SamplingRanks:
-    """The ranks that sample together, over messages that a thread of its own may send."""
+    """The ranks that sample together, with groups that the sampling thread has for itself."""
 
-    part: IdLists  # those of a data group, which have its nodes
-    everyone: IdLists  # those of all data groups
+    part: IdLists  # the ranks of a data group
+    everyone: IdLists  # the ranks of all data groups
     index: int = 0  # the number of this data group
     count: int = 1  # data groups
     gathers: bool = False  # whether each rank has to know the whole subset of its data group
-    machine: IdLists | None = None  # those of this one's machine, where they share what crosses to others
+    machine: IdLists | None = None  # the ranks of this machine, where they share rows that cross machines
 
     @staticmethod
     def of(graph: DistributedGraph) -> SamplingRanks:
-        """Those that share a graph; made alike on every rank (not collective)."""
+        """The ranks of a graph; to be made alike on every rank (not collective)."""
         index, count = graph.data_group
         shared = SamplingRanks.sharing(graph.node_sharding.group, graph.ranks_per_machine)
         everyone = shared.part if count == 1 else IdLists(group_of_thread(None))
@@ -41,7 +41,7 @@ class SamplingRanks:
 
     @staticmethod
     def sharing(group: Group, ranks_per_machine: int | None = None) -> SamplingRanks:
-        """Those of a group, which has all nodes; made alike on every rank (not collective)."""
+        """The ranks of a group, which has all nodes; to be made alike on every rank (not collective)."""
         ranks, machine = group.calls.ranks, None
         part = IdLists(group_of_thread(ranks))
         if ranks_per_machine is not None:
@@ -57,46 +57,39 @@ class SamplingRanks:
 
 
 class Edges(NamedTuple):
-    """Edges to this rank's nodes, ``[m]`` each.
+    """Edges to this rank's nodes, ``[m]`` each."""
 
-    Attributes:
-        source: places of their sources among the known nodes, int32 or int64.
-        target: numbers of their targets in the batch, int64; they mostly ascend.
-        stored: where each is in the graph's edge storage, int64; those of one target together, in the graph's order.
-    """
-
-    source: Tensor
-    target: Tensor
-    stored: Tensor
+    source: Tensor  # places of their sources among the known nodes, int32 or int64
+    target: Tensor  # numbers of their targets in the batch, int64; they mostly ascend
+    stored: Tensor  # places in the graph's edge storage, int64; those of one target together, in the graph's order
 
     def some(self, which: Tensor) -> Edges:
-        """Those at some places."""
+        """A selection of them."""
         return Edges(*(x.index_select(0, which) for x in self))
 
 
 _SPARSE = 64
-"""A table with fewer entries than one in so many is cleared entry by entry: one takes as long as that many in a row."""
+"""Clearing one entry of a table takes as long as clearing this many in a row."""
 
 
 class KnownNodes:
-    """This rank's nodes of a batch, and the sources of their edges, which belong to one rank each.
+    """This rank's nodes of a batch, and the sources of their edges.
 
-    They are found by their codes, and stand by their places: their columns, but in a disjoint batch the order in which
-    this rank learns of them.
+    Nodes are found by their codes (:class:`~pyg_dist.loader.columns.Columns`). A node's *place* is its column; in a
+    disjoint batch, its number in the order in which this rank learns of nodes.
 
     Args:
-        ranks: those that sample.
-        columns: the nodes that a rank may meet.
+        ranks: the ranks that sample.
+        columns: the nodes that this rank may meet.
         trees: an upper bound of the batch's trees.
-        seeds: of the data group: codes among the ranks, distinct, and numbers in the batch, int64 ``[s]``.
-        code, number: of this rank's seeds, int64, those of a type together; codes on this rank.
-        sizes: how many of these each type has.
+        seeds: of the data group: codes between ranks, distinct, and numbers in the batch, int64 ``[s]``.
+        code, number: this rank's codes of its seeds, those of a type together, and their numbers, int64.
+        sizes: seeds of this rank by type.
 
     Attributes:
-        hops: codes of this rank's nodes of the batch by the hop that reached them and by type, ascending; but its
-            seeds, which come first, as they are given.
-        keys: theirs among the ranks.
-        numbers: theirs in the batch, once they have some.
+        hops: codes of this rank's nodes by hop and type, ascending, but for the seeds, which come first, as given.
+        keys: their codes between ranks.
+        numbers: their numbers in the batch, once they are numbered.
     """
 
     def __init__(
@@ -114,22 +107,18 @@ class KnownNodes:
         self._find_numbers: Callable[[Tensor], Tensor] | None = None
         self.hops, self.numbers = [code.split(list(sizes))], [number.split(list(sizes))]
         self.keys = [columns.common(code, trees).split(list(sizes))]
-        self._size = code.numel()  # of the nodes that it knows
-        self._number = number  # of each place, or -1
-        self._is_table = trees == 1
-        self._known = [code[:0] if self._is_table else code]  # their codes, but in a table those of this rank's nodes
+        self._size = code.numel()  # known nodes
+        self._number = number  # of the node at each place, or -1
+        self._is_table = trees == 1  # whether numbers are in a table by column
+        self._known = [code[:0] if self._is_table else code]  # codes of all known nodes; of others' nodes with a table
         if self._is_table:
             self._number = columns.take_table()
             self._number[code] = number.int()
 
     def reach(self, code: Tensor) -> Generator[Call, Arrived, Tensor]:
-        """Add a hop, which reaches some nodes, and tell the owners of those that this rank did not know (collective).
+        """Add a hop that reaches the nodes ``code``, int64 or int32 ``[m]``; returns their places (collective).
 
-        Args:
-            code: on this rank, int64 or int32 ``[m]``.
-
-        Returns:
-            Their places, int32 or int64.
+        Owners are told of nodes that this rank did not know.
         """
         types = self.columns.types
         new, place = self._add(code)
@@ -144,14 +133,14 @@ class KnownNodes:
                 self._known.append(others)
             else:
                 both = torch.cat([own, self._add(found)[0]])
-                new = torch.from_numpy(np.sort(both.numpy(), kind="stable"))  # two runs, which it merges
+                new = torch.from_numpy(np.sort(both.numpy(), kind="stable"))  # merges two sorted runs
         bounds = torch.searchsorted(new, types[1:] * self.trees)
         self.hops.append(new.tensor_split(bounds))
         self.keys.append(self.columns.common(new, self.trees).tensor_split(bounds))
         return place
 
     def _add(self, code: Tensor) -> tuple[Tensor, Tensor]:
-        """The codes that were not known, ascending, and the places of all."""
+        """Add codes; returns those that were not known, ascending, and the places of all."""
         if self._is_table:
             new, place = ops.add_places(self._number, code, self._size), code
         else:
@@ -162,7 +151,7 @@ class KnownNodes:
         return new, place
 
     def give_table_back(self) -> None:
-        """End: nothing is found afterwards."""
+        """Free the table; no nodes are found afterwards."""
         if self._is_table:
             table, is_sparse = self._number, _SPARSE * self._size < self._number.numel()
             known = torch.cat([*self._own, *self._known]) if is_sparse else None
@@ -173,14 +162,9 @@ class KnownNodes:
     ) -> Generator[Call, Arrived, tuple[list[list[int]], list[int]]]:
         """Number the nodes that this rank knows, of each type: by hop, data group and code (collective).
 
-        Every rank of a data group learns the codes of its nodes for that: O(B) time.
-
-        Args:
-            num_seeds: of all data groups, by type.
-            num_edges: of this rank, by hop or whatever else.
-
-        Returns:
-            The batch's nodes by type and hop, and its edges.
+        For that every rank of a data group learns the codes of all its nodes: O(B) time. ``num_seeds``: of all data
+        groups, by type; ``num_edges``: some counts of this rank. Returns the batch's nodes by type and hop, and the
+        sums of the counts over all ranks.
         """
         if self._is_alone:
             counts = [hop.numel() for (hop,) in self.hops]
@@ -218,11 +202,11 @@ class KnownNodes:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether one rank has all nodes, of one type: it learns of them in their order."""
+        """Whether one rank has all nodes, of one type, and so learns of them in the order of their numbers."""
         return self._lists.group.size == self._ranks.count == self.columns.types.numel() == 1
 
     def around(self, code: Tensor) -> Tensor:
-        """The places of some nodes, once the batch is numbered; those that it does not have get the number -1."""
+        """The places of some nodes, once the batch is numbered; nodes outside of the batch get the number -1."""
         new, place = self._add(code)
         number = torch.full_like(new, -1)
         if self._find_numbers is not None:
@@ -239,7 +223,7 @@ class KnownNodes:
         return self._number.index_select(0, place).long()
 
     def _of_groups(self, edges: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of edges and nodes of each data group, given those of this one (collective)."""
+        """Counts of edges and nodes of each data group, given those of this one (collective)."""
         ranks = self._ranks
         if ranks.count == 1:
             return edges.view(1, -1), nodes.view(1, -1)
@@ -250,9 +234,9 @@ class KnownNodes:
         return found[1], found[2]
 
     def crossing(self, edges: Sequence[Edges]) -> list[CrossingEdges | None]:
-        """For each relation, which of this rank's edges begin where; ``None``: there is one rank.
+        """For each relation, which of this rank's edges begin on which rank; ``None``: there is one rank.
 
-        Once the nodes are numbered; collective where ranks share machines.
+        To be called once the nodes are numbered; collective where ranks share machines.
         """
         size, rank, machine = self._lists.group.size, self._rank, self._ranks.machine
         if size == 1:
@@ -280,7 +264,7 @@ class KnownNodes:
         return self._shared_with_machine(machine, edges, found, leaving)
 
     def leaving(self, edges: Edges, crossing: CrossingEdges) -> LeavingEdges:
-        """The edges from this rank's nodes to others': their owners tell of theirs (collective)."""
+        """The edges from this rank's nodes to other ranks', which the targets' owners send (collective)."""
         ends = self.numbers_at(edges.source), edges.target
         rows = torch.stack([end.index_select(0, crossing.arriving) for end in ends], 1)
         counts = torch.bincount(crossing.sender, minlength=self._lists.group.size).tolist()
@@ -296,7 +280,7 @@ class KnownNodes:
         crossing: Sequence[CrossingEdges],
         leaving: Sequence[LeavingEdges],
     ) -> list[CrossingEdges | None]:
-        """With those between this machine and others, of which each of its ranks tells the others (collective)."""
+        """The same, with all edges between this machine and others, which its ranks send each other (collective)."""
         first, lists = self._rank - machine.group.rank, []
         for (source, target, _), found, (begins, finishes, receiver) in zip(edges, crossing, leaving, strict=True):
             source, target = (end.index_select(0, found.arriving) for end in (source, target))

@@ -43,10 +43,9 @@ _KNOWN = {*_COMPARED, "transform", "prefetch", *_OF_WORKERS, *_WITHOUT_EFFECT}
 
 
 class _Neighbors(BatchLoader):
-    """What both loaders share: the options of PyG's, and the sampler.
+    """The base of both loaders: PyG's options, and the sampler.
 
-    ``inputs`` reads what the script has given, and returns the number of inputs and what makes seeds of their steps
-    (collective). What it raises, and what else is wrong, every rank raises.
+    ``read`` reads the inputs that the script gives (collective). Errors are raised on every rank.
     """
 
     sampler: NeighborSampling

@@ -32,7 +32,7 @@ _WINDOW, _EDGES_AT_ONCE = 8, 1 << 20
 """The most steps that are drawn at once, and the most edges of a rank: messages of larger batches weigh little."""
 
 _NUMBERS = ("edge_label_index", *_ENDS)
-"""Those that number nodes."""
+"""Attributes of the seeds that are numbers of nodes in the batch."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -41,22 +41,22 @@ class NeighborSampling:
 
     A hop draws, for each relation, in-edges of the nodes of its targets' type that the hop before has reached. Which
     in-edges of a node are kept is a function of the seed, the step, the hop, the data group, the relation and the node.
-    The owner of a node draws them, and each hop sends the ids of the nodes that it reaches to their owners: of H hops
-    H + 1 messages between two ranks, which several steps share if their batches are small; the halo layout's plan is
-    one more for each relation, and in two levels the edges are another, and one within a machine. A rank keeps its own
-    nodes of the batch and the edges that end at them, O(B/P) memory; to number nodes it is told the ids of all. Where
-    the layout needs the whole subset on each rank, it is gathered at the end: O(B) memory.
+    The owner of a node draws them, and sends the ids of their sources to the owners of these: for H hops H + 1 messages
+    between two ranks, which several steps with small batches share. The halo layout's plan takes one message more for
+    each relation; in two levels one more for the edges, and one within a machine. A rank keeps its own nodes of the
+    batch and the edges that end at them, O(B/P) memory; to number nodes it is sent the ids of all. Where the layout
+    needs the whole subset on each rank, it is gathered at the end: O(B) memory.
 
-    Nodes of a type are numbered by hop, seeds first as they are given, then ascending by id and tree; in each hop data
-    group after data group. Edges are ordered by the hop that draws them, and in it as in the graph. Ids count through
-    all types. In a disjoint batch a node is one for each tree.
+    Nodes of a type are numbered by hop, seeds first as given, then ascending by id and tree; in each hop data group
+    after data group. Edges are ordered by the hop that draws them, then as in the graph. Ids count through all types.
+    In a disjoint batch a node of the graph is another node in each tree.
     """
 
-    ranks: SamplingRanks  # those that sample
+    ranks: SamplingRanks  # the ranks that sample
     columns: Columns  # the nodes that this rank may meet
     in_edges: Mapping[EdgeType, InEdges]  # of this rank's nodes, by relation
     types: Mapping[str, range]  # ids of each type's nodes
-    seeds: Seeds  # what batches begin with
+    seeds: Seeds  # from which batches begin
     input_type: str | EdgeType  # of the seeds: a type, or a relation whose ends they are
     num_neighbors: Mapping[EdgeType, tuple[int, ...]]  # in-edges of a node by hop; -1: all
     seed: int  # of the draws
@@ -89,7 +89,7 @@ class NeighborSampling:
         }  # fmt: skip
 
     def _by_name(self, values: Mapping[tuple[str, ...], object]) -> object:
-        """By names of types and relations; the value itself where there are none."""
+        """Values by names of types and relations; the only value where there are no types."""
         return {"__".join(key): x for key, x in values.items()} if self.is_typed else next(iter(values.values()))
 
     @property
@@ -99,7 +99,7 @@ class NeighborSampling:
 
     @property
     def num_hops(self) -> int:
-        """Those of the relations, which have as many each."""
+        """The number of hops, the same for all relations."""
         return max(map(len, self.num_neighbors.values()), default=0)
 
     @cached_property
@@ -120,9 +120,9 @@ class NeighborSampling:
         return self._ahead.drawn.pop(step)
 
     def prepare(self, step: int) -> None:
-        """Draw what ``sample(step)`` returns, and some steps behind it: more each time that they are asked for in turn.
+        """Draw ``sample(step)``, unless it is drawn, and steps after it: more each time that steps are taken in turn.
 
-        Nothing is done where that has been drawn (collective where messages are sent).
+        Collective where messages are sent.
         """
         ahead = self._ahead
         if step in ahead.drawn:
@@ -143,22 +143,16 @@ class _Ahead:
     """Steps that were drawn and have not been taken yet."""
 
     drawn: dict[int, Subset | TypedSubset] = field(default_factory=dict)
-    end: int = -1  # behind the last step of those that were drawn at last
-    size: int = 1  # how many these were
+    end: int = -1  # the step after those that were drawn last
+    size: int = 1  # how many were drawn last
 
 
 class Drawn(NamedTuple):
-    """In-edges of some nodes, those of a node together, in the graph's order.
+    """In-edges of some nodes, those of a node together, in the graph's order."""
 
-    Attributes:
-        degree: how many each node has, int64 ``[n]``.
-        source: places of their sources among the known nodes, int32 or int64 ``[m]``.
-        stored: where each is in the graph's edge storage, int64 ``[m]``.
-    """
-
-    degree: Tensor
-    source: Tensor
-    stored: Tensor
+    degree: Tensor  # how many each node has, int64 ``[n]``
+    source: Tensor  # places of their sources among the known nodes, int32 or int64 ``[m]``
+    stored: Tensor  # places in the graph's edge storage, int64 ``[m]``
 
 
 class _Batch:
@@ -172,7 +166,7 @@ class _Batch:
         self.kinds = list(sampling.types)
         kind = torch.searchsorted(ends, seeds, right=True)
         self.num_seeds: list[int] = torch.bincount(kind, minlength=len(self.kinds)).tolist()
-        order = kind.argsort(stable=True)  # by type, in each as they are given
+        order = kind.argsort(stable=True)  # by type, those of a type as given
         first = host.tensor([0, *accumulate(self.num_seeds)])
         self.seed_number = torch.empty_like(order).scatter_(0, order, host.arange(order.numel())) - first[kind]
         first_seed = sum(of_group.numel() for of_group in self.start.seeds[:group])
@@ -187,7 +181,7 @@ class _Batch:
         self.nodes = KnownNodes(sampling.ranks, sampling.columns, self.trees, known, code, at(number, here), sizes)
 
     def subset(self) -> Generator[Call, Arrived, Subset | TypedSubset]:
-        """The batch, as far as this rank has to know it."""
+        """This rank's part of the batch, or all of it where the layout needs that."""
         sampling, nodes, relations = self.sampling, self.nodes, list(self.sampling.in_edges)
         hops = []
         for hop in range(sampling.num_hops):
@@ -211,7 +205,7 @@ class _Batch:
         for k, relation in enumerate(relations):
             if is_directional:
                 known[relation]["num_sampled_edges"] = totals[k :: len(relations)]
-            # what is induced or goes both ways belongs to no hop
+            # edges that are induced or go both ways belong to no hop
             of_hops = [hop[k] for hop in sizes] if is_directional else [every[k].stored.numel()]
             kept[relation] = self._kept(relation, every[k], of_hops, crossing[k])
         nodes.give_table_back()
@@ -228,10 +222,10 @@ class _Batch:
     def _in_edges(
         self, code: Sequence[Tensor], key: Sequence[Tensor], hop: int | None
     ) -> Generator[Call, Arrived, list[Drawn]]:
-        """In-edges of this rank's nodes, of each relation: those that a hop draws (collective), or all of them.
+        """In-edges of this rank's nodes, of each relation: those that a hop draws (collective), or with ``None`` all.
 
-        ``code``, ``key``: the nodes' by type, on this rank and among the ranks; ``hop``: their sources belong to the
-        batch thereby; ``None``: they do not.
+        ``code``, ``key``: codes of the nodes by type, on this rank and between ranks. Sources of drawn edges join the
+        batch.
         """
         sampling, columns = self.sampling, self.sampling.columns
         by_type, found = dict(zip(self.kinds, zip(code, key, strict=True), strict=True)), list[Drawn]()
@@ -251,7 +245,7 @@ class _Batch:
         return [drawn._replace(source=place) for drawn, place in zip(found, of_relations, strict=True)]
 
     def _edges(self, draws: Sequence[Sequence[Drawn]], numbers: Sequence[Sequence[Tensor]]) -> list[Edges]:
-        """Of each relation the edges of several draws, given the numbers of the nodes of each draw, by type."""
+        """The edges of several draws, by relation; ``numbers``: of the nodes of each draw, by type."""
         found = []
         for k, relation in enumerate(self.sampling.in_edges):
             kind, drawn = self.kinds.index(relation[-1]), [of_relations[k] for of_relations in draws]
@@ -264,7 +258,7 @@ class _Batch:
         return found
 
     def _nodes(self, ids: range, code: Tensor, number: Tensor, counts: list[int]) -> Subset:
-        """Those of a type, without edges, given the codes among the ranks and numbers of this rank's."""
+        """The nodes of a type, given this rank's codes between ranks and numbers."""
         sampling, of_nodes = self.sampling, {}
         if sampling.disjoint:
             tree, code = split(code, self.trees)
@@ -279,7 +273,7 @@ class _Batch:
         )
 
     def _whole(self, nodes: Subset, kept: KeptEdges, attributes: dict[str, object]) -> Generator[Call, Arrived, Subset]:
-        """That of a graph with one type (collective where each rank has to know all)."""
+        """The subset of a graph with one type (collective where each rank has to know all)."""
         ranks = self.sampling.ranks
         nodes = replace(
             nodes,
@@ -321,10 +315,10 @@ class _Batch:
         return KeptEdges(edges.stored, named, *self._ends(edges), num_keys, repeats, crossing)
 
     def _store_of(self, name: str, nodes: dict[str, Subset], edges: dict[EdgeType, dict[str, object]]) -> Any:
-        """The attributes that one of the seeds' belongs to."""
+        """The attributes of the type or relation that the seeds' attribute ``name`` belongs to."""
         given = self.sampling.input_type
         if not isinstance(given, str) and name not in _ENDS:
-            return edges.setdefault(given, {})  # which may be no relation of the graph
+            return edges.setdefault(given, {})  # maybe no relation of the graph
         return nodes[given if isinstance(given, str) else given[_ENDS[name]]].attributes
 
     def _ends(self, edges: Edges) -> tuple[Tensor, Tensor]:
@@ -359,7 +353,7 @@ class _Batch:
         return every.some(host.flatnonzero(is_drawn | _is_among(pair, wanted)))
 
     def _gathered(self, nodes: Subset, kept: KeptEdges) -> Generator[Call, Arrived, Subset]:
-        """That of all ranks of the data group, edges by what stands for them (collective)."""
+        """The subset of all ranks of the data group (collective)."""
         assert nodes.number is not None
         trees = [nodes.node_attributes["batch"]] if nodes.node_attributes else []
         lists = [
@@ -375,12 +369,12 @@ class _Batch:
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    """One list after another; no list is an empty one."""
+    """The pieces one after another; of no pieces an empty tensor."""
     return pieces[0] if len(pieces) == 1 else torch.cat([*pieces]) if pieces else host.arange(0)
 
 
 def at(values: Tensor, index: Tensor) -> Tensor:
-    """``values[index]``, for which torch takes several times as long."""
+    """``values[index]``, several times as fast."""
     return values.index_select(0, index)
 
 

@@ -27,11 +27,11 @@ class _Begun(NamedTuple, Generic[T]):
 
 
 class _Work:
-    """What the thread has been given and has not done yet, which keeps this alive."""
+    """Counts the tasks that the thread has not finished."""
 
     def __init__(self) -> None:
         self._left, self._changed = 0, threading.Condition()
-        self.error: BaseException | None = None  # of what was done ahead
+        self.error: BaseException | None = None  # of a task that was done ahead
 
     def add(self, number: int) -> None:
         with self._changed:
@@ -43,7 +43,7 @@ class _Work:
             self._changed.wait_for(lambda: self._left == 0)
 
     def check(self) -> None:
-        """Raise what was raised ahead: other ranks may have got on, so it is not tried again."""
+        """Raise the error of a task that was done ahead: other ranks may have gone on, so it is not tried again."""
         if self.error is not None:
             raise self.error
 
@@ -53,16 +53,14 @@ class _Work:
 class Prefetcher(Generic[T]):
     """Makes the item of a step, in advance if possible, by a thread that lasts until :meth:`stop`.
 
-    The thread ends with the session, too, and with the last reference to the prefetcher. Items are not kept here once
-    they have been taken. Collective only if ``make`` is.
+    The thread also ends with the session, and with the last reference to the prefetcher. Collective if ``make`` is.
 
     Args:
-        make: makes the item of a step, and draws from no generator; what it raises reaches :meth:`take`.
-        device: where items made from now on lie, asked each time; on a GPU the thread has a stream of its own.
-        sends: whether ``make`` sends messages, over a group that nothing else uses. One item is then made at a time,
-            all that are begun are made, and the main thread notes which it waits for.
-        ahead: what the thread does for a later step once it has made the item of the one before, in the same order on
-            all ranks; what it raises, the next :meth:`take` raises.
+        make: makes the item of a step, without torch's generators; :meth:`take` raises its errors.
+        device: gives the device of the next item; on a GPU the thread has a stream of its own.
+        sends: whether ``make`` sends messages, over a group that nothing else uses. Then one item is made at a time,
+            each that is begun is made, and the main thread notes for which it waits.
+        ahead: called by the thread with the next step after an item is made; the next :meth:`take` raises its errors.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class Prefetcher(Generic[T]):
         self._work = _Work()
 
     def begin(self, step: int) -> None:
-        """Have the thread make the item of a step; one that was not taken is dropped."""
+        """Have the thread make the item of a step; an item that was not taken is dropped."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "pyg_dist sampling")
             current().close_at_end(self)
@@ -96,7 +94,7 @@ class Prefetcher(Generic[T]):
         self._next = _Begun(step, device, future)
 
     def take(self, step: int) -> T:
-        """The item of a step: the one that was begun, waited for, or else made now, as where the device is another."""
+        """The item of a step; it is made now unless it was begun, for the present device."""
         begun, self._next = self._next, None
         if begun is None or (begun.step, begun.device) != (step, self._device()):
             return self.alone(partial(self._make, step))
@@ -104,7 +102,7 @@ class Prefetcher(Generic[T]):
             return taken(begun.future.result())
 
     def alone(self, make: Callable[[], T]) -> T:
-        """What ``make`` returns, called while the thread makes nothing."""
+        """Call ``make`` once the thread has nothing to do."""
         with timing.phase("sampling"), self._called():
             self._work.wait()
             self._work.check()
@@ -115,13 +113,13 @@ class Prefetcher(Generic[T]):
         self.stop(waits=True)
 
     def stop(self, waits: bool = False) -> None:
-        """End the thread once it has made what it is making; this waits for that only if it is to."""
+        """End the thread after its present task; ``waits``: wait for that."""
         thread, self._thread, self._next = self._thread, None, None
         if thread is not None:
             thread.shutdown(wait=waits)
 
     def _called(self) -> AbstractContextManager[None]:
-        """Ranks that take other items than others are found as those that make other calls are."""
+        """Context that notes a call, so that ranks which take different items are found like those with other calls."""
         if not self._sends:
             return nullcontext()
         _, _, call = current().of(Control).group.begin("mini-batch", torch.empty(0, device="cpu"), 0)

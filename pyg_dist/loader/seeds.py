@@ -1,4 +1,4 @@
-"""What batches of sampled neighbours begin with: input nodes, or the ends of links and of negative ones."""
+"""The seeds of sampled neighbours: input nodes, or the ends of links and of negative links."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pyg_dist.errors import OptionError
 
 
 class Start(NamedTuple):
-    """What a step's batch begins with; every rank knows it."""
+    """The seeds of a step's batch, which every rank knows."""
 
     # ids of nodes by data group, int64; those of a group are distinct, unless the batch is disjoint
     seeds: list[Tensor]
-    tree: Tensor  # which input each seed belongs to, group after group, int64; for disjoint batches
+    tree: Tensor  # the number of each seed's input, group after group, int64; for disjoint batches
     attributes: dict[str, Any]  # of the batch
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Which of ``size`` inputs each step has; data groups share them as evenly as can be."""
+    """The inputs of each step, of ``size`` inputs; data groups share them evenly."""
 
     size: int  # inputs of an epoch
     batch_size: int  # of a step and a data group
@@ -36,7 +36,7 @@ class Steps:
 
     @property
     def size_of_step(self) -> int:
-        """Inputs of a step, the last one of an epoch maybe excepted."""
+        """Inputs of a step; the last step of an epoch may have fewer."""
         return self.batch_size * self.num_groups
 
     @property
@@ -53,7 +53,7 @@ class Steps:
         return ops.keyed_permutation(place, self.size, ops.mixed_seed(self.seed, epoch, self.size, 4))
 
     def by_group(self, inputs: Tensor) -> list[Tensor]:
-        """The data groups' consecutive parts of what has an entry for each input of a step."""
+        """Split a tensor with an entry for each input of a step into the data groups' parts."""
         return list(inputs.tensor_split(self.num_groups))
 
     @property
@@ -84,7 +84,7 @@ class Listed(Steps):
         return Listed(input_id.numel(), batch_size, False, False, steps.seed, steps.num_groups, input_id)
 
     def at(self, step: int) -> Tensor:
-        """All of them."""
+        """All listed inputs."""
         return self.input_id
 
 
@@ -116,7 +116,7 @@ class NodeSeeds:
 
 @dataclass(frozen=True)
 class Negatives:
-    """Negative samples: how, how many for each edge, and the sums of the weights by which ends are drawn, ``[N]``."""
+    """Negative samples: mode, number for each edge, and running sums of the weights by which ends are drawn."""
 
     mode: Literal["none", "binary", "triplet"] = "none"
     amount: float = 0.0
@@ -125,7 +125,7 @@ class Negatives:
 
     @property
     def ends_of_edge(self) -> int:
-        """An upper bound of the seeds that an edge brings, those of its negative samples included."""
+        """An upper bound of the seeds for an edge, with its negative samples."""
         return 2 + math.ceil(self.amount) * {"none": 0, "binary": 2, "triplet": 1}[self.mode]
 
 
@@ -185,8 +185,8 @@ class LinkSeeds:
     def _numbered(self, ends: list[Tensor], is_disjoint: bool) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Seeds by data group, the number of each end in the batch, and the tree of each seed.
 
-        In a disjoint batch each end is a seed of its own, and a tree has those of an edge: of a negative one, too, if
-        it is binary.
+        In a disjoint batch each end is a seed of its own; the ends of an edge are a tree, and so are those of a binary
+        negative edge.
         """
         tree_of = [host.arange(end.shape[0]) for end in ends]
         if self.negatives.mode == "binary":
@@ -222,4 +222,4 @@ class LinkSeeds:
 
 
 Seeds = NodeSeeds | LinkSeeds
-"""What batches begin with, by step."""
+"""The seeds of all steps."""

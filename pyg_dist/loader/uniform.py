@@ -180,10 +180,10 @@ class UniformSampling:
     group: int = 0  # the number of this rank's data group
     num_groups: int = 1  # data groups, which draw independently
     cover: bool = False  # an epoch is one permutation, cut into batches whose sizes differ by one at most
-    # ascending ids of the nodes of which every batch has the same number; ``None``: no such nodes
+    # ascending ids of nodes of which every batch has the same number; ``None``: there are none
     input_nodes: Tensor | None = None
     rescale: bool = True  # whether subsets have the probabilities of their pairs
-    sends = False  # every rank knows all that a sample follows from
+    sends = False  # every rank computes the whole sample
 
     @property
     def options(self) -> dict[str, object]:

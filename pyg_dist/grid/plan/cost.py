@@ -1,7 +1,7 @@
-"""What a training step costs on a mesh of the grid, seconds and memory, and every mesh with its price.
+"""The price and the memory of a training step on a mesh of the grid, and all meshes with their prices.
 
-Sparse products by Plexus, 4.1; messages with the contention of Plexus, 4.2, for the all-to-alls that are sent in the
-place of its rings, with latencies; and copies, which both count on CPUs.
+Sparse products as in Plexus, 4.1; messages with the contention of Plexus, 4.2, but for all-to-alls in place of its
+rings, with latencies; and copies, which matter on CPUs.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def all_to_all_seconds(
         + n p_o L_o + \frac{p_o}{p} \frac{k b}{B_o}
 
     n calls of c seconds send b bytes, in equal shares to p partners, of which p_i are on the rank's machine and p_o are
-    not; t is :meth:`Machine.turns`, since no network card works for what stays inside. Plexus, 4.2 prices rings, where
-    one message of a group leaves a machine; in an all-to-all p_o of each rank do, and the k ranks of the machine that
-    have such partners along these axes share its link. Contention is by axis, as there: y runs inside of x, x of z.
+    not; t is :meth:`Machine.turns`, since cores carry the messages within a machine. In the rings of Plexus, 4.2 one
+    message of a group leaves a machine; in an all-to-all p_o of each rank do, and the k ranks of the machine that have
+    such partners along these axes share its link. As there, y runs inside of x, x of z.
 
-    Along one axis are gathers and scattered sums. Where its lines have k ranks on each of m machines, these go in two
-    steps (:mod:`pyg_dist.grid.collectives`): with pieces of s bytes, m - 1 of them by the link, and m (k - 1) inside.
+    Along one axis there are gathers and scattered sums. Where its lines have k ranks on each of m machines, these take
+    two steps (:mod:`pyg_dist.grid.collectives`): m - 1 pieces go between machines, m (k - 1) within.
     """
     stride, place, size = _line(shape, axes, rank)
     if size == 1:
@@ -77,7 +77,7 @@ def _goes_in_two_steps(shape: MeshShape, axis: str, ranks_per_node: int) -> bool
 
 
 def _line(shape: MeshShape, axes: tuple[str, ...], rank: int) -> tuple[int, int, int]:
-    """The ranks along one axis, or along all, that ``rank`` is one of: their stride, its place, their number."""
+    """The line of ranks along one axis, or along all, through ``rank``: stride, the rank's place, number of ranks."""
     if len(axes) > 1:
         return 1, rank, shape.size
     (axis,) = axes
@@ -85,10 +85,7 @@ def _line(shape: MeshShape, axes: tuple[str, ...], rank: int) -> tuple[int, int,
 
 
 def price_of(model: Model, shape: MeshShape, sums: Sums, machine: Machine) -> Price:
-    """Predicted seconds of a training step: those of the slower of the first and the last rank.
-
-    Where ranks share cores, as many of the slower one's as take turns: the halo's price takes their mean there.
-    """
+    """The price of a training step: that of the slower of the first and the last rank."""
     prices = [_price(model, shape, sums, machine, rank) for rank in sorted({0, shape.size - 1})]
     return max(prices, key=lambda price: price.seconds)
 
@@ -141,24 +138,19 @@ def graph_bytes(model: Model, shape: MeshShape, sums: Sums, rank: int) -> int:
 
 
 def _first_work(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:
-    """A step's in which nothing is remembered yet: what is then kept was made in it."""
+    """The work of a step without remembered sums: it makes all that is kept."""
     return work_of(replace(model, input="new") if model.input == "remembered" else model, shape, sums, rank)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One mesh and form of the sums, with its price for a step.
-
-    ``num_bytes``, sent by all ranks together without the weights' gradients, and ``memory``, of the rank that needs
-    most, are estimates from the first, the middle and the last rank (:meth:`GridPlan.to_dict` has the sum over all
-    ranks).
-    """
+    """One mesh and form of the sums, with its price for a step. Bytes are estimated from three ranks."""
 
     shape: MeshShape
     sums: Sums
     price: Price
-    num_bytes: int
-    memory: int
+    num_bytes: int  # sent by all ranks together, without the weights' gradients
+    memory: int  # bytes of the rank that needs most
 
     @property
     def seconds(self) -> float:
@@ -169,7 +161,7 @@ class Candidate:
         return f"grid {self.shape}, sums by {self.sums}"
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values."""
+        """Plain values for programs."""
         return {
             "layout": "grid",
             "mesh": {axis: self.shape[axis] for axis in GRID_AXES},

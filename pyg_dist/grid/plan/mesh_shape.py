@@ -1,12 +1,12 @@
-"""The grid layout's mesh, and which rows and columns a rank of it holds (pure functions).
+"""The grid layout's mesh, and the rows and columns that each of its ranks holds (pure functions).
 
 Ranks are points of ``data x z x x x y``. They run y fastest, then x, z, data (Plexus, 4.2): neighbours on y are
-neighbours in a machine, and the bandwidth formulas of the planner rest on it. A *product* of axes is the ranks that
-differ in those axes only.
+neighbours in a machine, on which the planner's bandwidth formulas rely. The ranks of a *product* of axes differ only
+in these axes.
 
 A layout splits the positions of the nodes in one of the node orders over some axes, one after another (the first is the
-coarsest), and columns over at most one; all other axes hold replicas. Splits are as even as they can be: any numbers of
-nodes, columns and ranks fit.
+coarsest), and columns over at most one; all other axes hold replicas. Splits are near-even, for any numbers of nodes,
+columns and ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MeshShape:
 
     @staticmethod
     def of(mesh: Mapping[str, int], num_ranks: int) -> MeshShape:
-        """The shape that a user's ``mesh`` names; an axis left out is 1. Raises OptionError where it does not fit."""
+        """The shape of a user's ``mesh``; an axis left out is 1. Raises OptionError where it does not fit."""
         data, x, y, z = mesh_sizes("grid", ("data", *GRID_AXES), mesh, num_ranks)
         return MeshShape(x, y, z, data)
 
@@ -59,18 +59,18 @@ class MeshShape:
         return tuple([getattr(self, axis) for axis in axes])  # prices of all meshes read this a million times
 
     def stride(self, axis: str) -> int:
-        """How far apart the numbers of two ranks are that are neighbours along ``axis``."""
+        """The difference between the numbers of two neighbours along ``axis``."""
         return math.prod(self.sizes(*RANK_ORDER[: RANK_ORDER.index(axis)]))
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where ``rank`` stands, by axis."""
+        """The coordinates of ``rank``, by axis."""
         place = {}
         for axis in RANK_ORDER:
             rank, place[axis] = divmod(rank, self[axis])
         return place
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """Which rank stands there; axes left out are 0."""
+        """The rank at some coordinates; axes left out are 0."""
         rank = 0
         for axis in reversed(RANK_ORDER):
             rank = rank * self[axis] + coordinates.get(axis, 0)
@@ -78,7 +78,7 @@ class MeshShape:
 
 
 def in_order(ranks: Sequence[int], of_rank: Sequence[int]) -> list[list[int]]:
-    """:func:`by_machine`, where those of a machine also follow one another: sums then go in two steps."""
+    """:func:`by_machine`, if ranks of a machine also follow one another, so that sums take two steps; else ``[]``."""
     found = by_machine(ranks, of_rank)
     return found if [rank for own in found for rank in own] == [*ranks] else []
 
@@ -119,7 +119,7 @@ class TileLayout:
 
 
 class Tiling(NamedTuple):
-    """Which tiles of the adjacency matrix."""
+    """A way to cut the adjacency matrix into tiles."""
 
     row_axis: str  # splits the targets
     column_axis: str  # splits the sources
@@ -127,17 +127,17 @@ class Tiling(NamedTuple):
 
     @staticmethod
     def of(layout: TileLayout) -> Tiling:
-        """Of the tiles that meet an x of this layout."""
+        """The tiling that multiplies an x of this layout."""
         return Tiling(layout.free_axis(), layout.rows[0], layout.order)
 
     @property
     def third_axis(self) -> str:
-        """The one along which a tile has replicas."""
+        """The axis along which a tile has replicas."""
         (axis,) = (a for a in GRID_AXES if a not in (self.row_axis, self.column_axis))
         return axis
 
     def layouts(self, num_orders: int) -> tuple[TileLayout, TileLayout]:
-        """How a tile's rows lie, and its columns."""
+        """The layouts of a tile's rows and of its columns."""
         return (
             TileLayout((self.row_axis,), None, num_orders - 1 - self.order),
             TileLayout((self.column_axis,), None, self.order),
@@ -145,7 +145,7 @@ class Tiling(NamedTuple):
 
 
 WHOLE_ROWS = TileLayout(("x", "z", "y"), None, 0)
-"""Every row on one rank: what labels and masks have, and what functions of whole rows work on."""
+"""Whole rows: the layout of labels and masks, and for functions that need whole rows."""
 INPUT = TileLayout(("x", "z"), "y", 0)
 """Input features and embeddings: split over x and y, and over z as well (Plexus, 3.1)."""
 
@@ -164,7 +164,7 @@ def nested_split(size: int, parts: Sequence[int]) -> list[int]:
 
 
 def nested_index(axes: Sequence[str], shape: MeshShape, coordinates: Mapping[str, int]) -> int:
-    """The number of the range that falls on ``coordinates``."""
+    """The number of the range at ``coordinates``."""
     index = 0
     for axis in axes:
         index = index * shape[axis] + coordinates[axis]
@@ -189,13 +189,13 @@ def column_range(num_columns: int, layout: TileLayout, shape: MeshShape, coordin
 
 
 Sums = Literal["all_reduce", "reduce_scatter"]
-"""How the two big sums of a layer go on: to all ranks (Plexus, Alg. 1), or each rank's piece to it alone."""
+"""The form of a layer's two large sums: to all ranks (Plexus, Alg. 1), or scattered."""
 
 
 def tilings(sums: Sums) -> tuple[tuple[str, str], ...]:
     """The (row axis, column axis) of the adjacency tiles that layers use, the first layer's first.
 
-    Layouts rotate with period three where sums go to all ranks (Plexus, 3.2), else with period two.
+    Layouts rotate with period three for sums to all ranks (Plexus, 3.2), with period two for scattered sums.
     """
     two = (("z", "x"), ("x", "z"))
     return two if sums == "reduce_scatter" else (*two, ("y", "z"), ("z", "y"), ("x", "y"), ("y", "x"))

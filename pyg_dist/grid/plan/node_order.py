@@ -1,4 +1,4 @@
-"""Orders of the nodes, the tiles that they make, the orders that make those even, and changes of layout between them.
+"""Node orders, the choice of orders with even tiles, and the redistributions between layouts.
 
 A *node order* is a permutation of the nodes; *position* is a node's place in it.
 """
@@ -44,11 +44,11 @@ class NodeOrder(ABC):
 
     @property
     def num_split(self) -> int:
-        """Number of positions that are split over axes."""
+        """The number of positions that are split over axes."""
         return self.num_nodes
 
     def bounds(self, split_at: Sequence[int]) -> list[int]:
-        """The first position in each range, given where positions are split."""
+        """The first position of each range, given the bounds among the :attr:`num_split` positions."""
         return list(split_at)
 
 
@@ -84,10 +84,7 @@ class ListedOrder(NodeOrder):
 
     @staticmethod
     def round_robin_by_degree(weight: Tensor, num_blocks: int, rng: torch.Generator) -> ListedOrder:
-        """Nodes go to ``num_blocks`` ranges in turn, by weight: each range gets as many of every weight as the others.
-
-        Nodes of like weight form rounds of one node per range; within a round, who gets which is random.
-        """
+        """Deal nodes by descending weight to ``num_blocks`` ranges, a node to each in a round, in random order."""
         num_nodes = weight.numel()
         shuffled = host.randperm(num_nodes, generator=rng)
         by_weight = shuffled[torch.argsort(weight[shuffled], descending=True, stable=True)]
@@ -98,21 +95,16 @@ class ListedOrder(NodeOrder):
 
 @dataclass(frozen=True)
 class SampledOrder(ListedOrder):
-    """The nodes of a sample in the order of the whole graph, whose ranges are split: a range's number of nodes varies.
+    """The nodes of a sample in the whole graph's order, in whose even ranges they are counted."""
 
-    Nodes are numbered by their places in the sample, or by ``number`` of these, which ascends. ``parent_position``
-    ascends; ``split_position`` is the same in the order of ``num_even`` positions that is split evenly, another one
-    where the graph is a sample itself.
-    """
-
-    parent_position: Tensor
-    split_position: Tensor
-    num_even: int
-    number: Tensor | None = None
+    parent_position: Tensor  # of each node in the order of the graph, ascending
+    split_position: Tensor  # in the order whose positions are split evenly: another one where the graph is a sample
+    num_even: int  # positions of that order
+    number: Tensor | None = None  # of each node of the sample, ascending; ``None``: its place in the sample
 
     @staticmethod
     def at(parent: NodeOrder, node_id: Tensor, number: Tensor | None = None) -> SampledOrder:
-        """The order of the sampled nodes, whose numbers ascend. O(B log B) time."""
+        """The order of sampled nodes. O(B log B) time."""
         parent_position, place = parent.positions(node_id).sort(stable=True)
         position = torch.empty_like(place).scatter_(0, place, host.arange(place.numel()))
         split_position = parent_position
@@ -129,17 +121,17 @@ class SampledOrder(ListedOrder):
         return self.num_even
 
     def bounds(self, split_at: Sequence[int]) -> list[int]:
-        """See :class:`NodeOrder`; every rank knows them all. O(k log B) time."""
+        """See :class:`NodeOrder`. O(k log B) time."""
         found: list[int] = torch.searchsorted(self.split_position, host.tensor(split_at, dtype=torch.int64)).tolist()
         return found
 
 
 @dataclass(frozen=True)
 class Balance:
-    """How node orders were made, and largest over mean of the entries of a tile, in the worst tiling of the mesh."""
+    """The evenness of node orders."""
 
-    method: str
-    imbalance: float
+    method: str  # by which they were made
+    imbalance: float  # largest over mean of the entries of a tile, in the worst tiling of the mesh
 
 
 GOOD_IMBALANCE = 1.05
@@ -183,12 +175,11 @@ def in_one_piece(edge_index: Tensor) -> EdgeChunks:
 def choose_orders(
     edges: EdgeChunks, num_nodes: int, shape: MeshShape, seed: int, sums: Sums = "reduce_scatter"
 ) -> tuple[tuple[ListedOrder, ...], tuple[Balance, ...]]:
-    """The node orders under which the tiles of GCN's matrix (with self loops) are even, and how even each try was.
+    """Node orders for which the tiles of GCN's matrix (with self loops) are even, and the evenness of each try.
 
     In turn: the input's order, a random one, two random ones in alternation (Plexus, 5.1), and two by degree
-    (:meth:`ListedOrder.round_robin_by_degree`, "dealt" in plans). The first try with an imbalance of at most
-    :data:`GOOD_IMBALANCE` is taken, else the best; the last of the tries that are returned is the one taken. ``seed``
-    is equal on every rank; ``sums`` says which tiles are used.
+    (:meth:`ListedOrder.round_robin_by_degree`, "dealt" in plans). The first with an imbalance of at most
+    :data:`GOOD_IMBALANCE` is taken, else the best; the last of the returned tries is the one taken.
     """
     loops = host.arange(num_nodes)
     rng = torch.Generator().manual_seed(seed)
@@ -235,7 +226,7 @@ def choose_orders(
 
 @dataclass(frozen=True)
 class RedistributionPlan:
-    """Local rows that one rank sends to and receives from each other, in the receiver's row order; ``None``: none."""
+    """Local rows that a rank sends to and receives from each rank, in the receiver's row order; ``None``: no rows."""
 
     send: tuple[Tensor | None, ...]
     receive: tuple[Tensor | None, ...]
@@ -244,9 +235,9 @@ class RedistributionPlan:
 def redistribution_plan(
     orders: Sequence[NodeOrder], shape: MeshShape, rank: int, before: TileLayout, after: TileLayout
 ) -> RedistributionPlan:
-    """The rows that ``rank`` sends and receives in a change of layout; every rank gets each element once.
+    """The rows that ``rank`` sends and receives in a change of layout.
 
-    Of several replicas, a receiver listens to the one that stands on its own coordinates of the replica axes.
+    Of several replicas, the one with the receiver's coordinates on the replica axes sends.
     """
     here = shape.coordinates(rank)
     held, wanted = (held_positions(orders, layout, shape, here) for layout in (before, after))
@@ -266,7 +257,7 @@ def redistribution_plan(
 def held_positions(
     orders: Sequence[NodeOrder], layout: TileLayout, shape: MeshShape, coordinates: Mapping[str, int]
 ) -> tuple[int, int]:
-    """First and last position, exclusive, that are held at ``coordinates``."""
+    """First and last position, exclusive, of the nodes at ``coordinates``."""
     order = orders[layout.order]
     held = row_range(order.num_split, layout, shape, coordinates)
     low, high = order.bounds((held.start, held.stop))
@@ -276,9 +267,9 @@ def held_positions(
 def _rows_by_block(
     held: tuple[int, int], own: NodeOrder, other: NodeOrder, parts: Sequence[int], by_own: bool
 ) -> list[Tensor]:
-    """Local rows (places in the positions that are held) by the block of the other layout that holds them.
+    """Local rows by the block of the other layout that holds them, in the order of the layout after the change.
 
-    Both sides list the rows of a pair in the order of the layout *after*: ``by_own`` says that it is this one's own.
+    ``by_own``: that is this rank's own order, since it receives.
     """
     there = host.arange(*held) if own is other else other.positions(own.nodes(*held))
     bounds = host.tensor(other.bounds(nested_split(other.num_split, parts)[1:-1]), dtype=torch.int64)
@@ -290,6 +281,6 @@ def _rows_by_block(
 
 
 def columns_between(one: range, other: range) -> range:
-    """The columns that two ranks share, as a range."""
+    """The columns that two ranges share."""
     low, high = max(one.start, other.start), min(one.stop, other.stop)
     return range(low, max(low, high))

@@ -1,4 +1,4 @@
-"""What was decided for a graph on a mesh, for people and programs."""
+"""The plan of a graph on a mesh, for people and programs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class GridPlan(DistributionPlan):
             "sums": self.sums,
             "edges": list(self.edges),
             "orders": self.tries[-1].method,
-            # No row goes to a rank for itself alone: collectives along axes carry blocks of rows.
+            # Rows are not counted: collectives along axes send blocks of rows.
             "rows": {},
             "step_bytes": sum(work.num_bytes for work in self._works()),
             "model": str(self.model),

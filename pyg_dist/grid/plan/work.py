@@ -1,8 +1,7 @@
-"""What one rank of the grid does in a training step: messages to the byte, products, copies.
+"""The work of one rank of the grid in a training step: messages to the byte, products, copies.
 
-Messages follow the layouts as the tensors do, layer by layer, so the numbers are exact for stacks of one conv
-(element-wise functions between them move nothing), but for a change of layout from one random node order to another,
-whose bytes are those to be expected.
+The layouts are traced layer by layer, so the numbers are exact for stacks of one conv (element-wise functions between
+layers send nothing), but for redistributions from one random node order to another, whose bytes are expected values.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pyg_dist.pricing.model import Layer, Model
 
 @dataclass
 class Work:
-    """What one rank does in one step."""
+    """The work of one rank in one step."""
 
     sent: dict[tuple[str, ...], int] = field(default_factory=dict)  # bytes to other ranks, by product of axes
     collectives: dict[tuple[str, ...], int] = field(default_factory=dict)  # all-to-alls, by product of axes
@@ -58,7 +57,7 @@ def _part(whole: range, index: int, num_parts: int) -> range:
 
 
 class _StepTrace:
-    """One rank's way through a step."""
+    """Traces the layout and width of a tensor through a step on one rank, and counts the work."""
 
     def __init__(self, model: Model, shape: MeshShape, sums: Sums, rank: int) -> None:
         self.model, self.shape, self.sums = model, shape, sums
@@ -89,7 +88,7 @@ class _StepTrace:
         self.copy(axis, 2 * numbers + 2 * own * parts)
 
     def copy(self, axis: str, numbers: int) -> None:
-        """What a collective reads and writes beside its messages; on an axis of one rank there is none."""
+        """Count numbers that a collective reads and writes beside its messages; none on an axis of one rank."""
         if self.shape[axis] > 1:
             self.work.copied += numbers
 
@@ -108,7 +107,7 @@ class _StepTrace:
         at_input, self.at_input = self.at_input, False
         if is_cached:
             return
-        # The gather of an input, and its derivative, are not narrow: they are no half of a big sum.
+        # The gather of an input, and its derivative, are in full precision: they are no part of a large sum.
         of_input = scattered and (at_input or not scatters)
         source_size = model.element_size if of_input else model.message_size
 
@@ -155,8 +154,7 @@ class _StepTrace:
         self.width, self.learns = width, True
 
     def redistribute(self, before: TileLayout, after: TileLayout, width: int) -> None:
-        """A change of layout, as :func:`~pyg_dist.grid.plan.node_order.redistribution_plan` makes it; what stays is not
-        sent.
+        """A change of layout, as :func:`~pyg_dist.grid.plan.node_order.redistribution_plan` makes it.
 
         Exact within one node order. Across two random ones, ranges share rows in proportion to the length of both.
         """
@@ -166,7 +164,7 @@ class _StepTrace:
         self.work.copied += round(2 * packed) + 2 * self.rows(after) * self.columns(width, after)
 
     def shared(self, before: TileLayout, after: TileLayout, width: int, here: bool) -> float:
-        """Numbers held before that this rank has afterwards, too, or that all its receivers have, itself included."""
+        """Numbers held before that this rank (``here``), or all its receivers with itself, hold afterwards."""
         fixed = GRID_AXES if here else before.replicas
         held = row_range(self.model.num_nodes, before, self.shape, self.place)
         chosen = column_range(width, before, self.shape, self.place)
@@ -186,10 +184,10 @@ class _StepTrace:
         return rows * len(chosen) * copies
 
     def layer(self, layer: Layer) -> None:
-        """One conv, with the order of its products that the conv itself chooses."""
+        """One conv, with its products in the order that the conv chooses."""
         before, in_channels, out_channels = self.layout, layer.in_channels, layer.out_channels
         is_gcn = self.model.conv == "gcn"
-        # A constant's sums are made before the linear map, whatever its width: they will be remembered.
+        # Sums of a constant come before the linear map, whatever the widths: they will be remembered.
         if layer.learns and (out_channels < in_channels or (out_channels == in_channels and PROJECT_FIRST.value())):
             self.linear(out_channels)
             if not is_gcn:  # the root's product, which then goes where the neighbours' is
@@ -210,14 +208,14 @@ class _StepTrace:
         self.work.copied += self.model.activation_passes * self.rows() * self.columns(out_channels)
 
     def move(self, before: TileLayout, after: TileLayout, width: int, learns: bool) -> None:
-        """There, and the gradient back."""
+        """A redistribution, and that of the gradient back."""
         self.redistribute(before, after, width)
         if learns:
             self.redistribute(after, before, width)
 
 
 def work_of(model: Model, shape: MeshShape, sums: Sums, rank: int) -> Work:
-    """What ``rank`` does in one training step of ``model``; the weights' gradients are :func:`gradient_bytes`."""
+    """The work of ``rank`` in a training step of ``model``, without the sum of the weights' gradients."""
     walk = _StepTrace(model, shape, sums, rank)
     for layer in model.layers():
         walk.layer(layer)
