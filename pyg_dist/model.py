@@ -36,10 +36,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class DistributedGroupAddRev(GroupAddRev):
-    """Keeps what it got and computes the rest again in the backward, where PyG's frees what it got, too. Exact.
+    """PyG's ``GroupAddRev`` with activation checkpointing: inputs are kept, where PyG frees and inverts them. Exact.
 
-    PyG's backward runs the convs twice, to get back what it has freed. Where statistics of batch norm count that, this
-    one does, too.
+    PyG's backward runs the convs twice. If the module has running statistics (batch norm), so does this one.
     """
 
     def _fn_apply(self, args: Any, fn: Any, fn_inverse: Any) -> Any:
@@ -78,7 +77,7 @@ _REFUSED: dict[type, str] = {
     WLConv: "sorts all edges",
     **dict.fromkeys(_POOLS, "makes nodes and edges of all edges"),
 }
-"""PyG's modules that are no convs, take ``edge_index`` and do with it what no rank can. Others raise when called."""
+"""PyG's modules (no convs) whose use of ``edge_index`` no rank can compute. Others raise when called."""
 
 
 def distribute(model: M) -> M:
@@ -125,7 +124,7 @@ def distribute(model: M) -> M:
 
 
 def _require_supported(module: nn.Module, path: str) -> None:
-    """Refuse, by path, what would fail at its first call."""
+    """Refuse a module that would fail at its first call; the message names its path in the model."""
     name = type(module).__name__
     if type(module) in _REFUSED:
         raise UnsupportedError(

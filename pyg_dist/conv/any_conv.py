@@ -1,10 +1,10 @@
 """``DistributedConv``: any message-passing conv of PyG, or of a script, on distributed data.
 
 The conv's own code runs on the global view: its forward sees node tensors, its messages are edge tensors, and
-parameters enter where they meet rows. Three of its steps are ours: rows of nodes are sent to edges
+parameters are copied to ranks where they meet rows. Three of its steps are replaced: rows of nodes are sent to edges
 (:meth:`~pyg_dist.graph.edges.NodeIds.fetch`, the only exchange), messages are aggregated at their targets, and PyG's
-graph functions (``softmax``, ``add_self_loops`` ...) know distributed edges. Nothing is assumed about a conv: what it
-does is distributed, or raises.
+graph functions (``softmax``, ``add_self_loops`` ...) take distributed edges. Nothing is assumed about a conv: each of
+its operations is distributed, or raises.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ O = TypeVar("O", bound=type)  # noqa: E741
 
 
 def own_form(ours: O) -> O:
-    """Register the decorated subclass of a stock conv as what the conv becomes."""
+    """Register the decorated class as the distributed form of the stock conv that it derives from."""
     _OWN[ours.__mro__[1]] = ours
     return ours
 
 
 def run_on_edges(conv: MessagePassing, *args: object) -> Tensor:
-    """The forward of a conv with a form of its own, run as any other conv's: the stock code on the global view.
+    """Run a conv with an own form like any other conv, by its stock code on the global view.
 
-    For what the own form does not know: features with a batch dimension, hooks on steps.
+    For features with a batch dimension and hooks on steps, which own forms do not support.
     """
     own = conv.__class__
     refuse_overridden(own)
@@ -127,14 +127,14 @@ def DistributedConv(conv: C) -> C:
 
 
 def convs_of(model: nn.Module) -> list[tuple[str, MessagePassing, bool]]:
-    """Path and conv of each conv of ``model``, and whether another conv owns it, which calls it on its own edges."""
+    """Path and conv of each conv of ``model``, and whether it is inside of another conv, which may change its edges."""
     convs = [(path, module) for path, module in model.named_modules() if isinstance(module, MessagePassing)]
     inner = {id(part) for _, conv in convs for part in conv.modules() if part is not conv}
     return [(path, conv, id(conv) in inner) for path, conv in convs]
 
 
 def distributed_class_of(conv: MessagePassing, is_inner: bool) -> type[MessagePassing]:
-    """What the class of ``conv`` becomes: itself where it is distributed already. See :func:`distributed_class`."""
+    """The class that ``conv`` gets; its own where it is distributed already. See :func:`distributed_class`."""
     stock = type(conv)
     if is_inner and stock in _OWN.values():
         stock = stock.__mro__[1]
@@ -142,10 +142,7 @@ def distributed_class_of(conv: MessagePassing, is_inner: bool) -> type[MessagePa
 
 
 def distributed_class(stock: object, is_inner: bool = False) -> Any:
-    """The distributed subclass of ``stock``: its code, with our functions behind the names of PyG's.
-
-    ``is_inner``: whether another conv calls it, on edges that it may have changed.
-    """
+    """The distributed subclass of ``stock``; ``is_inner``: for a conv that another conv calls, on edges of its own."""
     return _OWN[stock] if stock in _OWN and not is_inner else _class_on_edges(stock)
 
 
@@ -167,18 +164,18 @@ def _class_on_edges(stock: type[MessagePassing]) -> type[MessagePassing]:
 
 
 def _is_custom(base: type, step: str) -> bool:
-    """Whether a class wrote ``step`` itself; PyG writes one for every class, and keeps the original beside it."""
+    """Whether a class defines ``step`` itself; PyG generates one for every class, and keeps the original beside it."""
     written = vars(base).get(step)
     original = vars(base).get(f"_orig_{step}", written)
     return written is original and written not in (None, getattr(MessagePassing, step))
 
 
 class _Defaults(MessagePassing):
-    """What a conv inherits from PyG where no class of its own says otherwise."""
+    """The methods that a conv inherits from PyG, where its own classes do not override them."""
 
     def aggregate(self, inputs: object, index: object, ptr: object = None, dim_size: int | None = None) -> Any:
         if not isinstance(index, NodeIds):
-            return MessagePassing.aggregate(self, inputs, index, ptr, dim_size)  # the stock one comes next
+            return MessagePassing.aggregate(self, inputs, index, ptr, dim_size)
         messages, place = rows_along(_name(self), "messages", inputs, self.node_dim)
         require_all_at(_name(self), index.edges.graph, 1, dim_size)  # a hook may have changed it
         return MovedRows.make(aggregate_messages(self.aggr_module, messages, index.edges), place)
@@ -189,11 +186,11 @@ def _name(conv: MessagePassing) -> str:
 
 
 class _OnEdges(MessagePassing):
-    """What a distributed class has before the methods of the stock conv."""
+    """The methods that distribute a stock conv, in front of its own."""
 
     is_distributed = True
     flow: str
-    gives_terms = False  # set by a HeteroConv that adds the results of several relations up itself
+    gives_terms = False  # set by a HeteroConv that sums the results of several relations itself
     stock: Any
     code: Any
 
@@ -251,8 +248,8 @@ class _OnEdges(MessagePassing):
             return self._run_distributed(arguments, given, first)
 
     def _run_distributed(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:
-        """:meth:`_run` on distributed edges, after which what it has cached is complete."""
-        put = vars(self).get("propagate")  # by PyG, for explainers: what it wrote for a class, or its generic code
+        """:meth:`_run` on distributed edges; afterwards its caches are frozen."""
+        put = vars(self).get("propagate")  # set by PyG for explainers: a class's generated code, or the generic one
         code = getattr(put, "__func__", None)
         is_pygs = code is MessagePassing.propagate or str(getattr(code, "__module__", "")).endswith("_propagate")
         if is_pygs:
@@ -284,7 +281,7 @@ class _OnEdges(MessagePassing):
             return self._run(arguments, {**given, first: laid_out}, first)
 
     def _run(self, arguments: Arguments, given: dict[str, Any], first: str | None = None) -> object:
-        """A fast path, or the conv's own code, whose refusals name the conv (collective)."""
+        """A fast path, or the conv's own code; errors name the conv (collective)."""
         try:
             if first is not None and self.flow == _FLOW:
                 others = {name: value for name, value in given.items() if name != first}
@@ -293,7 +290,7 @@ class _OnEdges(MessagePassing):
                     return out
             return arguments.call(self.code.forward, self, given)
         except (MixedRowsError, LayoutMismatchError, UnsupportedError) as error:
-            if isinstance(error.__cause__, PygDistError):  # raised by a conv that this one calls, and names it
+            if isinstance(error.__cause__, PygDistError):  # of a conv that this one calls, which it names
                 raise
             reason, _, advice = error.message.partition(": ")
             plain = "use a stock conv on the plain Data"
@@ -301,7 +298,7 @@ class _OnEdges(MessagePassing):
                 advice = plain
             elif isinstance(error, MixedRowsError):
                 names = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
-                if any(name.startswith("torch_geometric.utils.") for name in names):  # one that none of ours replaces
+                if any(name.startswith("torch_geometric.utils.") for name in names):  # a function without substitute
                     advice = f"import PyG's functions at the top of the module, and call them by name, or {plain}"
             raise UnsupportedError(
                 f"{_name(self)} cannot be distributed as it is called here ({reason}): {advice or plain}"
@@ -326,7 +323,7 @@ class _OnEdges(MessagePassing):
         return edges
 
     def _require_cached(self, graph: EdgeView) -> None:
-        """Check that what ``cached=True`` has kept is this graph's; forget what it has kept of plain edges."""
+        """Check that caches of ``cached=True`` are this graph's; drop those of plain edges."""
         for name, value in self._kept(Tensor).items():
             first = value[0] if isinstance(value, tuple) else value
             if not isinstance(first, (Edges, NodeTensor)):
@@ -337,7 +334,7 @@ class _OnEdges(MessagePassing):
                 raise DataError(f"A {_name(self)} with cached=True got a second graph: use cached=False")
 
     def _kept(self, *kinds: type[Tensor]) -> dict[str, Any]:
-        """What ``cached=True`` has kept, by PyG's names: edges and norm, or rows; by default of distributed graphs."""
+        """The caches of ``cached=True`` by PyG's names (edges and norm, or rows), by default distributed ones only."""
         named = {name: value for name, value in vars(self).items() if name.startswith("_cached_")}
         return {
             name: value
@@ -346,7 +343,7 @@ class _OnEdges(MessagePassing):
         }
 
     def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Any:
-        """PyG's generic code, hooks included; on plain edges, the code that it writes for the stock class."""
+        """PyG's generic code, hooks included; on plain edges, the code that PyG generates for the stock class."""
         edge_index, kwargs = self._laid_out(edge_index, kwargs)
         if isinstance(edge_index, Edges) and self.flow != _FLOW:
             return self._by_source("propagate", edge_index, size, kwargs)
@@ -372,7 +369,7 @@ class _OnEdges(MessagePassing):
     def _by_source(self, step: str, edges: Edges, size: Any, given: dict[str, Any]) -> Any:
         """A step of ``flow="target_to_source"``: the usual one, over the reversed edges (collective).
 
-        In code that PyG writes for a class, ``x_j`` is of the first of a pair in either flow; in its generic code not.
+        In generated code of PyG ``x_j`` is of the first of a pair in either flow; in its generic code it is not.
         """
         is_generic = getattr(self.stock, step) is getattr(MessagePassing, step)
         has_pairs = any(isinstance(value, (tuple, list)) for value in given.values())
@@ -392,7 +389,7 @@ class _OnEdges(MessagePassing):
             self.flow = flow
 
     def _laid_out(self, edge_index: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Edges that the conv has made itself, over the nodes of what it passes on with them (collective)."""
+        """Lay out edges that the conv has made itself, over the nodes of the features beside them (collective)."""
         features = None if isinstance(edge_index, Edges) else features_of(given)
         first = features[0] if isinstance(features, (tuple, list)) and features else features
         if not isinstance(first.of if type(first) is MovedRows else first, NodeTensor):
@@ -422,7 +419,7 @@ class _OnEdges(MessagePassing):
         return code.edge_updater(self, edge_index, size=size, **kwargs)
 
     def message(self, *args: object, **kwargs: object) -> Any:
-        """The conv's own. It may call no conv, since it runs once for each block of messages."""
+        """The conv's own; it may not call a conv, since it runs once for each block of messages."""
         with no_layer_within(self):
             return super().message(*args, **kwargs)
 
@@ -437,13 +434,13 @@ class _OnEdges(MessagePassing):
         return MovedRows.make(edge_index.end(dim).fetch(rows), place)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        pass  # the stock class has its templates since its first conv was made
+        pass  # the stock class has its templates
 
     def __prepare_scriptable__(self) -> MessagePassing:
         return stock_twin(self, self.stock)
 
     def __reduce_ex__(self, protocol: object) -> Any:  # the class has no name that pickle could find
-        # What is kept belongs to this run: a saved or copied conv makes it anew.
+        # Caches belong to this run: a saved or copied conv makes them anew.
         is_inner = type(self) is not distributed_class(self.stock)
         return _restore, (self.stock, is_inner), self.__dict__ | dict.fromkeys(self._kept())
 

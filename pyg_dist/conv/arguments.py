@@ -1,4 +1,4 @@
-"""The arguments of a conv's forward: names, which of them are edges, and their values beside distributed edges."""
+"""The arguments of a conv's forward: their names, which of them are edges, and their values for distributed edges."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pyg_dist.tensor.registry import like, mapped
 
 
 def is_edge_index(name: str) -> bool:
-    """Whether an argument of a conv has edges: ``edge_index``, ``pos_edge_index``, ``hyperedge_index`` ..."""
+    """Whether the argument of this name is edges: ``edge_index``, ``pos_edge_index``, ``hyperedge_index`` ..."""
     name = name.removesuffix("_dict")  # by relation
     return name in ("edge_index", KEY) or name.endswith("_edge_index")
 
 
 def hyperedges_in(given: dict[str, Any]) -> Any:
-    """The hyperedges of a call with a plain ``hyperedge_index``: the sharding of their rows, or how many there are."""
+    """The hyperedges of a call with a plain ``hyperedge_index``: the sharding of their rows, or their number."""
     incidence = given[KEY]
     least = int(incidence[1].max()) + 1 if incidence.numel() else 0
     others = [value for name, value in given.items() if name.startswith("hyperedge_") and isinstance(value, Tensor)]
@@ -40,12 +40,7 @@ def hyperedges_in(given: dict[str, Any]) -> Any:
 
 
 class Arguments:
-    """What a forward takes.
-
-    Attributes:
-        names: of its arguments.
-        edges: those that are named as edges.
-    """
+    """The arguments of a class's forward: all ``names``, and those of ``edges``."""
 
     def __init__(self, stock: type[MessagePassing]) -> None:
         self._signature = signature(stock.forward)
@@ -80,18 +75,17 @@ class Arguments:
 
 
 arguments_of = cache(Arguments)
-"""What the forward of a class takes."""
 
 
 @contextmanager
 def edges_within(
     given: dict[str, Any], edges_of: Callable[[DistributedEdgeIndex], Edges]
 ) -> Iterator[dict[str, Any] | None]:
-    """Context in which a conv's arguments, and graphs and containers among them, have edges instead of handles.
+    """Context that gives a conv's arguments with edges in place of handles, also inside of graphs and containers.
 
-    Gives the arguments; ``None`` if there are no edges in them. A graph is changed until the context ends, so what the
-    conv assigns to it stays; tuples, lists and dictionaries are copied. Edge tensors get the rows of the edges
-    (collective where they have others).
+    ``None`` if there are no edges in them. A graph is changed in place until the context ends, so that the conv's
+    assignments stay; tuples, lists and dictionaries are copied. Edge tensors get the sharding of the edges (collective
+    where they have another).
     """
     found, swapped = list[Edges](), list[tuple[dict[str, Any], str, Any, Any]]()
 
@@ -128,16 +122,16 @@ def edges_within(
 
 
 def features_of(given: dict[str, Any]) -> Any:
-    """The argument whose nodes plain edges join: the first one with rows of nodes, or else the first."""
+    """The features whose nodes plain edges join: the first argument with rows of nodes, or else the first one."""
     firsts = ((value, value[0] if type(value) in (tuple, list) and value else value) for value in given.values())
     rows = ((value, first.of if type(first) is MovedRows else first) for value, first in firsts)
     return next((value for value, x in rows if isinstance(x, NodeTensor)), next(iter(given.values()), None))
 
 
 def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: End | None = None) -> Any:
-    """An argument of the stock conv beside distributed edges: plain tensors with a row per node or edge are sliced.
+    """An argument beside distributed edges: plain tensors with a row per node or edge become row tensors.
 
-    A pair has rows of the sources and of the targets; ``end`` is the place of one of them.
+    A pair has rows of the sources and of the targets; ``end`` is set for an item of a pair.
     """
     if isinstance(value, (tuple, list)) and name != "size":
         ends: Any = (0, 1) if len(value) == 2 else [None] * len(value)
@@ -161,7 +155,7 @@ def row_values(conv: MessagePassing, name: str, value: Any, edges: Edges, end: E
         for nodes in at:
             if value.shape[0] == nodes.size:
                 return RowTensor.from_local(nodes.slice(value), nodes)
-    if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # of edges, by a script's own name
+    if isinstance(value, EdgeTensor) or not isinstance(value, RowTensor):  # maybe of edges, by a name of the script's
         found = edge_values_if_any(value, edges.rows)
-        return value if found is None else found  # those of other edges stay what they are
+        return value if found is None else found
     return value

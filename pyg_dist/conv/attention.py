@@ -1,9 +1,9 @@
 """Attention convs by one op, which makes no tensor with a row per edge.
 
-PyG's forwards of ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` run unchanged, with one call in
-place of their steps on edges: GATv2 calls ``edge_updater`` for attention weights and then ``propagate`` for the
-weighted sum; the others call ``propagate``. GAT has its own forward. Attention weights, a number for each edge and
-head, are made only if the conv is to return them.
+PyG's forwards of ``GATv2Conv``, ``TransformerConv``, ``AGNNConv`` and ``GeneralConv`` run unchanged, with the op in
+place of their steps on edges: ``edge_updater`` (attention weights) and ``propagate`` (their sum) of GATv2,
+``propagate`` of the others. For GAT the forward is replaced. Attention weights, a number for each edge and head, are
+made only if the conv is to return them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _additive(
     attr = edge_attr if conv.lin_edge is not None else None
     if not _are_rows(edges, (source,), () if target is None else (target,)) or source.dim() != 2:
         return None
-    # An adapter in its place may have no weight; a parametrization may take a step whenever it is read (spectral norm).
+    # An adapter may have no weight; a parametrization may change whenever it is read (spectral norm).
     weight = getattr(lin_source, "_parameters", {}).get("weight")
     if weight is None or not _meet(source, weight, conv.att_src) or not _fits(conv, edges, attr, source):
         return None
@@ -115,7 +115,7 @@ def _additive(
     with torch.autocast(value.device.type, enabled=False):
         if own is not None:
             query = F.linear(own, by_target)
-        elif reads_target:  # whose projected rows nobody else needs: the heads' vectors are projected in their place
+        elif reads_target:  # the projected targets are needed nowhere else: the heads' vectors are projected instead
             lin = [by_target @ enter(lin_target.weight)]
             lin += [] if lin_target.bias is None else [by_target @ enter(lin_target.bias)]
             with local_tensors():
@@ -139,10 +139,10 @@ def _additive(
 
 
 def _projects_heads(lin: Linear, x: Tensor) -> bool:
-    """Whether logits are products of x with the heads' vectors projected by ``lin``, not products with its output.
+    """Whether logits are products of x with projected heads' vectors, not of the output of ``lin`` with these.
 
-    Forward and backward then read or write x up to four times more, in place of five times that output. A derivative by
-    the output would have to be added to the one of the sums.
+    Forward and backward then read or write x up to four times more, but the output five times less, whose derivative by
+    the logits would have to be added to that by the sums.
     """
     if type(x) is not NodeTensor or not can_project_last(lin, x, x.dtype) or lin.bias is not None:
         return False
@@ -291,8 +291,8 @@ def _meet(x: Tensor, *parameters: Tensor) -> bool:
 def _dtype_of_sums(value: Tensor, operand: Tensor) -> torch.dtype:
     """The dtype of PyG's sums of ``value``, weighted by a softmax of its products with ``operand``.
 
-    Under autocast PyG's linear maps give narrow rows, and its logits are wider where a parameter of them is, or where
-    autocast widens the softmax's exponential, as on GPUs. The op takes one dtype: rows are made as wide as the sums.
+    Under autocast PyG's linear maps give narrow rows, while its logits are wider where one of their parameters is, or
+    where autocast widens the softmax's exponential, as on GPUs. The op takes one dtype, that of the sums.
     """
     logits = torch.promote_types(value.dtype, operand.dtype)
     exponential = torch.empty(0, dtype=logits, device=value.device).exp()
@@ -300,7 +300,7 @@ def _dtype_of_sums(value: Tensor, operand: Tensor) -> torch.dtype:
 
 
 def _fits(conv: MessagePassing, edges: Edges, edge_attr: Tensor | None, x: Tensor) -> bool:
-    """Whether the op may project these features of edges as ``lin_edge`` does, beside the rows of x."""
+    """Whether the op can project these features of edges as ``lin_edge`` does, in the dtype of x."""
     if edge_attr is None:
         return True
     lin = conv.lin_edge

@@ -1,4 +1,4 @@
-"""One table of what takes the place of a stock conv's code, and the one guard before it.
+"""The table of functions that replace steps of stock convs, and the guard before them.
 
 A fast path computes what ``forward``, ``propagate`` or ``edge_updater`` of some classes of PyG would, by fewer or
 cheaper kernels, exactly. It is registered once::
@@ -7,7 +7,7 @@ cheaper kernels, exactly. It is registered once::
     def isomorphism_forward(conv, edges, given): ...
 
 and runs if the conv's code is that of the class, nothing of the conv is hooked, replaced or explained, and its
-aggregation is one of ``sums``. It may still return ``None`` for arguments that it does not know: then PyG's code runs.
+aggregation is one of ``sums``. It may still return ``None`` for some arguments: then PyG's code runs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ NORMS: dict[type, Norm] = {SumAggregation: Norm.SUM, MeanAggregation: Norm.MEAN}
 """The aggregations that are products with a matrix."""
 
 STEPS = ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
-"""The steps that PyG's hooks see, but for ``edge_updater``."""
+"""The steps that PyG's hooks observe, but for ``edge_updater``."""
 
 step_hooks = itemgetter(*(f"_{step}_forward{kind}_hooks" for step in STEPS for kind in ("_pre", "")))
-"""Those of a conv's attributes."""
+"""The hooks on steps, among a conv's attributes."""
 
 _module_hooks = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -47,21 +47,20 @@ CODE = ("forward", "message", "message_basic", "edge_update", "aggregate", "upda
 """The methods that make a conv what it is."""
 
 _NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
-"""Aggregations whose modules are not called: kernels compute what they stand for."""
+"""Aggregations that kernels compute, so that their modules are not called."""
 
 
 class FastPath(NamedTuple):
-    """An entry of the table: what takes the place of a step of a class of PyG, and of subclasses with the same code."""
+    """An entry of the table, for a class of PyG and its subclasses with the same code."""
 
     conv: type  # the class
     run: Run
     code: tuple[str, ...] = CODE  # the methods that must be the class's own
-    sums: tuple[type, ...] = tuple(NORMS)  # the aggregations that it knows
-    # what else must hold for a class; asked once for each
-    of_class: Callable[[type[MessagePassing]], object] | None = None
-    when: Callable[[MessagePassing], bool] | None = None  # what else must hold for a conv; asked in each call
-    # whether edges have to be on the ranks of their targets; else operators and rows at the ends of edges, wherever
-    # these lie, are enough
+    sums: tuple[type, ...] = tuple(NORMS)  # the aggregations that it supports
+    of_class: Callable[[type[MessagePassing]], object] | None = None  # a condition on the class
+    when: Callable[[MessagePassing], bool] | None = None  # a condition on the conv, asked in each call
+    # whether edges have to be on the ranks of their targets; else operators, and rows at the ends of edges on whatever
+    # ranks, are enough
     needs_edges: bool = False
     takes_batches: bool = False  # whether features may have dimensions before the nodes, ``[B, N, F]``
 
@@ -98,7 +97,7 @@ def _paths(stock: type[MessagePassing], step: Step) -> tuple[FastPath, ...]:
 
 
 def by_fast_path(conv: MessagePassing, step: Step, edges: object, given: Given) -> Any:
-    """What a fast path makes in place of a step of ``conv`` as it is now; ``None``: there is none, or not for these."""
+    """The result of a fast path in place of a step of ``conv``; ``None``: none fits the conv or these arguments."""
     paths = _paths(conv.stock, step)
     if not paths or conv.decomposed_layers > 1 or has_changed_step(conv):
         return None
@@ -111,7 +110,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def needs_no_edges(conv: MessagePassing) -> bool:
-    """Whether all steps of ``conv`` take operators, and rows at the ends of edges wherever these lie."""
+    """Whether the steps of ``conv`` need only operators, and rows at the ends of edges on whatever ranks."""
     paths = [path for step in _TABLE for path in _paths(conv.stock, step) if not path.needs_edges]
     if not paths or conv.decomposed_layers > 1 or has_changed_step(conv):
         return False
@@ -119,7 +118,7 @@ def needs_no_edges(conv: MessagePassing) -> bool:
 
 
 def has_changed_step(conv: MessagePassing) -> bool:
-    """Whether this one conv, and not its class, has changed a step: it is explained, hooked or replaced."""
+    """Whether a step of this conv is explained, hooked, or replaced by an attribute."""
     state, module = vars(conv), conv.aggr_module
     if conv.explain or any(step_hooks(state)):
         return True
@@ -130,11 +129,11 @@ def has_changed_step(conv: MessagePassing) -> bool:
 
 
 def _is_pygs(conv: MessagePassing, step: object) -> bool:
-    """Whether PyG has put one of its class's two ``propagate`` there, for explainers and ``decomposed_layers``."""
+    """Whether ``step`` is one of the class's two ``propagate``, which PyG sets for explainers and decomposed layers."""
     pygs = [getattr(type(conv), f"_{kind}_propagate", None) for kind in ("orig", "jinja")]
     return getattr(step, "__func__", step) in pygs
 
 
 def is_hooked(module: object) -> bool:
-    """Whether hooks see what a module does."""
+    """Whether a module has hooks."""
     return any(_module_hooks(vars(module)))

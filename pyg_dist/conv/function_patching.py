@@ -1,7 +1,7 @@
-"""Copies of PyG's functions with other functions behind some of their global names.
+"""Copies of PyG's functions that call substitutes, such as the distributed ``softmax``.
 
-A conv's forward, message and update run as PyG wrote them, but ``softmax`` in them has to be the distributed one. So
-the functions of a class are copied with globals in which the name leads there. PyG's modules stay as they are.
+A conv's forward, message and update run as PyG wrote them, with globals in which some names are bound to substitutes.
+PyG's modules are not changed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _METHODS = (FunctionType, staticmethod, classmethod, property)
 def copy_of_classes(mro: tuple[type, ...], root: type, base: type, substitutes: Functions) -> type:
     """Copies of the classes of ``mro`` before ``root``: a chain of subclasses of ``base``, ``root`` or an extension.
 
-    Each class has a copy of its own, so that ``super()`` in a method leads from copy to copy, and from the last one to
-    ``base`` or ``root``: also in a class that inherits the originals beside the copies.
+    Each class is copied, so that ``super()`` in a method leads from copy to copy, and from the last one to ``base`` or
+    ``root``, also in a class that inherits from the originals, too.
     """
     classes, beyond = _below(root, mro), mro[mro.index(root) :]
     names = {name for original in classes for name, member in vars(original).items() if isinstance(member, _METHODS)}
@@ -51,7 +51,7 @@ def _below(root: type, mro: tuple[type, ...]) -> tuple[type, ...]:
 
 
 def _method(member: object, substitutes: Functions, own_class: CellType | None) -> Any:
-    """A copy of a class's method, static and class methods and properties included; ``None`` of anything else."""
+    """A copy of a method, static method, class method or property; ``None`` for any other member."""
     if isinstance(member, FunctionType):
         return patched(member, substitutes, own_class)
     if isinstance(member, (staticmethod, classmethod)) and isinstance(member.__func__, FunctionType):
@@ -63,13 +63,13 @@ def _method(member: object, substitutes: Functions, own_class: CellType | None) 
 
 
 def patched(function: FunctionType, substitutes: Functions, own_class: CellType | None = None) -> FunctionType:
-    """A copy, of another class, that has ``substitutes`` in place of what it calls.
+    """A copy of a function that calls ``substitutes``; ``own_class``: the cell of ``__class__`` for a copied method.
 
-    They replace globals, attributes of PyG's modules and names of the enclosing function, also in functions that it
-    calls, each of which has one copy if it leads to a substitute.
+    They replace globals, attributes of PyG's modules and names of the enclosing function. A function that is called and
+    leads to a substitute is copied, too, once.
     """
     own = [function]
-    while isinstance(decorated := getattr(own[-1], "__wrapped__", None), FunctionType):  # by torch.no_grad(), say
+    while isinstance(decorated := getattr(own[-1], "__wrapped__", None), FunctionType):  # such as by torch.no_grad()
         own.append(decorated)
     calls = _calls_below(function, substitutes)
     changed = {f for f, called in calls.items() if not substitutes.keys().isdisjoint(called)}
@@ -102,9 +102,10 @@ def patched(function: FunctionType, substitutes: Functions, own_class: CellType 
 
 
 def _calls_below(function: FunctionType, substitutes: Functions) -> dict[FunctionType, set[FunctionType]]:
-    """The substitutes, and functions to look into, that a function may call; and what each of these may call.
+    """The functions that a function may call, directly or not, and what each of these may call: substitutes, and
+    functions to look into.
 
-    Functions that assign global names are left out: a copy would assign its own.
+    Calls of functions that assign global names are left out: a copy would assign its own.
     """
     calls, waiting = dict[FunctionType, set[FunctionType]](), [function]
     while waiting:
@@ -124,7 +125,7 @@ def _calls_below(function: FunctionType, substitutes: Functions) -> dict[Functio
 def _functions_in(
     value: object, names: set[str], caller: FunctionType, substitutes: Functions, modules: frozenset[ModuleType]
 ) -> Iterator[FunctionType]:
-    """``value``, or what a module has under names that ``caller`` reads, if it is a function to look at."""
+    """The substitutes and functions to look into: ``value``, or a module's attributes that ``caller`` reads."""
     if isinstance(value, FunctionType):
         if value in substitutes or _is_looked_into(value.__module__, caller):
             yield value
@@ -134,7 +135,7 @@ def _functions_in(
 
 
 def _is_looked_into(module: str | None, caller: FunctionType) -> bool:
-    """Whether ``module`` is PyG's, of the package of ``caller``, or a script's own."""
+    """Whether a module is PyG's, a script's own, or of the package of ``caller``."""
     package = str(module).partition(".")[0]
     file = str(getattr(sys.modules.get(str(module)), "__file__", ""))
     is_own = package != "pyg_dist" and file.endswith(".py") and not file.startswith(INSTALLED)
@@ -149,7 +150,7 @@ def _contents(cell: CellType) -> object:
 
 
 class _Module:
-    """A module in which some names lead elsewhere."""
+    """A module with other values for some names."""
 
     def __init__(self, module: ModuleType, changed: dict[str, object]) -> None:
         self.__dict__.update(changed)
@@ -160,7 +161,7 @@ class _Module:
 
 
 class _Globals(dict[str, object]):
-    """Some names, and a module's own for all others: what the module assigns later is seen, too."""
+    """Some names, and a module's globals for all others, also those that it assigns later."""
 
     def __init__(self, module: dict[str, object]) -> None:
         super().__init__()
@@ -171,7 +172,7 @@ class _Globals(dict[str, object]):
 
 
 def _copy(function: FunctionType, own_class: CellType | None, has_others: bool) -> FunctionType:
-    """A copy in another class, whose globals and cells may be changed if it ``has_others``."""
+    """A copy of a function, with globals and cells of its own if it ``has_others`` to call."""
     names: dict[str, Any] = _Globals(function.__globals__) if has_others else function.__globals__
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = tuple(
@@ -181,7 +182,7 @@ def _copy(function: FunctionType, own_class: CellType | None, has_others: bool) 
     twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, closure)
     twin.__kwdefaults__ = function.__kwdefaults__
     update_wrapper(twin, function, updated=())
-    twin.__dict__ = vars(function)  # what a helper counts in its attributes is the script's to read
+    twin.__dict__ = vars(function)  # shared: a script may read what a helper stores there
     return twin
 
 

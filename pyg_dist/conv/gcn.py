@@ -22,11 +22,11 @@ from pyg_dist.tensor.functions.reductions import accumulation_dtype
 
 
 class _CachedNorm(NamedTuple):
-    """What ``cached=True`` keeps of the first call: the graph, its weights as they were, and their norm by dtype."""
+    """The cache of ``cached=True``, of the first call."""
 
     graph: DistributedGraph
     norm: Norm
-    weight: EdgeTensor | None
+    weight: EdgeTensor | None  # a copy
     operators: dict[torch.dtype, Operator]
 
 
@@ -107,15 +107,11 @@ class DistributedGCNConv(GCNConv):
         return str(super().__repr__()).removeprefix("Distributed")  # a script prints the model that it names
 
     def __getstate__(self) -> dict[str, object]:
-        # The operator belongs to this run: a saved or copied model makes it anew.
+        # Operators belong to this run: a saved or copied model makes them anew.
         return {**self.__dict__, "_cached_norm": None, "_cached_edge_index": None, "_cached_adj_t": None}
 
     def _operator(self, graph: DistributedGraph, weight: EdgeTensor | None, dtype: torch.dtype) -> Operator:
-        """The normalised adjacency matrix (may be collective when built).
-
-        Raises:
-            DataError: ``cached=True``, and the matrix is another graph's; or weights are integers.
-        """
+        """The normalised adjacency matrix (may be collective when built)."""
         norm = Norm.SUM
         if self.normalize:
             require_floats("DistributedGCNConv", weight)

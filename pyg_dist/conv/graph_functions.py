@@ -1,12 +1,12 @@
 """PyG's graph functions that convs call, for distributed edges.
 
-The code of a conv runs as PyG wrote it; the names ``softmax``, ``add_self_loops`` ... in it lead here
-(:mod:`pyg_dist.conv.function_patching`). Functions of edges that have no form here are PyG's, of all edges, which are
-gathered. Given plain tensors, each function is PyG's.
+The code of a conv runs as PyG wrote it, but its ``softmax``, ``add_self_loops`` ... are these
+(:mod:`pyg_dist.conv.function_patching`). For other functions of edges all edges are gathered, and PyG's function is
+called. On plain tensors each function is PyG's.
 
 PyG's pools that keep nodes (``TopKPooling``, ``SAGPooling``, ``GraphUNet``) call two of them: ``SelectTopK`` chooses
-nodes among the scores of all, ``FilterEdges`` keeps the edges between these. Rows stay on their ranks; each rank cuts
-its own edges (:meth:`~pyg_dist.graph.protocol.DistributedGraph.among`).
+nodes by the scores of all, ``FilterEdges`` keeps the edges between these. Rows stay on their ranks; each rank cuts its
+own edges (:meth:`~pyg_dist.graph.protocol.DistributedGraph.among`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from pyg_dist.tensor.registry import Function, mapped
 from pyg_dist.tensor.row_index import PickedNodes
 
 SUBSTITUTES: dict[Function, Function] = {}
-"""Our functions by PyG's."""
+"""The functions for distributed edges, by PyG's."""
 
 
 def _stands_for(stock: Function, *others: type) -> Callable[[Function], Function]:
-    """Register the decorated function, which takes ``stock``'s arguments, for calls with distributed edges or rows."""
+    """Register the decorated function in place of ``stock`` for calls with distributed edges or rows."""
     kinds = (Edges, RowTensor, MovedRows, *others)
 
     def decorate(ours: Function) -> Function:
@@ -64,7 +64,7 @@ def _stands_for(stock: Function, *others: type) -> Callable[[Function], Function
 
 
 def _ids_of(index: object, values: object = None) -> NodeIds | None:
-    """``index``, or the end of these values' edges that it is equal to, such as a clone of it (collective)."""
+    """``index`` as an end of edges; a copy, such as a clone, is found by comparison with the ends (collective)."""
     if isinstance(index, NodeIds) or not isinstance(index, Tensor):
         return index if isinstance(index, NodeIds) else None
     of_edges = index if isinstance(index, RowTensor) else values.of if isinstance(values, MovedRows) else values
@@ -96,9 +96,9 @@ def _require_no_values(name: str, edges: Edges) -> None:
 def softmax(
     src: Tensor, index: object = None, ptr: object = None, num_nodes: int | None = None, dim: int = 0
 ) -> EdgeTensor:
-    """Softmax over the edges of each node at one end; or over rows with the same number, such as a graph's nodes.
+    """Softmax over the edges of each node at one end; or over rows with the same index, such as a graph's nodes.
 
-    Collective for sources, whose edges are turned around and back.
+    Collective for sources: values are sent to the ranks of the sources and back.
     """
     if not isinstance(index, NodeIds) and isinstance(src, NodeTensor):
         return pyg.softmax(src, index, ptr, num_nodes, dim)  # type: ignore[no-any-return]
@@ -166,13 +166,13 @@ def add_self_loops(
 
 
 def _knows_all_nodes(edges: Edges, num_nodes: object) -> bool:
-    """Whether PyG knows how many nodes there are: by a number, the shape of an ``adj_t``, or the last node's edge."""
+    """Whether PyG knows the number of nodes: by ``num_nodes``, an ``adj_t``, or since the last node has an edge."""
     is_told = num_nodes is not None or edges.graph.loop_rule != "remaining"
     return is_told or edges.end_of_ids == edges.graph.targets.size
 
 
 def _loops_at(edges: Edges, weight: Tensor | None, edge_index: Edges, num_nodes: object) -> tuple[Edges, Tensor | None]:
-    """``edges`` with the loops that PyG makes: without ``num_nodes`` it knows no node behind ``edge_index``'s last."""
+    """``edges`` with only the loops that PyG makes: without ``num_nodes`` up to the last node in ``edge_index``."""
     if _knows_all_nodes(edge_index, num_nodes):
         return edges, weight
     kept = edges.tensor(edges.end(1).to_local() < edge_index.end_of_ids)
@@ -180,7 +180,7 @@ def _loops_at(edges: Edges, weight: Tensor | None, edge_index: Edges, num_nodes:
 
 
 def _filled(values: Tensor, fill_value: Any, edges: Edges) -> Tensor:
-    """The value of each node's loop: ``fill_value``, one (None), or reduced from those of its in-edges (a string)."""
+    """The value of each node's loop: ``fill_value``, one (``None``), or its in-edges' values reduced by that name."""
     if isinstance(fill_value, str):
         return edges.reduce(values, 1, fill_value)
     shape = (edges.graph.targets.num_local, *values.shape[1:])
@@ -203,7 +203,7 @@ def add_remaining_self_loops(
 def _looped(
     edge_index: Edges, edge_attr: Tensor | None, fill_value: object, num_nodes: object, rule: LoopRule | None = None
 ) -> tuple[Edges, Tensor | None]:
-    """A loop for each node behind the edges; with a ``rule`` for values of loops that exist, it takes their place."""
+    """The edges and a loop for each node; with a ``rule`` for their values, the loops replace those that exist."""
     others, places = edge_index.without_loops if rule is not None else (edge_index, None)
     edges, weight = others.with_loops, None
     if edge_attr is not None:
@@ -226,8 +226,8 @@ def gcn_norm(
     flow: str = "source_to_target",
     dtype: torch.dtype | None = None,
 ) -> tuple[Edges, Tensor]:
-    """``d_j^-1/2 w_ji d_i^-1/2``; those of all edges of a graph are made when first looked at (collective then)."""
-    if edge_index.weight is not None:  # PyG ignores others then
+    """``d_j^-1/2 w_ji d_i^-1/2``; for all edges of a graph they are made at the first use (collective then)."""
+    if edge_index.weight is not None:  # PyG ignores edge_weight then
         edge_weight = edge_index.weight
     require_floats("gcn_norm", edge_weight)
     graph, dtype = edge_index.graph, dtype or torch.get_default_dtype()
@@ -304,7 +304,7 @@ def get_laplacian(
 
 @_stands_for(pool.select.topk.topk)
 def topk(x: Any, ratio: float | None, batch: Any, min_score: float | None = None, tol: float = 1e-7) -> PickedNodes:
-    """The nodes of the highest scores, best first: ids that select their rows (collective: gathers all scores)."""
+    """The nodes with the highest scores, best first, as ids that select their rows (collective: gathers all scores)."""
     nodes, scores = x.to_rows()._sharding, x.detach().full_tensor()
     if not isinstance(nodes, NodeSharding) or nodes.is_union:
         raise UnsupportedError(
@@ -328,7 +328,7 @@ def filter_adj(
     nodes: Any = node_index.source if isinstance(node_index, PickedNodes) else edge_index.graph.targets
     if isinstance(edge_index, MovedRows):  # ends that a script has stacked
         edge_index = edge_index.full_tensor()
-    if not isinstance(edge_index, DistributedEdgeIndex):  # only a graph's nodes keep them, which live longer
+    if not isinstance(edge_index, DistributedEdgeIndex):  # kept for later calls by the nodes of a graph, not of a batch
         edge_index = DistributedEdgeIndex.over(edge_index, nodes, node_index.device, is_kept=nodes.sample is None)
     whole = edge_index.graph
     if whole.sources is not nodes or whole.targets is not nodes or edge_index.is_sparse:
@@ -336,7 +336,7 @@ def filter_adj(
             f"Pooling expected an edge_index between the {nodes.size} nodes that it has scores of (got {edge_index!r} "
             f"of other nodes, or an adj_t): take both from one DistributedData"
         )
-    if not isinstance(node_index, PickedNodes):  # of plain scores
+    if not isinstance(node_index, PickedNodes):  # chosen by plain scores
         node_index = pick(nodes, node_index, whole.device)
     graph, rows = whole.among(node_index._sharding), whole.edge_sharding
     if edge_attr is not None:
@@ -353,7 +353,7 @@ def one_hot(index: RowTensor, num_classes: int | None = None, dtype: torch.dtype
 
 
 def _of_all_edges(stock: Function) -> Function:
-    """PyG's own function, given all edges and rows, which are gathered; the result is plain (collective)."""
+    """PyG's function of all edges and rows, which are gathered; the result is plain (collective)."""
 
     def ours(*args: object, **kwargs: object) -> Any:
         return stock(*mapped(args, _full), **mapped(kwargs, _full))
@@ -372,18 +372,18 @@ for _name in {*pyg.__all__} - {"trim_to_layer"}:
 
 
 class DistributedSelectTopK(SelectTopK):
-    """Its own code; the highest scores are found among those of all nodes (collective). Exact."""
+    """PyG's code; the highest scores are found among those of all nodes (collective). Exact."""
 
     forward = patched(SelectTopK.forward, SUBSTITUTES)
 
 
 class DistributedFilterEdges(FilterEdges):
-    """Its own code, with the edges between the nodes that were chosen (collective). Exact."""
+    """PyG's code, for distributed edges (collective). Exact."""
 
     forward = patched(FilterEdges.forward, SUBSTITUTES)
 
 
 class DistributedGraphUNet(GraphUNet):
-    """Its own code; every rank computes the paths of two edges of the whole graph (collective). Exact."""
+    """PyG's code; every rank computes all paths of two edges of the whole graph (collective). Exact."""
 
     augment_adj = _of_all_edges(GraphUNet.augment_adj)

@@ -1,11 +1,11 @@
-"""``HeteroConv``: the results of relations with the same targets are added up while they are computed.
+"""``HeteroConv``: the results of relations with the same targets are summed while they are computed.
 
-Stock code makes a tensor of each relation, stacks them, and sums over the stack. Here no stack is made, and where
-relations give linear maps of sums over neighbours (``SAGEConv``), all their products go into one tensor ::
+Stock code makes a tensor of each relation, stacks them, and sums over the stack. Here no stack is made, and for
+relations with linear maps of sums over neighbours (``SAGEConv``) all products are added into one tensor ::
 
     x'_t = scale * (sum_r A_r x_s(r) W_r^T  +  x_t (sum_r V_r)^T  +  sum_r b_r)        scale: 1, or 1 / R for a mean
 
-with one product for the targets' own rows and one sum of the gradients of all b_r.
+with one product for the targets' own rows, and one sum of the gradients of all b_r.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyg_dist.tensor.row_tensor import as_row_tensor_, local_tensors
 
 @dataclass(frozen=True)
 class LinearTerms:
-    """What a relation adds to its targets, not yet computed: ``lin_l(A source) + lin_r(root)`` of a SAGE conv."""
+    """A SAGE conv's result that is not computed yet: ``lin_l(A source) + lin_r(root)``."""
 
     conv: SAGEConv
     graph: DistributedGraph
@@ -43,14 +43,14 @@ class LinearTerms:
     root: NodeTensor | None
 
     def value(self) -> Tensor:
-        """The result by itself (collective)."""
+        """Compute the result (collective)."""
         return cast(Tensor, self.conv.linear_aggregation(self.graph, self.source, self.root, self.operator))
 
     @property
     def projects_first(self) -> bool:
-        """Whether the linear map goes first. Where both orders aggregate equally many columns, what is kept decides.
+        """Whether the linear map goes first. If both orders aggregate equally many columns, memory decides.
 
-        A map that comes last keeps ``A source`` for its derivative, one that comes first only the source's rows.
+        For its derivative a map that comes last keeps ``A source``, one that comes first only the source's rows.
         """
         lin, keeps_less = self.conv.lin_l, self.graph.sources.size <= self.graph.targets.size
         return project_first(lin, self.graph, self.source, self.operator, on_tie=keeps_less)
@@ -58,21 +58,21 @@ class LinearTerms:
 
 @dataclass(frozen=True)
 class Biased:
-    """What relations add to their targets, without the bias."""
+    """The sum of the results of some relations, with the bias apart."""
 
     rows: NodeTensor
-    bias: Tensor | None = None  # as it has entered
-    count: int = 1  # of relations; rows of several are a tensor of its own, into which others may be added
+    bias: Tensor | None = None  # already copied to ranks
+    count: int = 1  # relations; with several, ``rows`` may be written to
 
     def plus(self, other: Biased) -> Biased:
-        """The sum with what one more relation adds."""
+        """The sum with one more relation."""
         with local_tensors():
             rows = (large_tensors.add if self.count == 1 else large_tensors.add_into_)(self.rows, other.rows)
             bias = other.bias if self.bias is None else self.bias if other.bias is None else self.bias + other.bias
         return Biased(cast(NodeTensor, as_row_tensor_(rows, self.rows._sharding)), bias, self.count + 1)
 
     def value(self) -> Tensor:
-        """The result by itself."""
+        """The result, with the bias."""
         if self.bias is None:
             return self.rows
         with local_tensors():
@@ -103,7 +103,7 @@ class DistributedHeteroConv(HeteroConv):
         if self.aggr not in ("sum", "mean"):
             return cast("dict[str, Tensor]", super().forward(*args_dict, **kwargs_dict))
         results: dict[str, list[object]] = defaultdict(list)  # by type of the targets
-        adding = HeteroConv.__new__(HeteroConv)  # this one, whose convs add to results
+        adding = HeteroConv.__new__(HeteroConv)  # a copy whose convs add to results
         vars(adding).update(aggr=self.aggr, convs={r: partial(_add, results[r[-1]], c) for r, c in self.convs.items()})
         convs = [conv for conv in self.convs.values() if hasattr(conv, "gives_terms") and not is_hooked(conv)]
         for conv in convs:
@@ -119,7 +119,7 @@ class DistributedHeteroConv(HeteroConv):
 
 
 def _add(results: list[Any], conv: Callable[..., object], *args: object, **kwargs: object) -> list[Any]:
-    """The results, and what ``conv`` adds: rows are added up as they come (collective)."""
+    """Call ``conv``, and add its result to ``results``, to equally shaped rows if there are some (collective)."""
     result = conv(*args, **kwargs)
     result = Biased(result) if type(result) is NodeTensor else result
     if isinstance(result, Biased) and _form(result) is not None:
@@ -132,7 +132,7 @@ def _add(results: list[Any], conv: Callable[..., object], *args: object, **kwarg
 
 
 def _form(result: object) -> tuple[object, ...] | None:
-    """What results that may be added up have in common: whole rows of the same nodes and columns, in one dtype."""
+    """A key that results have in common if they can be summed: nodes, columns and dtype of whole rows."""
     if isinstance(result, LinearTerms):
         weight = result.conv.lin_l.weight
         return id(result.graph.targets), weight.shape[0], weight.dtype
@@ -176,7 +176,7 @@ def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:
 
     orders = [term.projects_first for term in terms]
     first = _projected([term for term, is_first in zip(terms, orders, strict=True) if is_first], entered)
-    # What is sent for a map that comes last is under way before anything is multiplied.
+    # Messages for maps that come last are started before anything is multiplied.
     pairs: list[tuple[Any, Tensor]] = [
         (term.graph.start(term.source, term.operator, term.conv), entered(term.conv.lin_l.weight))
         for term, is_first in zip(terms, orders, strict=True)
@@ -196,7 +196,7 @@ def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:
             else:
                 out = large_tensors.add_product_(out, x.as_subclass(Tensor), weight)
     while begun is not None:
-        following = None if rows.is_on_one_rank else next(first, None)  # which is under way while this one is awaited
+        following = None if rows.is_on_one_rank else next(first, None)  # under way while this one is waited for
         with local_tensors():
             made = begun.wait().as_subclass(Tensor)
             out = made if out is None else large_tensors.add_into_(out, made)
@@ -210,7 +210,7 @@ def _sum_of(terms: Sequence[LinearTerms], scale: float) -> Tensor:
 
 
 def _projected(terms: Sequence[LinearTerms], entered: Callable[[Tensor], Tensor]) -> Iterator[Pending[NodeTensor]]:
-    """``A (source W^T)`` of each term, begun when asked for (collective)."""
+    """``A (source W^T)`` of each term, started as the iterator advances (collective)."""
     for term in terms:
         with local_tensors():
             projected = product(term.source, entered(term.conv.lin_l.weight))
@@ -219,7 +219,7 @@ def _projected(terms: Sequence[LinearTerms], entered: Callable[[Tensor], Tensor]
 
 
 def _roots(terms: Sequence[LinearTerms], entered: Callable[[Tensor], Tensor]) -> list[tuple[NodeTensor, Tensor]]:
-    """The targets' own rows, each once, with the sum of their maps."""
+    """The distinct roots, each with the sum of its maps' weights."""
     weights: dict[int, tuple[NodeTensor, Tensor]] = {}
     for term in terms:
         if term.root is not None:

@@ -1,4 +1,4 @@
-"""What a Distributed conv is given: a graph handle and row tensors, or the plain tensors of the stock conv."""
+"""Checks and layout of a conv's inputs: a handle and row tensors, or the plain tensors of the stock conv."""
 
 from __future__ import annotations
 
@@ -36,13 +36,12 @@ def edge_handle(
     calls_message: bool,
     hyperedges: RowSharding | int | None = None,
 ) -> DistributedEdgeIndex | None:
-    """The edges that ``conv`` runs over; ``None`` where all is plain, in one process: it then is the stock conv.
+    """The edges that ``conv`` runs over; ``None`` if all is plain, in one process, and the stock conv is to run.
 
-    A plain ``edge_index`` beside node tensors is laid out over their nodes (collective).
-
-    ``x``: features, or a pair of them: rows of the sources and of the targets. ``calls_message``: whether the stock
-    conv's ``message``, ``aggregate`` and ``update`` are called; if not, they must not be overridden. ``hyperedges``:
-    those where plain edges end, or how many there are.
+    A plain ``edge_index`` beside node tensors is laid out over their nodes (collective). ``x``: features, or a pair,
+    rows of the sources and of the targets. ``calls_message``: whether the stock conv's ``message``, ``aggregate`` and
+    ``update`` are called; if not, they must not be overridden. ``hyperedges``: those where plain edges end, or their
+    number.
     """
     name = type(conv).__name__
     features, at_targets = x if isinstance(x, (tuple, list)) and len(x) == 2 else (x, None)
@@ -113,9 +112,9 @@ def _other_size(name: str, graph: DistributedGraph | EdgeView, size: object) -> 
 
 @cache
 def refuse_overridden(cls: type) -> None:
-    """Refuse a user's subclass of a conv with a form of its own that replaces a step, which would never be called."""
+    """Refuse a user's subclass of a conv with an own form if it overrides a step, which would not be called."""
     stock = next(base for base in cls.__mro__ if base.__module__.startswith("torch_geometric."))
-    # PyG itself writes a `propagate` for every class.
+    # PyG itself generates a `propagate` for every class.
     changed = next((s for s in ("update", *STEPS[1:]) if getattr(cls, s) is not getattr(stock, s)), None)
     if changed is not None:
         raise UnsupportedError(
@@ -125,7 +124,7 @@ def refuse_overridden(cls: type) -> None:
 
 
 def place_of_nodes(conv: MessagePassing, x: Tensor) -> int:
-    """The dimension of ``x`` along which the code of ``conv`` has its nodes or edges."""
+    """The dimension of ``x`` in which the code of ``conv`` has nodes or edges."""
     return int(conv.node_dim) % x.dim() if -x.dim() <= conv.node_dim < x.dim() else 0
 
 
@@ -137,7 +136,7 @@ def has_batch(x: Any) -> bool:
 
 
 def in_batch(conv: MessagePassing, value: object, rows: RowSharding) -> Any:
-    """A plain ``[B, N, F]`` as a tensor with these rows, where the conv has nodes behind B; else the value itself."""
+    """A plain ``[B, N, F]`` as a batch of these rows, if the conv has nodes in dimension 1; else the value itself."""
     if not isinstance(value, Tensor) or isinstance(value, (RowTensor, MovedRows)) or value.dim() < 3:
         return value
     place = place_of_nodes(conv, value)
@@ -147,7 +146,7 @@ def in_batch(conv: MessagePassing, value: object, rows: RowSharding) -> Any:
 
 
 def rows_along(name: str, what: str, x: Any, dim: int) -> tuple[Any, int]:
-    """``x`` with rows first, and the dimension that they are in, which has to be ``dim``."""
+    """``x`` with rows first, and the dimension of its rows, which has to be ``dim``."""
     place = x.place if type(x) is MovedRows else 0
     if dim % x.dim() != place:
         remedy = "transpose(0, 1)" if place == 0 and dim % x.dim() == 1 else f"movedim({place}, {dim})"
@@ -161,7 +160,7 @@ def rows_along(name: str, what: str, x: Any, dim: int) -> tuple[Any, int]:
 def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: object, end: End | None = None) -> Any:
     """``x`` as a node tensor of ``graph``, or a batch of these, ``[B, N, F]``; a plain tensor is sliced along N.
 
-    ``end``: of which end; ``None``: of either, first of the sources.
+    ``end``: whether it has rows of the sources (0) or targets (1); ``None``: of the end that fits.
     """
     rows = _rows_like(conv, x, graph) if end is None else graph.targets if end else graph.sources
     name = type(conv).__name__
@@ -180,7 +179,7 @@ def node_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: objec
 
 
 def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: object, rows: NodeSharding) -> NodeTensor:
-    """:func:`node_rows` of what has nodes first."""
+    """:func:`node_rows` where nodes are in dimension 0."""
     name = type(conv).__name__
     if isinstance(x, Tensor):
         with local_tensors():
@@ -227,7 +226,7 @@ def _whole_rows(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: obj
 
 
 def _rows_like(conv: MessagePassing, x: Any, graph: DistributedGraph | EdgeView) -> NodeSharding:
-    """The nodes, of either end, whose rows ``x`` has; those of the sources where it has neither's."""
+    """The targets, if ``x`` has rows of these and not of the sources; else the sources."""
     x = x.of if type(x) is MovedRows else x
     size = None if isinstance(x, RowTensor) else x.shape[place_of_nodes(conv, x) if x.dim() > 2 else 0]
     is_of_sources = graph.owns(x, 0) if isinstance(x, RowTensor) else size == graph.sources.size
@@ -236,7 +235,7 @@ def _rows_like(conv: MessagePassing, x: Any, graph: DistributedGraph | EdgeView)
 
 
 def features(conv: MessagePassing, graph: DistributedGraph | EdgeView, x: object, end: End) -> NodeTensor:
-    """:func:`node_rows` of a matrix in a dtype that the kernels know."""
+    """:func:`node_rows`, which have to be a matrix in a dtype of the kernels."""
     rows: NodeTensor = node_rows(conv, graph, x, end)
     with local_tensors():
         fits = rows.dim() == 2 and rows.dtype in ops.FLOATS
@@ -264,7 +263,7 @@ def edge_rows(conv: MessagePassing, edge_index: DistributedEdgeIndex, weight: Te
 
 
 def require_floats(name: str, weight: Tensor | None) -> None:
-    """Refuse integer weights, of whose sums norms take roots, as PyG's norms do."""
+    """Refuse integer weights, as PyG's norms do."""
     if weight is not None and not weight.is_floating_point():
         raise DataError(f"{name} expected edge weights of floating type (got {weight.dtype}): pass edge_weight.float()")
 
@@ -277,7 +276,7 @@ def flat_weight(weight: EdgeTensor) -> EdgeTensor:
 
 
 def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowSharding) -> EdgeTensor:
-    """``value`` as an edge tensor with these rows: a plain one is sliced, values of a list are moved (collective)."""
+    """``value`` as an edge tensor with these rows: plain tensors are sliced, values in other rows sent (collective)."""
     found = edge_values_if_any(value, rows)
     if found is not None:
         return found
@@ -288,7 +287,7 @@ def edge_values(conv: MessagePassing, name: str, value: Tensor, rows: RowShardin
 
 
 def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
-    """As :func:`edge_values`, or ``None`` for what has no row for each edge (collective for values of a list)."""
+    """As :func:`edge_values`; ``None`` if ``value`` does not have a row for each edge."""
     if isinstance(value, EdgeTensor) and value._sharding is rows:
         return value
     if value.shape[:1] != (rows.size,):
@@ -299,7 +298,7 @@ def edge_values_if_any(value: Tensor, rows: RowSharding) -> EdgeTensor | None:
 
 
 def moved_values(value: Any, before: Edges, after: Edges) -> Any:
-    """``value`` with its edge values redistributed as the same edges of ``after`` (collective where they differ)."""
+    """``value`` with edge values of ``before`` redistributed to the same edges in ``after``: collective unless same."""
     return value if before is after else mapped(value, partial(_moved_value, before.rows, after.rows))
 
 
@@ -311,7 +310,7 @@ def _moved_value(before: RowSharding, after: RowSharding, value: Any) -> Any:
 
 def _moved(value: RowTensor, rows: RowSharding) -> EdgeTensor | None:
     local = rows.from_sharding(value.to_local(), value._sharding)
-    # Rows that stay would be a view, which keeps `value` alive: the key with which they are to go.
+    # A copy: a view would keep `value` alive, the key under which this is cached.
     return None if local is None else EdgeTensor.from_local(local.clone(), rows)
 
 
@@ -324,13 +323,13 @@ W = TypeVar("W", bound=Tensor)
 D = TypeVar("D")
 
 _DERIVED: MutableMapping[Tensor, list[Any]] = WeakIdKeyDictionary()
-"""By tensor: rows, version, and what was derived; of the latest few."""
+"""The latest results of :func:`derived` by tensor: rows, version, result."""
 
 _MOST_DERIVED = 4
 
 
 def derived(weight: W, rows: RowSharding | None, derive: Callable[[W], D]) -> D:
-    """``derive(weight)``, no view; for a constant the same object as last time, since operators are cached by it."""
+    """``derive(weight)``, not a view; for a constant the same object each time, since operators are cached by it."""
     version = version_of(weight)
     if weight.requires_grad or version is None:
         return derive(weight)

@@ -1,7 +1,7 @@
-"""Types as one: ``to_hetero_with_bases``, all types of nodes in one set, and ``HGTConv``, relations in one graph.
+"""Models that join types: ``to_hetero_with_bases`` (all types in one tensor) and ``HGTConv`` (relations in one graph).
 
-PyG's model joins the rows of all types, one after another, shifts each relation's edges by the number of nodes before
-their types, and splits the results. Here each rank joins the rows that it has of each type, so none is sent.
+PyG concatenates the rows of all types, shifts each relation's edges by the number of nodes before their types, and
+splits the results. Here each rank concatenates its own rows of each type, so no row is sent.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ from pyg_dist.tensor.sharding import RowSharding
 def joined_edges(
     relations: Sequence[Edges], offsets: Sequence[tuple[int, int]], sources: NodeSharding, targets: NodeSharding
 ) -> DistributedEdgeIndex:
-    """The edges of several relations as those of one graph (collective: gathers them all).
-
-    ``offsets`` are added to the numbers of each relation's sources and targets.
-    """
+    """The edges of several relations as one graph, with ``offsets`` added to ids (collective: gathers them all)."""
     whole = [one.full_tensor().cpu() + host.tensor(add).view(2, 1) for one, add in zip(relations, offsets, strict=True)]
     graph, pieces = relations[0].graph, [one.rows for one in relations]
     edges = torch.cat(whole, 1)
@@ -52,7 +49,7 @@ def joined_edges(
 
 
 def join_types(model: fx.GraphModule) -> None:
-    """Let a model of ``to_hetero_with_bases`` join types of distributed graphs, too; other models stay as they are."""
+    """Make a model of ``to_hetero_with_bases`` join types of distributed graphs; other models are left unchanged."""
     steps = {step.target: step for step in reversed(model.graph.nodes)}
     known = {"nodes": steps.get(pyg.group_node_placeholder), "offsets": steps.get(pyg.get_node_offset_dict)}
     for step in model.graph.nodes:
@@ -64,7 +61,7 @@ def join_types(model: fx.GraphModule) -> None:
 
 
 def _rows(value: object) -> RowTensor | None:
-    """The rows of a tensor that has them in the dimension in which PyG joins types."""
+    """The rows of a tensor if they lie in the dimension that PyG concatenates types in."""
     if type(value) is MovedRows:
         return value.of if value.place == value.dim() - 2 else None
     return value if isinstance(value, RowTensor) and value.dim() <= 2 else None
@@ -115,9 +112,9 @@ def _rows_of(edges: DistributedEdgeIndex | RowSharding) -> RowSharding:
 def _relations(
     values: Sequence[Any], relations: Iterable[EdgeType], nodes: object, offsets: Mapping[NodeType, int]
 ) -> DistributedEdgeIndex | RowSharding | None:
-    """The edges of all relations, or only their rows while their graph is unknown; ``None`` for plain ones.
+    """The joined edges of all relations, or only their row sharding while no graph was made; ``None`` for plain values.
 
-    ``values`` are their handles, or tensors with a row for each of their edges. The graph is made once (collective).
+    ``values`` are handles of edges, or tensors with a row for each edge. The graph is made once (collective).
     """
     own = _rows(nodes)
     handles = [value for value in values if isinstance(value, DistributedEdgeIndex)]
@@ -129,7 +126,7 @@ def _relations(
     if len(values) == 1:
         return handles[0] if handles else given[0]
     ends: Any = own._sharding
-    name = f"joined {[*map(id, given)]}"  # which the pieces of the graph's edges keep alive
+    name = f"joined {[*map(id, given)]}"  # ids stay valid: ``rows.pieces`` of the joined edges keeps ``given`` alive
     if handles and name not in ends.edge_sets:
         before = [(offsets[source], offsets[target]) for source, _, target in relations]
         ends.edge_sets[name] = joined_edges([handle.edges() for handle in handles], before, ends, ends)
@@ -141,7 +138,7 @@ def _relations(
 
 
 def _positions(pieces: Sequence[RowSharding]) -> Tensor:
-    """Where the local rows of each stand among the rows of all, one after another."""
+    """The positions of the pieces' local rows among all rows of all pieces, concatenated."""
     before = accumulate((piece.size for piece in pieces), initial=0)
     return torch.cat([piece.position + number for piece, number in zip(pieces, before, strict=False)])
 
@@ -172,9 +169,8 @@ _OURS: dict[Function, Function] = {
 def typed_attention(conv: HGTConv, edges: dict[EdgeType, Edges], given: Given) -> dict[str, Tensor] | None:
     """``HGTConv``'s forward (Hu et al., "Heterogeneous graph transformer", 2020; collective).
 
-    A source has a key and a value for each relation, ``k W_r p_r`` and ``v V_r``. PyG puts the rows of all types into
-    one graph, here the relations that end at a type make one: the softmax of a target is over all of them. ``None``
-    under autocast.
+    A source has a key and a value for each relation, ``k W_r p_r`` and ``v V_r``. A target's softmax is over the edges
+    of all relations that end at its type, so these are joined into one graph (PyG joins all). ``None`` under autocast.
     """
     x_dict, heads = given["x_dict"], conv.heads
     columns = conv.out_channels // heads
@@ -226,8 +222,8 @@ def typed_attention(conv: HGTConv, edges: dict[EdgeType, Edges], given: Given) -
 class _DependsOn(LocalFunction[Tensor]):
     """The identity of a tensor, which also gives other tensors a gradient of zeros.
 
-    PyG has the rows of all types in one tensor, so each parameter gets a gradient, and an optimizer may change it
-    (weight decay), whichever types' outputs make up the loss.
+    In PyG one tensor has the rows of all types, so every parameter gets a gradient (and weight decay), even if the loss
+    depends on some types only.
     """
 
     @staticmethod

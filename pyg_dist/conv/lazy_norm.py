@@ -1,7 +1,7 @@
-"""What ``gcn_norm`` gives a conv: edges and weights that are made when they are first read.
+"""The edges and weights that ``gcn_norm`` returns: stand-ins, whose tensors are made when they are first read.
 
 A sum with these weights (:mod:`~pyg_dist.conv.weighted_sum`) needs only the graph's operator of the norm: two scales
-a node where there are no edge weights, cached as ``GCNConv``'s. Any other use of them makes the tensors.
+per node if there are no edge weights, cached as for ``GCNConv``. Any other use makes the tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Make = Callable[[Edges, "EdgeTensor | None"], "tuple[Edges, Tensor]"]
 
 
 class LazyNorm:
-    """GCN's norm of all edges of a graph. ``make`` makes edges, loops included, and their weights (collective)."""
+    """GCN's norm of all edges of a graph; ``make`` makes the edges, with loops, and their weights (collective)."""
 
     def __init__(self, edges: Edges, weight: EdgeTensor | None, norm: Norm, dtype: torch.dtype, make: Make) -> None:
         self.dtype = dtype
@@ -33,11 +33,11 @@ class LazyNorm:
         self._learning: dict[torch.dtype, Operator | None] = {}
 
     def is_of(self, edges: Edges) -> bool:
-        """Whether these are the edges that came with the weights."""
+        """Whether ``edges`` are this norm's."""
         return isinstance(edges, NormedEdges) and edges.lazy is self
 
     def stand_ins(self) -> tuple[NormedEdges, NormWeight]:
-        """What a conv gets for edges and weights: they are made when they are looked at."""
+        """The edges and weights that a conv gets; reading them makes them."""
         edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(NormedEdges)
         edges.lazy, edges.graph, edges.weight = self, self.graph, None
         weight = torch.empty(0, dtype=self.dtype, device="meta").as_subclass(NormWeight)
@@ -46,15 +46,15 @@ class LazyNorm:
 
     @cached_property
     def made(self) -> tuple[Edges, Tensor]:
-        """The edges and their weights (collective at the first use); those of constant weights are kept."""
+        """The edges and their weights (collective at the first use); kept if edge weights do not learn."""
         if not self._learns:
-            edges, values, version = self._all.kept.get((self._norm, self.dtype), self._weight, self._made_to_last)
+            edges, values, version = self._all.kept.get((self._norm, self.dtype), self._weight, self._make_for_cache)
             if version is not None and version == version_of(values):  # no conv has written to them
                 return self._all if edges is None else edges, values
         return self._make(self._all, self._weight)
 
-    def _made_to_last(self) -> tuple[Edges | None, Tensor, int | None]:
-        """Edges, weights and their version; ``None`` for all edges, which keep this, and must not be kept by it."""
+    def _make_for_cache(self) -> tuple[Edges | None, Tensor, int | None]:
+        """Edges, weights and their version; ``None`` for ``self._all``, since it owns the cache (a cycle)."""
         edges, values = self._make(self._all, self._weight)
         return None if edges is self._all else edges, values, version_of(values)
 
@@ -64,13 +64,12 @@ class LazyNorm:
 
     @property
     def graph(self) -> EdgeView:
-        """The graph."""
         return self._all.graph
 
     def operator(self, dtype: torch.dtype) -> Operator | None:
-        """The matrix with these values; ``None`` for a batch that has none, whose edges are then made.
+        """The normalised matrix (collective); ``None`` for mini-batches without one, whose edges are then made.
 
-        One for all hops of a forward pass: weights that learn have their degrees summed once. Collective.
+        All hops of a forward pass share it, so the degrees of weights that learn are summed once.
         """
         if not self._learns:
             return self._built(dtype)  # the graph keeps it
@@ -85,24 +84,18 @@ class LazyNorm:
             return None
 
     def freeze(self) -> None:
-        """Keep the present weights from now on, as ``cached=True`` has it."""
+        """Use the present values of the weights from now on, as ``cached=True`` does."""
         if self._weight is not None and not self._weight.requires_grad:
             self._weight = snapshot(self._weight)
 
 
 def norm_of(graph: DistributedGraph | EdgeView, add_self_loops: bool, improved: bool, has_weights: bool) -> Norm:
-    """GCN's norm as PyG has it: all edges of an ``edge_index`` without weights, loops included, have weight one,
-    ``improved`` or not; an ``adj_t`` always has values.
-    """
+    """GCN's norm as in PyG, where ``improved`` has no effect on an ``edge_index`` without weights."""
     return Norm.gcn(add_self_loops, 2.0 if improved and (has_weights or graph.loop_rule != "remaining") else 1.0)
 
 
 class NormedEdges(Edges):
-    """The edges of the norm, loops included.
-
-    Attributes:
-        lazy: what makes them.
-    """
+    """The edges of the norm, with its loops."""
 
     lazy: LazyNorm
 
@@ -119,11 +112,7 @@ class NormedEdges(Edges):
 
 
 class NormWeight(DerivedOperand):
-    """The weights of the norm, an edge tensor for everyone who looks at them.
-
-    Attributes:
-        lazy: what makes them.
-    """
+    """The weights of the norm: any function on them gets an edge tensor."""
 
     lazy: LazyNorm
 
@@ -133,7 +122,7 @@ class NormWeight(DerivedOperand):
 
 
 def made(value: Any) -> Any:
-    """``value`` with the edges and weights of norms in it made (collective at their first use)."""
+    """``value`` with the stand-ins in it replaced by their tensors (collective at the first use)."""
     return mapped(value, _made)
 
 

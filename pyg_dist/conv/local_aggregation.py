@@ -1,6 +1,6 @@
-"""Aggregations that cannot use partial sums (max, std, LSTM, ...): every neighbour's row is fetched first.
+"""Aggregations other than sums (max, std, LSTM, ...): every neighbour's row is fetched first.
 
-Extremes read the rows where they lie; every other aggregation gets a message per edge, as in PyG.
+Maxima and minima read these rows in place; every other aggregation gets a message per edge, as in PyG.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyg_dist.tensor import NodeTensor
 from pyg_dist.tensor.functions.random import own_randomness
 from pyg_dist.tensor.operands import local_values
 
-# What one node gets from these depends on the other nodes (or on their number), and a rank aggregates only its own.
+# Their result for a node depends on the other nodes (or their number), and a rank has only its own.
 _MIXES_NODES = (
     nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, norm.GraphNorm, norm.GraphSizeNorm,
     norm.MeanSubtractionNorm, norm.PairNorm, EquilibriumAggregation,
@@ -41,12 +41,7 @@ _REDUCTIONS: dict[type[Aggregation], str] = {
 def aggregate_neighbours(
     conv: MessagePassing, edge_index: DistributedEdgeIndex, x: NodeTensor, is_weighted: bool
 ) -> NodeTensor:
-    """Apply a conv's aggregation to the rows of in-neighbours, times an ``adj_t``'s values if ``is_weighted``.
-
-    The conv's ``aggr_module`` is any of ``torch_geometric.nn.aggr``. See :func:`aggregate_messages`; collective.
-
-    Shapes: x ``[N, F]``, output ``[N, F']``.
-    """
+    """Apply a conv's ``aggr_module`` to the rows of in-neighbours, times an ``adj_t``'s values (collective)."""
     reduce = _EXTREMES.get(type(conv.aggr_module))
     if reduce is not None and not is_weighted:
         graph, rows = edge_index.graph.edge_view, x.to_rows().to_local()
@@ -63,9 +58,8 @@ def aggregate_neighbours(
 def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges) -> NodeTensor:
     """Apply a PyG aggregation to the messages of each node's in-edges, in PyG's order. Not collective.
 
-    Exact: all in-edges of a node are on its rank. The aggregation runs on local rows, so its parameters are entered.
-    Dropout inside of it draws other masks on each rank. Parts that look at several nodes, as batch norm does, are
-    refused.
+    Exact: all in-edges of a node are on its rank. The aggregation runs on local rows, so its parameters' gradients are
+    summed over ranks, and dropout in it draws other masks on each rank. Modules that mix nodes (batch norm) raise.
 
     Shapes: messages ``[E, ...]``, an edge tensor of ``edges``; output ``[N, ...]``.
     """
@@ -85,8 +79,8 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
                 f"{type(part).__name__} inside of the aggregation {type(aggregation).__name__} looks at the nodes of "
                 f"all ranks: normalise before or after the conv, or each row by itself (torch.nn.LayerNorm)"
             )
-    # One more target, whose messages are ones, gives PyG's aggregations what they rely on: a first target with at least
-    # two messages (quantiles); and one length on all ranks where sequences are padded (LSTM reads the last place).
+    # One more target comes first, whose messages are ones. Quantiles need a first target with two messages or more;
+    # padded sequences need the same length on all ranks (LSTM reads the last position).
     num_padding = edges.max_in_degree if _pads(aggregation) else 2
     padding = local.new_ones(num_padding, *local.shape[1:])
     order = edges.by_target
@@ -100,7 +94,7 @@ def aggregate_messages(aggregation: Aggregation, messages: Tensor, edges: Edges)
 
 
 def _pads(aggregation: Aggregation) -> bool:
-    """Whether it, or a part of it, makes dense sequences whose length is the largest in-degree."""
+    """Whether the aggregation pads sequences of messages to the largest in-degree."""
     return any(
         "max_num_elements" in signature(part.forward).parameters
         for part in aggregation.modules()

@@ -1,10 +1,11 @@
 """Convs with their own messages, by blocks of targets: PyG's steps on some edges at a time, recomputed in the backward.
 
-The arguments of ``message`` and ``aggregate`` are sorted by whether they have rows of sources, targets or edges; then
-both functions run on a block's pieces of them, forward without gradients and in the backward with them
-(:mod:`pyg_dist.halo.message_blocks`). First they run on a few synthetic edges, to find how many bytes an edge takes,
-which inputs the output depends on, and whether blocks are possible. They are not if a function needs more than an edge
-and a target at a time (batch norm, ``alpha.max()``), uses a tensor that learns and is no input, or stores state.
+Each argument of ``message`` and ``aggregate`` has rows of sources, targets or edges. Both functions run on a block's
+rows of each, forward without gradients and in the backward with them (:mod:`pyg_dist.halo.message_blocks`).
+
+A trial on a few synthetic edges finds how many bytes an edge takes, which inputs the output depends on, and whether
+blocks are possible. They are not if a function needs more than one target's edges at a time (batch norm,
+``alpha.max()``), uses a tensor that learns and is no input, or stores state.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from pyg_dist.tensor.row_tensor import local_tensors
 
 _TRIAL_EDGES, _TRIAL_TARGETS = 64, 2
 
-_MOST_BYTES = 1 << 16
-"""An upper bound of a message's bytes before a trial: few edges need none."""
+_MAX_MESSAGE_BYTES = 1 << 16
+"""Assumed of a message before the trial: where all messages fit by this bound, no trial is needed."""
 
-_ROOM = 2
-"""Bytes at work over bytes that autograd keeps: each kept tensor may have a gradient."""
+_PEAK_FACTOR = 2
+"""Peak bytes over the bytes that autograd saves: each saved tensor may have a gradient."""
 
 _BLOCK_BYTES = 64 << 20
-"""Of a block, at most: its tensors come from the heap and are used again. Processor time of an epoch of EdgeConv on the
-graph `small`, one thread: 2.4 s, with 512 MiB 3.9 s, with 16 MiB 3.5 s (benchmarks/convs.py)."""
+"""A block's limit, so that its memory is used again. Processor time of an epoch of EdgeConv on the graph `small`, one
+thread: 2.4 s, with 512 MiB 3.9 s, with 16 MiB 3.5 s (benchmarks/convs.py)."""
 
 
 def reduce_messages(conv: MessagePassing, edges: Edges, size: object, given: dict[str, object]) -> Any:
-    """The result of ``propagate``, by blocks; ``None`` where the conv's own steps run on all edges (collective).
+    """The result of ``propagate``, by blocks (collective).
 
-    They do where the messages fit into ``PYG_DIST_MESSAGE_MIB``, and in the cases that the module docstring lists.
+    ``None`` if all edges go at once: if messages fit into ``PYG_DIST_MESSAGE_MIB``, or blocks are not possible.
     """
     call = _Call.of(conv, edges, size, given) if _may_run(conv) else None
     if call is None:
         return None
     limit, most = MESSAGE_MIB.value() * 2**20, max(edges.rows.counts)  # the same on all ranks
     known = _bytes_of_edge.setdefault(conv, {})
-    if known.get(call.signature, _MOST_BYTES) * most <= limit:
+    if known.get(call.signature, _MAX_MESSAGE_BYTES) * most <= limit:
         return None
     trial = call.try_out()
     known[call.signature] = 0 if trial is None else trial.num_bytes
@@ -73,11 +74,11 @@ def reduce_messages(conv: MessagePassing, edges: Edges, size: object, given: dic
 
 
 _bytes_of_edge: weakref.WeakKeyDictionary[nn.Module, dict[object, int]] = weakref.WeakKeyDictionary()
-"""By conv and shapes of its inputs; zero: not by blocks."""
+"""By conv and shapes of its inputs; 0 if blocks are not possible."""
 
 
 def _may_run(conv: MessagePassing) -> bool:
-    """Whether the steps of ``conv`` are neither changed nor hooked."""
+    """Whether no hook or replaced step could see that blocks are computed, and no parameter is lazy or distributed."""
     if has_changed_step(conv) or conv.decomposed_layers > 1:
         return False
     if any(is_hooked(part) for part in conv.modules() if part is not conv):
@@ -96,20 +97,20 @@ def _sizes(size: Any) -> list[int | None]:
 
 @dataclass(frozen=True)
 class _Input:
-    """A tensor of which each block takes its piece."""
+    """A tensor of which each block takes its rows."""
 
-    place: Place  # sources, targets or edges: whose rows it has
+    place: Place  # whether it has rows of sources, targets or edges
     value: Tensor  # as the conv has given it
-    name: str | None = None  # by which a step takes it as it is; ``None``: rows of nodes, which are brought to edges
-    stands: Tensor | None = None  # what the steps are given for rows of nodes
-    dim: int = 0  # the dimension that rows are in where the steps see them; ``value`` has them first
+    name: str | None = None  # the steps' argument; ``None`` for rows of nodes, which the steps get as ``_i`` and ``_j``
+    stand_in: Tensor | None = None  # a meta tensor for rows of nodes, by which ``propagate`` finds a block's rows
+    dim: int = 0  # the dimension of the rows in the steps; in ``value`` it is 0
 
 
 class _Trial(NamedTuple):
-    """What a run on synthetic edges has found."""
+    """The findings of a run on synthetic edges."""
 
-    num_bytes: int  # that autograd keeps in all; from two runs follows what the message of an edge takes
-    used: set[int]  # inputs and parameters that the outputs depend on, by number, inputs first
+    num_bytes: int  # that autograd saves: of all edges (of one run), or per edge (the difference of two runs)
+    used: set[int]  # the inputs and parameters that the output depends on, by index, inputs first
 
 
 @dataclass
@@ -119,22 +120,21 @@ class _Call:
     conv: MessagePassing
     edges: Edges
     size: object
-    given: dict[str, object]  # the arguments of ``message`` and ``aggregate``, with what stands for tensors of nodes
+    given: dict[str, object]  # the arguments of ``message`` and ``aggregate``, with stand-ins for tensors of nodes
     inputs: list[_Input]  # tensors with rows of nodes or edges, and plain ones that learn
     parameters: list[Tensor]  # of the conv, those that learn
-    autocast: partial[torch.autocast]  # makes the autocast of now, for the backward, too
-    # what the conv and its parts have now, by module
-    state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)
+    autocast: partial[torch.autocast]  # makes the present autocast context again, in the backward
+    state: dict[nn.Module, dict[str, Any]] = field(default_factory=dict)  # attributes of the conv and its submodules
 
     @staticmethod
     def of(conv: MessagePassing, edges: Edges, size: object, given: dict[str, object]) -> _Call | None:
-        """``None`` where a step takes something that cannot be cut into blocks."""
+        """The call; ``None`` if an argument cannot be cut into blocks."""
         names = _names(conv, "message", "aggregate")
         values: dict[str, object] = {}
         inputs: list[_Input] = []
         for base in sorted({name[:-2] for name in names if name.endswith(("_i", "_j"))} & given.keys()):
             pair = given[base]
-            # A tensor of its own has rows of the ends that it is read at, which may be other nodes than the others.
+            # A single tensor has rows of the end that it is read at; sources and targets may be different nodes.
             alone = [pair if base + suffix in names else None for suffix in ("_j", "_i")]
             ends = pair if isinstance(pair, (tuple, list)) else alone
             stand_ins: list[Any] = list(ends)
@@ -165,7 +165,7 @@ class _Call:
             return None
         parameters = [p for p in conv.parameters() if p.requires_grad]
         kind = edges.graph.device.type
-        # Without autocast's cache, which would give a block the narrow parameters of another one.
+        # Without autocast's cache: it would give a block the cast parameters of another block.
         autocast = partial(
             torch.autocast, kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind),
             cache_enabled=False,
@@ -199,7 +199,7 @@ class _Call:
         return MovedRows.make(rows, self.conv.node_dim % rows.dim() if is_batch else 0)
 
     def _local(self, given: _Input) -> tuple[Place, Tensor]:
-        """A tensor as blocks take it (collective for what is no floating type)."""
+        """Where a block finds the rows of an input, and the rows (collective for integers of sources)."""
         x = given.value
         if not isinstance(x, RowTensor):
             return given.place, self.edges.rows.copy_to_ranks(x)
@@ -212,7 +212,7 @@ class _Call:
         return given.place, x.to_local()
 
     def _reduce(self, edges: BlockEdges, pieces: Sequence[Tensor], is_trial: bool = False) -> Tensor:
-        """The steps ``message`` and ``aggregate`` on a block's pieces of inputs and parameters."""
+        """Run ``message`` and ``aggregate`` on a block's pieces of inputs and parameters."""
         conv, given = self.conv, dict(self.given)
         of_inputs, of_parameters = pieces[: len(self.inputs)], pieces[len(self.inputs) :]
         for own, piece in zip(self.inputs, of_inputs, strict=True):
@@ -220,10 +220,10 @@ class _Call:
                 given[own.name] = piece  # type: ignore[index]
                 continue
             rows = MovedRows.make(EdgeTensor.from_local(piece, edges.rows), own.dim)
-            if own.stands is None:
+            if own.stand_in is None:
                 given[own.name] = rows  # type: ignore[index]
             else:
-                edges.pieces[id(own.stands), int(own.place == "target")] = rows
+                edges.pieces[id(own.stand_in), int(own.place == "target")] = rows
         with self.autocast(), self._as_it_was(of_parameters, is_trial):
             collected = conv._collect(_names(conv, "message", "aggregate"), edges, _sizes(self.size), given)
             messages = conv.message(**conv.inspector.collect_param_data("message", collected))
@@ -235,12 +235,12 @@ class _Call:
 
     @contextmanager
     def _as_it_was(self, of_parameters: Sequence[Tensor], is_trial: bool) -> Iterator[None]:
-        """Context in which the conv has the state of the call, and these parameters; what it changes is forgotten."""
+        """Context in which the conv has the state of the call, and these parameters; its changes are undone."""
         now = {part: _state_of(part) for part in self.state}
-        stands = {id(p): piece for p, piece in zip(self.parameters, of_parameters, strict=True)}
+        replaced = {id(p): piece for p, piece in zip(self.parameters, of_parameters, strict=True)}
         before = {}
         for part, state in self.state.items():
-            own = {name: stands.get(id(p), p) for name, p in state["_parameters"].items()}
+            own = {name: replaced.get(id(p), p) for name, p in state["_parameters"].items()}
             before[part] = {**state, "_parameters": own}
             if is_trial:
                 before[part]["_buffers"] = {n: b if b is None else b.clone() for n, b in part._buffers.items()}
@@ -254,10 +254,7 @@ class _Call:
                 _replace(part, state)
 
     def try_out(self) -> _Trial | None:
-        """The steps on a few synthetic edges, the same on all ranks; ``None`` where they do not run by blocks.
-
-        Not collective.
-        """
+        """Run the steps on synthetic edges, equal on all ranks; ``None`` if blocks are not possible. Not collective."""
         drawn = generator_states()
         try:
             with torch.inference_mode(False), torch.enable_grad():
@@ -268,22 +265,22 @@ class _Call:
             set_generator_states(drawn)
         if few is None or more is None:
             return None
-        return _Trial(_ROOM * max((more.num_bytes - few.num_bytes) // _TRIAL_EDGES, 1), few.used)
+        return _Trial(_PEAK_FACTOR * max((more.num_bytes - few.num_bytes) // _TRIAL_EDGES, 1), few.used)
 
     def _try_out(self, num_edges: int) -> _Trial | None:
-        """``None`` where something refers to a message afterwards, or to a tensor that learns and is no input."""
+        """One run; ``None`` if a message is still referenced afterwards, or a tensor that learns is no input."""
         edges = BlockEdges.made_up(self.edges, num_edges, _TRIAL_TARGETS)
         rows = weakref.ref(edges.rows)
-        kept = self._kept(edges, num_edges)
+        trial = self._saved_by_autograd(edges, num_edges)
         del edges
-        return kept if rows() is None else None
+        return trial if rows() is None else None
 
-    def _kept(self, edges: BlockEdges, num_edges: int) -> _Trial | None:
+    def _saved_by_autograd(self, edges: BlockEdges, num_edges: int) -> _Trial | None:
         pieces = [i.value.detach() if i.place == "all" else _made_up(i.value, num_edges) for i in self.inputs]
         of_parameters = [p.detach() for p in self.parameters]
         learns = [*(i.value.requires_grad for i in self.inputs), *(True for _ in of_parameters)]
         pieces = [x.requires_grad_(needed) for x, needed in zip([*pieces, *of_parameters], learns, strict=True)]
-        kept: dict[int, torch.UntypedStorage] = {}  # alive: another one may not take the place of one
+        kept: dict[int, torch.UntypedStorage] = {}  # by address: kept alive, so that no address is used twice
 
         def keep(x: Tensor) -> None:
             with local_tensors():
@@ -301,7 +298,7 @@ class _Call:
 
 
 def _state_of(part: nn.Module) -> dict[str, object]:
-    """Its attributes, and which buffers and parts it has."""
+    """The attributes of a module, with copies of its dicts of parameters, buffers and submodules."""
     state = dict(vars(part))
     return state | {name: dict(state[name]) for name in ("_parameters", "_buffers", "_modules")}
 
@@ -318,14 +315,14 @@ def _has_changed(part: nn.Module, state: dict[str, object]) -> bool:
 
 
 def _made_up(like: Tensor, num_edges: int) -> Tensor:
-    """Rows of edges that may stand for any: integers may be the numbers of something."""
+    """Synthetic rows: ones, or zeros for integers, which may be indices."""
     shape = (num_edges, *like.shape[1:])
     with local_tensors():
         return torch.full(shape, 1 if like.is_floating_point() else 0, dtype=like.dtype, device=like.device)
 
 
 def _leaves(out: Tensor, pieces: Sequence[Tensor]) -> set[int] | None:
-    """The numbers of the pieces that ``out`` depends on; ``None`` where it depends on another tensor that learns."""
+    """The indices of the pieces that ``out`` depends on; ``None`` if it depends on another tensor that learns."""
     known, used = {id(piece): k for k, piece in enumerate(pieces)}, set()
     seen: set[Node | None] = {None}
     nodes = [out.grad_fn]

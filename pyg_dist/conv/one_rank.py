@@ -1,8 +1,8 @@
-"""Small graphs on one rank: PyG's own code on its plain tensors, with nothing of ours between its steps.
+"""Small graphs on one rank: PyG's own forward on plain tensors, since Python code takes longer than kernels there.
 
-There Python's decisions in each call take the time, not the kernels. Where there are many edges, our kernels move rows
-to edges and back. The result is the stock conv's, bit for bit. Whether a call goes this way depends on its arguments
-and on the conv as it is, never on earlier calls: a checkpoint that runs it again goes the same way.
+The result is the stock conv's, bit for bit; our kernels only move rows to edges and back, if there are many edges.
+Whether a call goes this way depends on its arguments and the conv's state, never on earlier calls: activation
+checkpointing, which calls twice, gets the same path.
 """
 
 from __future__ import annotations
@@ -26,32 +26,30 @@ from pyg_dist.tensor.row_tensor import RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.sharding import RowSharding
 
 _OTHERS_DRAW = frozenset({"SuperGATConv"})
-"""Convs of PyG that draw more than dropout."""
+"""PyG's convs that draw random numbers for more than dropout."""
 
 _SELECT_ROWS = frozenset({"MFConv"})
-"""Convs of PyG that spend their time on selecting rows by degree: kernels for their sums save little."""
+"""PyG's convs that spend their time on selecting rows by degree: kernels for their sums save little."""
 
 
 class _OtherCallError(Exception):
-    """An argument that goes the usual way."""
+    """An argument that this path does not take."""
 
 
-# Not every exception: torch ends a checkpoint's recomputation by one of its own.
+# Not every exception: torch ends the recomputation of an activation checkpoint by one of its own.
 _ERRORS = (_OtherCallError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 
 
 _MANY = 8
-"""The limit of elements is this many times lower for convs whose steps our kernels take."""
+"""For convs with kernels the limit of elements is lower by this factor."""
 
 
 def stock_result(
     conv: MessagePassing, stock: Any, args: Sequence[object], kwargs: dict[str, object], has_kernels: Callable[[], bool]
 ) -> Tensor | None:
-    """``stock.forward`` of a graph that is small and lies on this rank; ``None`` for all other calls.
+    """``stock.forward`` on plain tensors if the graph is small and on one rank; ``None`` for all other calls.
 
-    Exact. Not collective: there is one rank.
-
-    ``has_kernels``: whether our kernels would take the steps of the conv.
+    ``has_kernels`` tells whether our kernels could run the conv's steps.
     """
     for edge_index in (*args, *kwargs.values()):
         if type(edge_index) is DistributedEdgeIndex:
@@ -65,7 +63,7 @@ def stock_result(
     if graph.sources is not graph.targets and getattr(conv, "add_self_loops", False):  # which several ranks refuse
         return None
     rows = graph.targets
-    if rows.size == graph.edge_sharding.size:  # what nodes have may be meant for edges, which lie in another order
+    if rows.size == graph.edge_sharding.size:  # a tensor of N = E rows may belong to edges, which are in another order
         return None
     try:
         with local_tensors():
@@ -79,13 +77,13 @@ def stock_result(
             out = twin.forward(*args, **kwargs)
             if type(out) is Tensor and out.shape[0] == rows.num_local:
                 return as_row_tensor_(out, rows)
-    except _ERRORS:  # the usual way raises, too, and says it better
+    except _ERRORS:  # the usual path raises again, with a better message
         pass
     return None
 
 
 def _is_small(max_columns: float, x: object, stock: type, has_kernels: Callable[[], bool]) -> bool:
-    """Whether messages of the rows that a conv is given would have few elements."""
+    """Whether messages of rows like ``x`` would have few elements."""
     x = x[0] if type(x) is tuple else x
     if not isinstance(x, Tensor):
         return False
@@ -99,7 +97,7 @@ def _local(arg: object, graph: DistributedGraph) -> object:
     if isinstance(arg, RowTensor):
         nodes = graph.targets if graph.sources is graph.targets else None  # one of two sets comes in a pair
         if arg._sharding is nodes or arg._sharding is graph.edge_sharding:
-            return arg.as_subclass(Tensor)  # convs inside of this one ask for the type
+            return arg.as_subclass(Tensor)  # nested convs look at the type
     elif arg is None or type(arg) is float:
         return arg
     elif type(arg) is tuple and (graph.sources is graph.targets or len(arg) != 2):
@@ -116,7 +114,7 @@ def _local_end(rows: object, nodes: RowSharding) -> Tensor | None:
 
 
 def _runs_plainly(conv: MessagePassing, stock: object) -> bool:
-    """Whether the stock code does to plain rows what ours does to distributed ones, and nothing observes it."""
+    """Whether the stock forward gives the same result, and no hook, profile or transform could see the difference."""
     state = conv.__dict__
     return (
         _is_pygs(stock)
@@ -129,7 +127,7 @@ def _runs_plainly(conv: MessagePassing, stock: object) -> bool:
 
 
 def _is_unobserved(module: nn.Module | None) -> bool:
-    """Whether no hook sees what ``module`` and its parts do, and none of them draws numbers."""
+    """Whether ``module`` and its submodules have no hooks and draw no random numbers."""
     if module is None:
         return True
     state = module.__dict__
@@ -137,7 +135,7 @@ def _is_unobserved(module: nn.Module | None) -> bool:
     known, draws = _known(cls)
     if not known or is_hooked(module):
         return False
-    # of its own: a script may keep dropouts in training within a conv that it evaluates
+    # a submodule's own mode: a script may keep dropout in training mode in a conv that it evaluates
     if state["training"] and ((draws and state.get("p", 1)) or _drops(state.get("dropout"))):
         return False
     if any(map(callable, state.values())) and not all(map(_is_pygs_or_data, state.values())):
@@ -146,7 +144,7 @@ def _is_unobserved(module: nn.Module | None) -> bool:
 
 
 def _is_pygs_or_data(value: object) -> bool:
-    """Whether an attribute is data or PyG's: other functions may draw numbers (``act=F.dropout``)."""
+    """Whether an attribute is no function, or PyG's: other functions may draw random numbers (``act=F.dropout``)."""
     return not callable(value) or str(value.__module__).startswith("torch_geometric.nn.")
 
 
@@ -156,7 +154,7 @@ def _drops(rate: object) -> bool:
 
 @cache
 def _known(cls: type) -> tuple[bool, bool]:
-    """Whether a module's code is torch's or PyG's; and whether it is one that draws numbers."""
+    """Whether a module's code is torch's or PyG's; and whether it draws random numbers."""
     stock = getattr(cls, "stock", cls)
     is_known = stock.__module__.startswith(("torch.nn.", "torch_geometric.nn.", "pyg_dist."))
     return is_known, issubclass(cls, (_DropoutNd, nn.RReLU))
@@ -172,7 +170,7 @@ _MEANS: dict[type, bool] = {SumAggregation: False, MeanAggregation: True}
 
 @cache
 def _with_our_sums(stock: Any) -> object:
-    """``stock`` with our kernels for rows sent to edges and back: they add in the same order, but faster."""
+    """``stock`` with our kernels that copy rows to edges and sum them: they add in the same order, but faster."""
 
     def rows_at_edges(conv: MessagePassing, x: Tensor, index: Tensor) -> Tensor:
         return select(x, index) if x.dim() + conv.node_dim in (0, x.dim()) else x.index_select(conv.node_dim, index)
@@ -196,7 +194,7 @@ C = TypeVar("C", bound=MessagePassing)
 
 
 def stock_twin(conv: MessagePassing, stock: type[C]) -> C:
-    """``conv``, of a subclass, as a ``stock`` conv: another object with the same attributes (not copies)."""
+    """A ``stock`` conv with the same attributes as ``conv`` (the same dict, no copies)."""
     twin = object.__new__(stock)
     object.__setattr__(twin, "__dict__", conv.__dict__)
     if "_orig_propagate" not in vars(stock):  # PyG completes a class at its first instance

@@ -1,6 +1,6 @@
-"""Polynomials of one matrix times rows (TAGConv, SGConv, SSGConv, GraphConv): hops and maps in the cheaper order.
+"""Convs that are polynomials of one matrix (TAGConv, SGConv, SSGConv, GraphConv): hops and linear maps in either order.
 
-The hops of a constant are kept.
+The cheaper order is taken. The hops of constant features are computed once and kept.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _WHOLE_COLUMNS = 16
 
 @dataclass(frozen=True)
 class _Polynomial:
-    """What a conv computes of x."""
+    """``sum_k A^k x W_k + b``; or, with one map, ``(sum_k c_k A^k x) W + b``."""
 
-    lins: list[Linear]  # of the powers from 0 on; or the one map of their sum
-    bias: Tensor | None  # of the output
-    factors: tuple[float, ...] | None  # of the powers from 0 on, where there is one map
-    degree: int  # the highest power
+    lins: list[Linear]  # the maps of powers 0, 1, ...; or the one map
+    bias: Tensor | None
+    factors: tuple[float, ...] | None  # c_0, c_1, ..., if there is one map
+    degree: int
 
     @staticmethod
     def of(conv: MessagePassing) -> _Polynomial:
@@ -53,7 +53,7 @@ class _Polynomial:
 
 @dataclass(eq=False, frozen=True)
 class _Hops:
-    """The key under which x keeps the hops of one operator; ``factors`` as in :class:`_Polynomial`."""
+    """The key of one operator's hops in x's cache; ``factors`` as in :class:`_Polynomial`."""
 
     degree: int
     factors: tuple[float, ...] | None
@@ -70,10 +70,10 @@ _HOPS: weakref.WeakKeyDictionary[object, dict[Any, _Hops]] = weakref.WeakKeyDict
 
 @fast_path(TAGConv, GraphConv, SGConv, SSGConv, when=lambda conv: not getattr(conv, "cached", False))
 def polynomial_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
-    """The forward of a conv that is a polynomial; ``None`` where PyG's has to run (collective).
+    """The forward of a conv that is a polynomial (collective); ``None`` where PyG's has to run.
 
-    PyG's runs where features, and so hops, are no whole rows; where linear maps are changed or hooked; under autocast;
-    and with ``cached=True``, which fixes PyG's order.
+    That is on features sharded by columns, for linear maps that are changed or hooked, and under autocast.
+    (``cached=True`` fixes PyG's order, so such convs never come here.)
     """
     x, weight = given["x"], given.get("edge_weight")
     if type(x) is not NodeTensor or x._sharding is not edges.graph.feature_sharding(x.shape[-1]):  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def polynomial_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tens
     graph: Any = edges.graph
     run = _Run(conv, graph, operator, polynomial)
     if graph.is_cached(x, operator):
-        # One hop the graph keeps itself.
+        # A single hop is kept by the graph.
         num_kept = polynomial.degree if polynomial.factors is None else 1
         keeps = polynomial.degree > 1 and caches.is_cacheable(x, x._sharding, num_kept)
         return run.of_constant(x) if keeps else run.in_order(x)
@@ -111,10 +111,10 @@ class _Run:
     polynomial: _Polynomial
 
     def project_first(self, x: NodeTensor) -> bool:
-        """Whether the linear maps come first: where no more columns are aggregated, forward and backward.
+        """Whether the linear maps come first: if this aggregates no more columns, forward and backward together.
 
-        The counts are those of :func:`~pyg_dist.conv.weighted_sum.project_first`. Where both orders cost the same,
-        the linear maps go first: that keeps no hops.
+        Columns are counted as in :func:`~pyg_dist.conv.weighted_sum.project_first`. On a tie the maps come first, since
+        then no hop is kept for the backward.
         """
         lin = self.polynomial.lins[0]
         backward = torch.is_grad_enabled()
@@ -123,11 +123,11 @@ class _Run:
         return bool(lin.out_channels * (1 + (backward and learns)) <= first)
 
     def of_constant(self, x: NodeTensor) -> Tensor:
-        """With the hops that are kept; at the first time they are made, in full precision."""
+        """The output from kept hops, which the first call computes in full precision."""
         key = _Hops.of(self.operator, self.polynomial)
         known = caches.lookup(x, key)
         if known is None:
-            # Of another object: no hop is kept for itself.
+            # Another object for the same rows: otherwise the graph would keep each hop, too.
             hops = self._hops(NodeTensor.from_local(x.to_local(), x._sharding), layer=None)
             known = caches.store(x, key, hops, self.graph)
         lins, bias = self.polynomial.lins, self.polynomial.bias
@@ -148,8 +148,8 @@ class _Run:
         return out if bias is None else add_into_(out, bias)
 
     def projected(self, x: NodeTensor) -> Tensor:
-        """The linear maps first: from the highest power down, one more of them joins each sum."""
-        x._is_reused = True  # if it comes again, its hops are worth remembering
+        """The output with the linear maps first, then Horner's scheme from the highest power down."""
+        x._is_reused = True  # in a second call its hops are worth keeping
         bias, factors = self.polynomial.bias, self.polynomial.factors
         out: Any = _linear(x, self.polynomial.lins)
         if factors is not None:
@@ -163,7 +163,7 @@ class _Run:
         return out if bias is None else add_into_(out, bias)
 
     def _hops(self, x: NodeTensor, layer: MessagePassing | None) -> Tensor:
-        """The local rows of ``A^k x`` from k = 1 on, side by side; or of the weighted sum of all powers."""
+        """The local rows of ``A^k x`` for k = 1, 2, ..., concatenated; or of the weighted sum of all powers."""
         factors, hop = self.polynomial.factors, x
         hops: list[Tensor] = []
         total: Any = None if factors is None or factors[0] == 0 else factors[0] * x
@@ -178,12 +178,12 @@ class _Run:
 
 
 def _linear(x: NodeTensor, lins: Sequence[Linear], bias: Tensor | None = None, dim: int = 0) -> NodeTensor:
-    """The linear maps of x, side by side; with ``dim=1``, the sum of each map of its own block of x's columns.
+    """``x [W_1 ... W_n]``, the maps' outputs concatenated, perhaps with padding columns of zeros at the end.
 
-    Beside one another they may have columns of zeros behind them.
+    With ``dim=1`` the sum of the maps, each of its own block of x's columns.
     """
     rows = x._sharding
-    weights = [rows.copy_to_ranks(lin.weight) for lin in lins]  # each by itself: leaves' gradients share a bucket
+    weights = [rows.copy_to_ranks(lin.weight) for lin in lins]  # not concatenated before: gradients share a bucket
     weight = weights[0]
     if len(weights) > 1 and dim == 0:
         num_zeros = -sum(w.shape[0] for w in weights) % _WHOLE_COLUMNS

@@ -50,7 +50,7 @@ class DistributedSAGEConv(SAGEConv):
     """
 
     is_distributed = True
-    gives_terms = False  # set by a HeteroConv that adds the results of several relations up itself
+    gives_terms = False  # set by a HeteroConv that sums the results of several relations itself
 
     def forward(self, x: object, edge_index: object, size: object = None) -> Tensor:
         out = stock_result(self, SAGEConv, (x, edge_index), {}, lambda: True) if size is None else None
@@ -74,7 +74,7 @@ class DistributedSAGEConv(SAGEConv):
         if has_root:
             is_placed = is_root and graph.sources is graph.targets
             root = placed if is_placed else graph.place(features(self, graph, target, 1))
-        # PyG reads the values of a torch.sparse adj_t where it multiplies by it, and ignores edge weights otherwise.
+        # PyG uses the values of a torch.sparse adj_t in the fused product only, and ignores edge weights otherwise.
         weight = edge_rows(self, handle, None) if self.fuse and graph.loop_rule == "add" else None
         norm = NORMS.get(type(self.aggr_module))
         if norm is not None:
@@ -90,7 +90,7 @@ class DistributedSAGEConv(SAGEConv):
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def _is_linear(self, source: NodeTensor, root: NodeTensor | None) -> bool:
-        """Whether the result is a sum of products of whole rows and weights, which others may be added to."""
+        """Whether the result is a sum of products of rows and weights, to which other relations may be added."""
         if self.normalize or type(source) is not NodeTensor or not self._commutes(root):
             return False
         with local_tensors():
@@ -109,7 +109,7 @@ class DistributedSAGEConv(SAGEConv):
             out = self.lin_l(graph.aggregate(source, operator, self))
             return out if root is None else out + self.lin_r(root)
         if not project_first(self.lin_l, graph, source, operator):
-            # The redistribution of the root, and its linear map, may overlap with the neighbours' messages.
+            # The root's redistribution and linear map may overlap with the neighbours' messages.
             pairs: list[Any] = [(graph.start(source, operator, self), self.lin_l.weight)]
             if root is not None:
                 pairs.append((graph.align(root, source), self.lin_r.weight))
@@ -117,7 +117,7 @@ class DistributedSAGEConv(SAGEConv):
         pending = graph.start(graph.linear_sum([(source, self.lin_l.weight)]), operator, self)
         of_root = None if root is None else graph.linear_sum([(root, self.lin_r.weight)])
         out = pending.wait()
-        # The bias comes after: a mean keeps it, a sum or a node without neighbours would not. Autocast narrows the sum.
+        # The bias comes after the sum, which would multiply it by the degree. Autocast narrows the sum's dtype.
         if self.lin_l.bias is not None:
             with local_tensors():
                 bias = self.lin_l.bias.to(out.dtype)

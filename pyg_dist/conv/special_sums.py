@@ -68,7 +68,7 @@ _BY_COLUMN = (*NORMS, MaxAggregation, MinAggregation, MulAggregation, VarAggrega
 
 @fast_path(ARMAConv, sums=_BY_COLUMN, needs_edges=True)
 def stacked_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor:
-    """``ARMAConv``'s forward with its stacks beside one another, ``[N, K F]``: PyG has rows in dimension 1."""
+    """``ARMAConv``'s forward with its K stacks as columns, ``[N, K F]``: PyG's are ``[K, N, F]``."""
     x, weight = given["x"], given.get("edge_weight")
     edges, weight = gcn_norm(edges, weight, x.size(0), add_self_loops=False, dtype=x.dtype)
     out = x
@@ -108,9 +108,9 @@ def averaging_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tenso
 
 @fast_path(GINConv, sums=(SumAggregation,), when=lambda conv: not conv.eps.requires_grad)
 def isomorphism_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
-    """``GINConv``'s forward with one product, ``(A + (1 + eps) I) x``; of a constant x it is made once (collective).
+    """``GINConv``'s forward with one product, ``(A + (1 + eps) I) x``; kept for a constant x (collective).
 
-    ``None`` where eps was changed, and in a mini-batch, whose patterns serve one step.
+    ``None`` if eps was changed, and in mini-batches, whose sparsity pattern is used for one step only.
     """
     x, eps = given["x"], conv.eps
     if edges.graph.sources is not edges.graph.targets:
@@ -127,9 +127,9 @@ def isomorphism_forward(conv: MessagePassing, edges: Edges, given: Given) -> Ten
 
 @fast_path(MFConv, sums=_BY_COLUMN)
 def by_degree_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
-    """``MFConv``'s forward: a target's linear maps are those of its degree (collective).
+    """``MFConv``'s forward: a target's linear maps are those of its degree (collective). ``None`` under autocast.
 
-    Stock code fills an empty tensor, which has no rows of nodes. ``None`` under autocast.
+    PyG's forward fills an empty plain tensor, which could not be a node tensor.
     """
     x = given["x"]
     source, target = x if isinstance(x, (tuple, list)) else (x, x)
@@ -152,7 +152,7 @@ def by_degree_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tenso
 
 def _has_initial_residual(conv: MessagePassing) -> bool:
     is_factor = isinstance(conv.alpha, (int, float)) and conv.alpha != 1
-    return is_factor and not (conv.normalize and conv.cached)  # PyG keeps a cached norm, whatever the edges are
+    return is_factor and not (conv.normalize and conv.cached)  # with cached=True PyG ignores later edges
 
 
 @fast_path(GCN2Conv, when=_has_initial_residual)
@@ -164,7 +164,7 @@ def initial_residual_forward(conv: MessagePassing, edges: Edges, given: Given) -
         ((1 - a) h + a x_0) ((1 - b) I + b W)  =  (h + a / (1 - a) x_0) M,    M = (1 - a) ((1 - b) I + b W)
 
     So no pass over all rows scales h, the sum over neighbours, forward or backward. With a second weight, for x_0,
-    there is one M for each. ``None`` under autocast.
+    there are two such matrices. ``None`` under autocast.
     """
     x, x_0, weight = given["x"], given["x_0"], given.get("edge_weight")
     if torch.is_autocast_enabled(x.device.type):
@@ -183,14 +183,14 @@ def initial_residual_forward(conv: MessagePassing, edges: Edges, given: Given) -
 
 
 def _is_personalized(conv: MessagePassing) -> bool:
-    """Whether alpha is a number, and no edges are dropped; without norm ``A^k`` alone may be too large."""
+    """Whether alpha is a number, no edges are dropped, and the matrix is normalised (else ``A^k`` may overflow)."""
     is_plain = isinstance(conv.alpha, (int, float)) and not (conv.dropout > 0 and conv.training)
-    return is_plain and conv.K >= 1 and conv.normalize and not conv.cached  # PyG keeps a norm, whatever the edges
+    return is_plain and conv.K >= 1 and conv.normalize and not conv.cached  # with cached=True PyG ignores later edges
 
 
 @fast_path(APPNP, when=_is_personalized)
 def personalized_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
-    """``APPNP``'s forward with no pass that scales its hops (Gasteiger et al., 2019, eq. 5; collective).
+    """``APPNP``'s forward without passes that scale its hops (Gasteiger et al., 2019, eq. 5; collective).
 
     The formula::
 
@@ -216,9 +216,9 @@ def _with_identity(weight: Tensor, beta: float, scale: float) -> Tensor:
 
 
 def _factor_of_root(conv: GINConv) -> float | None:
-    """``1 + eps``; ``None`` where eps was changed since the conv was made: an operator is kept for each value.
+    """``1 + eps``; ``None`` if eps is not the initial one, since each value would keep an operator.
 
-    Read again only where eps was written to, since reading waits for the device.
+    The value is read again only after eps was written to: reading waits for the device.
     """
 
     def factor(eps: Tensor) -> float | None:
@@ -242,7 +242,7 @@ def kept_laplacian(
     dtype: torch.dtype | None = None,
     batch: Tensor | None = None,
 ) -> Any:
-    """``ChebConv.__norm__``, whose edges and weights are kept while the weights of edges are constant (collective)."""
+    """``ChebConv.__norm__``, whose results are kept as long as the weights of edges do not change (collective)."""
     options = edge_weight, normalization, lambda_max, dtype, batch
 
     def make() -> object:
@@ -255,5 +255,5 @@ def kept_laplacian(
 
 
 def own_methods(stock: type[MessagePassing]) -> dict[str, object]:
-    """What takes the place of methods of ``stock``."""
+    """The methods of ``stock`` that are replaced, by name."""
     return {"__norm__": kept_laplacian} if getattr(stock, "__norm__", None) is ChebConv.__norm__ else {}

@@ -1,11 +1,11 @@
 """Convs whose messages are the sources' rows, or these times a weight: one product with a sparse matrix.
 
-``message`` is called once for each class, with stand-ins for rows and weights; where it returns one of ::
+``message`` is called once for each class, with stand-ins for rows and weights. If it returns one of ::
 
     x_j                       edge_weight.view(-1, 1) * x_j
 
-and the aggregation is a sum or a mean, :func:`native_sum` takes the place of ``propagate``'s steps: no tensor has a row
-per edge, and rows travel by the chosen exchange.
+and the aggregation is a sum or a mean, :func:`native_sum` replaces ``propagate``'s steps: no tensor has a row per edge,
+and rows are sent by the chosen exchange.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ from pyg_dist.tensor.sparse_form import DENSEST
 
 
 def commutes(lin: torch.nn.Module) -> bool:
-    """Whether ``lin`` is a plain linear map: without hooks or a forward of its own, and of no other class (pruned,
-    adapted, parametrized).
-    """
+    """Whether ``lin`` is a plain ``Linear``: no subclass (adapted, parametrized), no hooks, and the usual forward."""
     return (
         type(lin) is Linear
         and "forward" not in vars(lin)
@@ -51,7 +49,7 @@ def commutes(lin: torch.nn.Module) -> bool:
 
 
 def can_project_last(lin: torch.nn.Module, x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the map may come after a normalised sum in ``dtype``: if the stock order has x's dtype throughout."""
+    """Whether the map may come after a normalised sum in ``dtype``: if PyG's order has x's dtype throughout."""
     return commutes(lin) and dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
 
 
@@ -60,19 +58,16 @@ def project_first(
 ) -> bool:
     """Whether ``A (x W)`` costs less than ``(A x) W``.
 
-    Rows sent, values added and values waited for all grow with the number of columns that are aggregated, forward and
-    backward, whatever the plan or the mesh: ``(A x) W`` aggregates F_in columns, and as many backward if x needs a
-    gradient; ``A (x W)`` aggregates F_out, and as many backward if x or W needs one. What is cached is free from
-    the second time on. (Where the widths are equal, the all-reduce form of the grid still sends more or less in one
-    order than in the other, as its mesh has it; that is not looked at.)
+    The cost is the number of columns that are aggregated, forward and backward, whatever the plan or the mesh.
+    ``(A x) W`` aggregates F_in columns, and as many backward if x needs a gradient; ``A (x W)`` aggregates F_out, and
+    as many backward if x or W needs one. A cached ``A x`` is free. (On a grid with all-reduces the two orders may send
+    different amounts at equal widths; this is not counted.) On one rank, where nothing is sent, sparse rows
+    (:mod:`~pyg_dist.tensor.sparse_form`) are projected first, since ``A x`` has more entries.
 
-    On one rank, where nothing is sent, sums of sparse rows (:mod:`~pyg_dist.tensor.sparse_form`) come last: x W reads
-    few elements, and A x has more.
-
-    Where both orders cost the same the sum goes first, as in PyG's SAGE, whose bits one rank then has. But ``W`` needs
-    ``A x`` for its derivative, and SAGE's root keeps x anyhow. ``PYG_DIST_PROJECT_FIRST=1`` lets the linear map go
-    first: ``dW = x^T (A^T G)`` needs x, and what the derivative by x computes (hypergraph-gcn, eq. 4). It goes first,
-    too, where ``A x`` is larger than ``PYG_DIST_REMEMBER_MIB``, at up to twice the columns.
+    On a tie the sum comes first, as in PyG's SAGE, so that one rank has PyG's bits. But the gradient of ``W`` needs
+    ``A x``, which then is kept beside the root's x. With ``PYG_DIST_PROJECT_FIRST=1`` the linear map comes first on a
+    tie: ``dW = x^T (A^T G)`` needs only x, and ``A^T G`` is computed for x's gradient anyway (hypergraph-gcn, eq. 4).
+    It comes first, too, at up to twice the columns, where ``A x`` is larger than ``PYG_DIST_REMEMBER_MIB``.
     """
     if x._sharding.is_on_one_rank:
         sparse = sparse_rows(x, lin.weight)
@@ -89,13 +84,13 @@ def project_first(
         keeps_sums = backward and lin.weight.requires_grad
         if second > 2 * first or not keeps_sums or caches.fits(x, graph.targets):
             return False
-    x._is_reused = True  # if it comes again, its sums are worth remembering
+    x._is_reused = True  # in a second call its sums are worth keeping
     return True
 
 
 def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
     """:func:`~pyg_dist.backend.dense.large_tensors.add_into_` of rows and other rows, or a row for all."""
-    if type(out) is not NodeTensor:  # tiles take operands in their own way
+    if type(out) is not NodeTensor:  # tiles prepare operands themselves
         return torch.add(out, addend, alpha=alpha)
     rows = out._sharding
     if not isinstance(addend, RowTensor):
@@ -109,9 +104,9 @@ def add_into_(out: Tensor, addend: Tensor, alpha: float = 1) -> Tensor:
 class SumForm(NamedTuple):
     """The form of a class's messages."""
 
-    rows: str  # the argument of ``propagate`` that has the sources' rows
-    weight: str | None = None  # the one that has the weights of edges; ``None``: there are none
-    needs_weight: bool = False  # whether ``message`` does not take ``None`` for it
+    rows: str  # the argument of ``propagate`` with the sources' rows
+    weight: str | None = None  # the argument with the weights of edges, if there is one
+    needs_weight: bool = False  # whether ``message`` does not accept ``None`` for it
     flattens: bool = False  # whether weights may be ``[E, 1]``
 
 
@@ -149,7 +144,7 @@ class _Rows:
 
 @cache
 def sum_form(stock: type[MessagePassing]) -> SumForm | None:
-    """What the messages of a class are; ``None`` where they are something else, or not summed as they are."""
+    """The form of a class's messages; ``None`` for other messages, and with its own ``aggregate`` or ``update``."""
     if stock.update is not MessagePassing.update or stock.aggregate is not MessagePassing.aggregate:
         return None
     _, *names = signature(stock.message).parameters
@@ -168,20 +163,17 @@ def sum_form(stock: type[MessagePassing]) -> SumForm | None:
 
 
 def _message(stock: type[MessagePassing], given: dict[str, object]) -> object:
-    """The message made of stand-ins; ``None`` where it does anything that these cannot."""
+    """The message computed from stand-ins; ``None`` if it does something that they cannot."""
     try:
         return stock.message(None, **given)
-    except Exception:  # whatever a function raises when called with something that it was not made for
+    except Exception:  # any, since ``message`` is called with objects that it does not expect
         return None
 
 
 @fast_path(MessagePassing, step="propagate", code=("edge_update",), of_class=sum_form, takes_batches=True)
 @fast_path(MessagePassing, step="propagate", code=(), of_class=sum_form, needs_edges=True, takes_batches=True)
 def native_sum(conv: MessagePassing, edges: Edges, given: dict[str, object]) -> object:
-    """The sum or mean of weighted rows (collective).
-
-    Exact, but for a training ``conv`` with ``bits``.
-    """
+    """The sum or mean of weighted rows (collective). Exact, except with ``bits`` in training."""
     form: Any = sum_form(conv.stock)
     x = given.get(form.rows)
     weight = None if form.weight is None else given.get(form.weight)
@@ -189,17 +181,16 @@ def native_sum(conv: MessagePassing, edges: Edges, given: dict[str, object]) -> 
         return None
     if isinstance(x, (tuple, list)):
         x, target = x
-        if isinstance(target, Tensor) and target is not x:  # which PyG asks for the number of targets
+        if isinstance(target, Tensor) and target is not x:  # PyG takes the number of targets from it
             require_all_at(conv.stock.__name__, edges.graph, 1, target.size(conv.node_dim))
     return sum_by(conv, edges, x, weight, NORMS[type(conv.aggr_module)], form.flattens)
 
 
 def sum_by(conv: MessagePassing, edges: Edges, x: Any, weight: object, norm: Norm, flattens: bool = False) -> Any:
-    """Sum or mean of weighted rows; ``None`` where there is no operator for it (collective).
+    """Sum or mean of weighted rows (collective); ``None`` if there is no operator for it.
 
-    ``weight`` is an edge tensor, or the norm's, or ``None`` for ones; ``flattens``: whether it may be ``[E, 1]``.
-
-    Of a batch, ``[B, N, F]``, B is folded into the columns: there is one exchange.
+    ``weight`` is an edge tensor, a norm's or ``None`` (ones); with ``flattens`` it may be ``[E, 1]``. The batches of
+    ``[B, N, F]`` become columns, so there is one exchange.
     """
     if type(x) is MovedRows:
         out = sum_by(conv, edges, x.of.flatten(1), weight, norm, flattens)
@@ -214,7 +205,7 @@ def sum_by(conv: MessagePassing, edges: Edges, x: Any, weight: object, norm: Nor
 def operator_of(
     edges: Edges, x: object, weight: object, norm: Norm, flattens: bool = False
 ) -> tuple[Operator | None, torch.dtype]:
-    """The matrix of :func:`sum_by` and the dtype of its products; ``None`` where there is none (collective)."""
+    """The matrix of :func:`sum_by`, or ``None``, and the dtype of the products (collective)."""
     if not isinstance(x, NodeTensor) or not edges.graph.owns(x, 0) or x.dim() != 2 or x.dtype not in ops.FLOATS:
         return None, torch.get_default_dtype()
     of_weight: Any = weight.lazy if isinstance(weight, NormWeight) else weight
@@ -223,13 +214,13 @@ def operator_of(
 
 
 def _operator(edges: Edges, norm: Norm, weight: Any, flattens: bool, dtype: torch.dtype) -> Operator | None:
-    """The matrix of the sums; ``None`` where weights or edges are others than the graph's (collective)."""
+    """The matrix of the sums; ``None`` if weights or edges are not the graph's (collective)."""
     dtype = accumulation_dtype(dtype)
     if isinstance(weight, NormWeight):
-        is_exact = accumulation_dtype(weight.lazy.dtype) == dtype  # else its weights are rounded first
+        is_exact = accumulation_dtype(weight.lazy.dtype) == dtype  # otherwise PyG rounds the weights first
         is_known = is_exact and norm is Norm.SUM and weight.lazy.is_of(edges)
         return weight.lazy.operator(dtype) if is_known else None
-    is_normed = isinstance(edges, NormedEdges)  # weights of a batch that were derived from its own norm
+    is_normed = isinstance(edges, NormedEdges)  # of a mini-batch: weights derived from its own norm
     edges = made(edges)
     graph = edges.graph
     if weight is not None:
