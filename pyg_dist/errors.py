@@ -1,7 +1,7 @@
 """Typed errors. Each is one line: what was expected, what came, on which rank, and what to do.
 
-All of them are :class:`ValueError`, so that a script can guard a whole block with one clause. This module is the lowest
-room and imports nothing; :mod:`pyg_dist.backend.session.state` knows the rank of this process (:func:`set_rank`).
+All are :class:`ValueError`, so that a script can catch all with one clause. This module imports nothing of the package;
+:mod:`pyg_dist.backend.session.state` tells it the rank of this process (:func:`set_rank`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-# How many different values an error spells out: the line must stay readable when each of 512 ranks has its own.
+# How many different values an error lists: it must stay readable if each of 512 ranks has another one.
 _MAX_VALUES = 4
 
 _rank: Callable[[], str] = str
@@ -19,25 +19,23 @@ _whole_graph: Callable[[], str] = str
 
 
 def set_rank(rank: Callable[[], str]) -> None:
-    """Let errors end with what ``rank()`` says when they are created: the rank, or nothing. Not collective."""
+    """Let errors end with the result of ``rank()`` at their creation: the rank, or nothing."""
     global _rank
     _rank = rank
 
 
 def set_locator(where: Callable[[], str], whole_graph: Callable[[], str]) -> None:
-    """Let errors about row tensors say what runs. Not collective.
+    """Let errors about row tensors name the layer that runs.
 
-    Args:
-        where: the layer, a clause, or nothing.
-        whole_graph: the message that stands for any other where code of PyG's runs that needs a whole graph, or
-            nothing.
+    ``where()`` is a clause that names the layer, or nothing. ``whole_graph()`` is a message that replaces the error's
+    while PyG code runs that needs a whole graph, or nothing.
     """
     global _where, _whole_graph
     _where, _whole_graph = where, whole_graph
 
 
 def where() -> str:
-    """The layer that runs, a clause for the end of a message, or nothing. Not collective."""
+    """A clause for the end of a message that names the layer that runs, or nothing."""
     return _where()
 
 
@@ -108,12 +106,12 @@ class StoreError(DataError):
 
 
 class NotFiniteError(DataError):
-    """A row that was to be packed holds NaN, an infinity or a range that its format does not.
+    """A row that was to be packed has NaN, an infinity or a range of values that is too large for the format.
 
     Attributes:
         row: its number among the rows to pack.
-        got: what it holds, in words.
-        is_finite: whether all its values are: they lie too far apart.
+        got: its contents, in words.
+        is_finite: whether all values are finite, so that their range is too large.
     """
 
     def __init__(self, message: str, row: int = -1, got: str = "", is_finite: bool = False) -> None:
@@ -123,9 +121,9 @@ class NotFiniteError(DataError):
 
 
 class AgreementError(PygDistError):
-    """The ranks were given different data, options or versions, or values of a tensor; raised on every rank.
+    """The ranks were given different data, options, versions or values of a tensor; raised on every rank.
 
-    A saved plan that was made for another graph, number of ranks or exchange raises it, too.
+    Also raised for a saved plan that was made for another graph, number of ranks or exchange.
 
     Example:
         >>> plan = Plan.of(KarateClub()[0].edge_index, torch.arange(34) % 4, 4)
@@ -136,7 +134,7 @@ class AgreementError(PygDistError):
 
 
 class _LayerError(PygDistError):
-    """An error that the code of a layer runs into, and that ends with the layer's name."""
+    """An error in the code of a layer; the message ends with the layer's name."""
 
     def __init__(self, message: str) -> None:
         """Take the one-line ``message``, without the layer and the rank."""
@@ -183,7 +181,7 @@ class RankFailedError(PygDistError):
 
 
 class ConnectionLostError(RankFailedError):
-    """The connection to another rank is gone, which was killed or has crashed; the message names it where known."""
+    """The connection to another rank is lost: it was killed or has crashed. The message names it where known."""
 
 
 class DivergenceError(PygDistError):
@@ -199,14 +197,14 @@ class LibraryNotBuiltError(PygDistError, ImportError):
 
 
 DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
-"""What code raises that reads a file which is not what it should be."""
+"""The errors that code raises when it reads a damaged file."""
 
 
 @contextmanager
 def refusing(raised: type[PygDistError], expected: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise an error of the block that is of ``kinds`` in one line, "Expected ... (got ...): ...". Not collective.
+    """Context that turns errors of ``kinds`` into ``raised``, as one line: "Expected {expected} (got ...): {remedy}".
 
-    ``expected`` is what was to be found, ``remedy`` what to do; errors of the package stay as they are.
+    Errors of the package stay as they are.
     """
     try:
         yield
@@ -225,7 +223,7 @@ def describe_ranks(ranks: list[int]) -> str:
 
 
 def describe_values(ranks_by_value: Mapping[str, list[int]]) -> str:
-    """Describe who has what, "2.10.0 on ranks 0-2, 2.13.0 on rank 3"; long lists are cut."""
+    """Describe the ranks of each value: "2.10.0 on ranks 0-2, 2.13.0 on rank 3"; long lists are cut."""
     shown = [f"{value} on {describe_ranks(ranks)}" for value, ranks in ranks_by_value.items()]
     if len(shown) > _MAX_VALUES:
         shown[_MAX_VALUES:] = [f"{len(shown) - _MAX_VALUES} other values elsewhere"]

@@ -1,8 +1,8 @@
 """The command line, ``python -m pyg_dist COMMAND``, and :func:`~pyg_dist.cli.profile.profile`.
 
-``partition GRAPH OUT --parts P`` writes a store, of which each rank reads its part; ``plan GRAPH --ranks P`` prints
-what training on P ranks would send, multiply, hold and cost; ``simulate`` what a graph would cost, by its statistics;
-``bench`` measures this machine for both; ``doctor`` prints what is used on it. Each command is a module here.
+``partition`` writes a store, of which each rank reads its part; ``plan`` prints the messages, work, memory and cost of
+training on P ranks; ``simulate`` estimates the cost from the number of nodes and edges alone; ``bench`` measures the
+machine for both; ``doctor`` prints the kernels, devices and versions in use. Each command is a module here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from pyg_dist.errors import PygDistError
 
 _PIPE_CLOSED = 128 + signal.SIGPIPE
-"""What a shell says of a program that wrote to a closed pipe."""
+"""A shell's exit status of a program that wrote to a closed pipe."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader, such as `head`, has what it wanted. What Python would still flush at its end goes nowhere.
+        # The reader, such as `head`, has closed the pipe. Python would fail again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except (PygDistError, OSError) as error:
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _warnings_as_lines(command: str) -> Iterator[None]:
-    """Warnings of the package are lines on stderr, above progress bars, as its errors are."""
+    """Context in which warnings are printed as one line each on stderr, above progress bars, like errors."""
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int,

@@ -27,7 +27,7 @@ from pyg_dist.errors import LaunchError, OptionError
 from pyg_dist.pricing.machine import Machine, machine_file
 
 LOOPBACK_RANKS = 4
-"""With fewer ranks there is only one size of group, which cannot separate the cost of a call from that of a partner."""
+"""With fewer ranks all groups have one size, and the cost of a call cannot be told from the cost of a partner."""
 
 
 def add_command(commands: Commands) -> None:
@@ -47,7 +47,7 @@ def add_command(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, merge with what was known, store, and print on rank 0."""
+    """Measure, merge with the stored constants, store, and print on rank 0."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise OptionError("Expected a GPU for --device cuda (got none that torch finds): see python -m pyg_dist doctor")
     num_ranks = LOOPBACK_RANKS if args.device == "cpu" else torch.cuda.device_count()
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         return
     session.init()
     if args.device == "cpu":
-        torch.set_num_threads(1)  # what the constants are of: one core of each rank
+        torch.set_num_threads(1)  # the constants are of one core per rank
     path = machine_file(args.device, carrier()) if args.output is None else args.output
     machine, remarks = Machine.default(args.device), []
     kept = [path] if args.output else [path, machine_file(args.device)]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
-    """Products and copies of one rank, while as many ranks as there are cores do the same (collective)."""
+    """The machine with measured rates of products and copies, while all cores do the same (collective)."""
     world, device = world_group(), torch.device(machine.device)
     cores = _num_workers(machine)
     measures = session.local_rank() < cores
@@ -105,13 +105,13 @@ def measure_rates(machine: Machine, remarks: list[str]) -> Machine:
 
 
 def measure_network(machine: Machine, remarks: list[str]) -> Machine:
-    """Messages inside and between the machines of a launch of two ranks or more (collective)."""
+    """The machine with measured messages inside and between machines, of two ranks or more (collective)."""
     world = world_group()
     if world.size < 2:
         raise LaunchError("Expected two ranks or more (got 1): torchrun --nproc-per-node 4 -m pyg_dist bench network")
     machine_of = machines()
     on_each = machine_of.count(machine_of[0])
-    # A launch on one machine says how many ranks fit there, one on several how many there are.
+    # A launch on one machine gives a lower bound of the ranks per machine; one on several gives the number.
     ranks_per_node = on_each if on_each < world.size else max(on_each, machine.ranks_per_node)
     machine = replace(machine, ranks_per_node=ranks_per_node, cores=_num_workers(machine))
     device = torch.device(machine.device)
@@ -119,9 +119,9 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
         calibration.network_samples(world, calibration.groupings(machine_of, is_inside), device=device)
         for is_inside in (True, False)
     )
-    # Ranks that share cores use the time in which one waits; what a message costs then is the processors' time.
+    # Where ranks share cores, others use the time in which one waits: a message costs its processor time.
     by_processor = machine.device == "cpu" and (on_each > machine.cores or not len(inside))
-    if by_processor and len(between):  # all ranks have more peers than pairs, which tells a call from a message
+    if by_processor and len(between):  # a group of all ranks, since pairs cannot tell the cost of a call and a message
         everyone = calibration.network_samples(world, [[list(range(world.size))]], device=device)
         inside = np.concatenate([inside, between, everyone])
     if len(inside):
@@ -138,7 +138,7 @@ def measure_network(machine: Machine, remarks: list[str]) -> Machine:
 
 
 def _num_workers(machine: Machine) -> int:
-    """Cores or GPUs of a machine, that really run at a time (collective)."""
+    """The cores or GPUs of a machine that can run at the same time (collective)."""
     return torch.cuda.device_count() if machine.device == "cuda" else calibration.num_cores(world_group(), machines())
 
 

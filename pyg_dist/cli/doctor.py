@@ -23,7 +23,7 @@ from pyg_dist.cli.inputs import Commands
 from pyg_dist.cli.stored_plan import check_store
 from pyg_dist.pricing.base import fold
 
-# What csrc/cpu/table.cpp needs of a machine, by level, best first; names as in /proc/cpuinfo.
+# The processor flags that each level of csrc/cpu/table.cpp needs, best level first; names as in /proc/cpuinfo.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avx2": ("avx2", "fma"),
@@ -40,7 +40,7 @@ _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def examine() -> dict[str, object]:
-    """What decides which path is taken, ready for JSON; ``"remarks"`` says what is slower than it could be."""
+    """The facts that decide which code paths run, ready for JSON; ``"remarks"`` lists what could be faster."""
     build, cpu_flags = library.build_info(), _cpu_flags()
     gpus, no_gpus = _gpus()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What commands take: an input graph, the machine that is priced, and names of files to write."""
+"""Options that commands share: the input graph, the machine to price, and names of files to write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pyg_dist.store.sources import open_source
 from pyg_dist.store.spool import Spool, spool
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""What a command adds its parser to."""
+"""The subparsers, to which each command adds its parser."""
 DEVICES = ("cpu", "cuda")
 _SUFFIXES = (".png", ".svg", ".pdf")
 _MEMORY = 4 << 30
@@ -39,18 +39,18 @@ def add_graph_options(parser: argparse.ArgumentParser) -> None:
 
 
 def reading_of(args: argparse.Namespace) -> Reading:
-    """What these options say."""
+    """The values of :func:`add_graph_options`, without ``--undirected``."""
     return Reading(args.columns, args.first_id)
 
 
 class PlannedGraph(NamedTuple):
-    """What a plan needs of a graph."""
+    """The edges of a graph, and the facts that a plan needs."""
 
     edge_index: Tensor  # int64 ``[2, E]``, both directions
     num_nodes: int  # N
     train_mask: Tensor | None  # bool ``[N]``, if there is one; of several splits, the first
     num_features: int | None  # columns of x, if there is one
-    num_classes: int | None  # of y, if it has classes
+    num_classes: int | None  # of y, if it is of integers
 
 
 def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Reading = AS_IT_IS) -> PlannedGraph:
@@ -67,7 +67,7 @@ def read_planned_graph(graph: str | Path, undirected: bool = False, reading: Rea
 
 
 def say_what_was_read(source: Source, edges: Spool) -> None:
-    """A line on stderr about a file that does not describe itself, and warnings of what is probably meant otherwise."""
+    """Print how a file that does not describe itself was read; warn of probable mistakes."""
     if source.understood:
         isolated = f" ({edges.num_isolated:,} without an edge)" if edges.num_isolated else ""
         weights = "weights" if edges.attributes else "no weights"
@@ -98,7 +98,7 @@ def train_mask_of(source: Source) -> Tensor | None:
 
 
 def model_columns(source: Source) -> tuple[int | None, int | None]:
-    """Columns of x and classes of y, as ``DistributedData`` sees them."""
+    """The number of columns of x and of classes of y, as in ``DistributedData``."""
     in_channels = out_channels = None
     for attribute in source.nodes:
         if attribute.name == "x" and len(attribute.shape) == 1:
@@ -117,7 +117,7 @@ def add_machine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def machine_of(args: argparse.Namespace) -> Machine:
-    """The constants that were asked for: of a file, measured here for the device, or assumed of it."""
+    """The constants to use: of the given file, measured here for the device, or the defaults of the device."""
     machine = Machine.load(args.machine, args.device or "cpu")
     if args.device not in (None, machine.device):
         raise OptionError(
@@ -133,25 +133,25 @@ def require(holds: bool, expected: str) -> None:
         raise OptionError(f"Expected {expected}")
 
 
-def require_only(args: argparse.Namespace, what: str, *taken: str) -> None:
-    """Refuse every option that is given but ``taken``; ``what`` does not use the others."""
+def require_only(args: argparse.Namespace, graph: str, *taken: str) -> None:
+    """Refuse every given option that is not in ``taken``; ``graph`` names the kind of input that does not use it."""
     for name, value in vars(args).items():
         is_given = name not in ("command", "run", "default") and value != args.default(name)
-        require(name in taken or not is_given, f"no --{name.replace('_', '-')} with {what} (got one): leave it out")
+        require(name in taken or not is_given, f"no --{name.replace('_', '-')} with {graph} (got one): leave it out")
 
 
 def require_seed(seed: int) -> None:
-    """Refuse a seed that no generator takes."""
+    """Refuse a seed beyond 64 bits."""
     require(-(2**63) <= seed < 2**63, f"--seed to be an integer of 64 bits (got {seed})")
 
 
 def require_parts(kind: str, parts: int, nodes: int) -> None:
-    """Refuse more parts, or ranks, as ``kind`` says, than nodes."""
+    """Refuse more parts than nodes; ``kind`` is "part" or "rank", for the message."""
     require(parts <= nodes, f"at most a {kind} for each of {nodes:,} nodes (got {parts:,} {kind}s)")
 
 
 def require_drawable(path: Path | None) -> None:
-    """Refuse a file that matplotlib could not write in the end; None is no file. Not collective."""
+    """Refuse a file that matplotlib could not write in the end."""
     if path is not None:
         is_drawable = path.suffix.lower() in _SUFFIXES
         require(is_drawable, f"--plot with a name that ends in {', '.join(_SUFFIXES)} (got {path.name!r})")
@@ -159,6 +159,6 @@ def require_drawable(path: Path | None) -> None:
 
 
 def require_folder(option: str, path: Path | None) -> None:
-    """Refuse a file in a folder that does not exist; None is no file. Not collective."""
+    """Refuse a file in a folder that does not exist."""
     if path is not None:
         require(path.parent.is_dir(), f"{option} in a folder that exists (got {path.parent})")

@@ -1,7 +1,7 @@
-"""``python -m pyg_dist partition GRAPH --parts P``: partitions compared, or one of them written.
+"""``python -m pyg_dist partition GRAPH --parts P``: compare partitions, write one, or write a store.
 
-Without an output, methods are compared for every number of parts; ``--parts 16 OUT.npy`` writes the parts themselves;
-any other output is the folder of a store. One process, no launch, nothing collective.
+Without an output, methods are compared for every number of parts; ``OUT.npy`` gets the part of each node; any other
+output is the folder of a store. One process, nothing collective.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _checked(args: argparse.Namespace) -> tuple[list[int], list[str]]:
-    """Numbers of parts and methods; what can be known before the work begins."""
+    """The numbers of parts and the methods; all options are checked here, before the work begins."""
     *numbers, last = args.parts
     if isinstance(last, str) and args.out is None and numbers:
         args.out = last
@@ -243,7 +243,7 @@ class Measured:
 def measured(
     edge_index: Tensor, parts: Tensor, num_parts: int, method: str, seconds: float, model: Model, machine: Machine
 ) -> Measured:
-    """What these parts send and cost."""
+    """Count and price one partition."""
     plan, post = (
         Plan.of(edge_index, parts, num_parts, exchange, method, machine.ranks_per_node)
         for exchange in ("hybrid", "post")
@@ -257,7 +257,7 @@ def measured(
 
 
 def beside_random(found: Sequence[Measured]) -> list[Measured]:
-    """The same, with what they send over what random parts send, where these were measured."""
+    """``found`` with volumes over those of random parts, where these were measured."""
     random = {one.parts: one for one in found if one.method == "random"}
 
     def beside(one: Measured, base: Measured) -> Measured:
@@ -269,7 +269,7 @@ def beside_random(found: Sequence[Measured]) -> list[Measured]:
 
 
 def table(found: Sequence[Measured]) -> str:
-    """A line for each method and number of parts, for people."""
+    """A line for each method and number of parts."""
 
     def share(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"
@@ -307,7 +307,7 @@ def plot(path: Path, found: Sequence[Measured]) -> None:
 
 
 def options_for(options: PartsOptions, method: str) -> PartsOptions:
-    """The options of one method of several: what only others take is left out."""
+    """The options of one method, without those that only other methods take."""
     is_hypergraph = method in ("hypergraph", "stochastic")
     return replace(
         options, method=method,

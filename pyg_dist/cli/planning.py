@@ -1,6 +1,6 @@
-"""``python -m pyg_dist plan GRAPH --ranks P ...``: what training on P ranks would send, multiply, hold and cost.
+"""``python -m pyg_dist plan GRAPH --ranks P ...``: predict messages, work, memory and cost of training on P ranks.
 
-One process, no launch, nothing collective.
+One process, nothing collective.
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 class Planned(NamedTuple):
-    """A plan, and what it was chosen from."""
+    """A plan, and the candidates that it was chosen from."""
 
     plan: DistributionPlan  # the cheapest
-    halo: list[HaloCandidate]  # every exchange, where the layout was to be chosen
+    halo: list[HaloCandidate]  # every exchange, for ``--layout auto``
     grid: list[Candidate]  # every mesh, unless the layout is halo
 
 
@@ -197,11 +197,11 @@ _LAYOUTS_OF = {
     "--save": ("halo", "auto"), "parts of a .npy file": ("halo", "auto"),
     "--batch-size": ("halo",), "--bits": ("halo",), "--exchange": ("halo",),
 }  # fmt: skip
-"""What goes with some layouts only."""
+"""The layouts that an option goes with, if not with all."""
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What can be known before the work begins; a store has the layout that it was written for."""
+    """Check the options before the work begins, and set ``args.layout``: a store has the one it was written for."""
     if is_store(args.graph):
         of_machine = ("exchange", "hierarchy", "machine", "device", "ranks_per_node")
         inputs.require_only(args, "a store", "graph", "ranks", "layout", "widths", "json", "plot", "html", *of_machine)
@@ -245,7 +245,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class RankCount:
-    """What training on a number of ranks would cost."""
+    """The predicted cost of training on one number of ranks."""
 
     ranks: int  # P
     layout: str  # the layout that was planned, in words
@@ -257,7 +257,7 @@ class RankCount:
 
 
 def _compare(args: argparse.Namespace, graph: inputs.PlannedGraph, model: Model, machine: Machine) -> None:
-    """A line for each number of ranks, and which is worth it."""
+    """Plan for each number of ranks; print a line for each, and advice."""
     width = max(args.widths, default=max(model.widths))
     plans = {count: _plan(args, graph, count, model, machine).plan for count in sorted({1, *args.ranks})}
     seconds = {count: plan.price(model, machine).seconds for count, plan in plans.items()}
@@ -290,7 +290,7 @@ def _compare(args: argparse.Namespace, graph: inputs.PlannedGraph, model: Model,
 
 
 def advice(found: Sequence[RankCount]) -> str:
-    """The fastest number, and the largest that uses its ranks at least half."""
+    """The fastest number of ranks, and the largest with a parallel efficiency of one half."""
     fastest = min(found, key=lambda one: one.seconds)
     busy = [one.ranks for one in found if one.speedup >= 0.5 * one.ranks]
     text = f"fastest: {fastest.ranks} rank{'s' * (fastest.ranks > 1)} ({fastest.speedup:.1f} times as fast as one)"

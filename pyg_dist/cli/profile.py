@@ -1,4 +1,4 @@
-"""``pyg_dist.profile()``: where the time of every rank goes, by layer and phase."""
+"""``pyg_dist.profile()``: the time of every rank, by layer and phase."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _DENSE = {_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.linear}
 
 
 class Profile:
-    """What :func:`profile` has recorded; complete, and equal on every rank, once its block has ended.
+    """The records of :func:`profile`; complete, and equal on every rank, once its block has ended.
 
     Attributes:
-        layers: what the layers are called, by number; number 0 is everything outside of them.
+        layers: names of the layers; number 0 is everything outside of them.
         seconds: how long the block took, by rank.
-        spans: what was recorded, by rank, in the order in which it ended. Times count from the begin of the block.
+        spans: the timed phases, by rank, in the order in which they ended. Times count from the start of the block.
         sent_bytes: bytes of halos and tiles that each rank has sent.
         id_bytes: bytes of ids that each rank has sent to draw mini-batches.
         hidden_seconds: seconds that the prefetching thread has worked on mini-batches, by rank. Waiting for it is the
@@ -90,7 +90,7 @@ class Profile:
         rows = [dict.fromkeys(PHASES, 0.0) for _ in self.layers]
         for span in self.spans[rank]:
             rows[span.layer][PHASES[span.phase]] += span.own
-        # Layers run inside of spans of their own; outside of them, what no span covers remains.
+        # A layer's time is covered by its spans; outside of layers there is time that no span covers.
         rows[OUTSIDE]["other"] += self.seconds[rank] - sum(span.own for span in self.spans[rank])
         return rows
 
@@ -105,7 +105,7 @@ class Profile:
         return {"ranks": [of(rank) for rank in range(len(self.seconds))]}
 
     def describe(self) -> str:
-        """A table for people, in milliseconds: a line per rank and layer; phases that never came are left out."""
+        """A table in milliseconds: a line per rank and layer, a column for each phase that took time."""
         tables = [self.table(rank) for rank in range(len(self.seconds))]
         shown = [p for p in PHASES if any(row[p] for table in tables for row in table)]
         lines = [["rank", "layer", *shown, "all"]]
@@ -139,7 +139,7 @@ class Profile:
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def plot(self, path: str | Path) -> None:
-        """Draw what each rank's time goes into, and what it has sent; the suffix chooses the format. Not collective.
+        """Draw each rank's time by phase, and the bytes it has sent; the suffix chooses the format. Not collective.
 
         Raises:
             MissingPackageError: matplotlib is not installed.
@@ -161,19 +161,19 @@ class Profile:
 
 @contextmanager
 def profile(overlap: bool = True) -> Iterator[Profile]:
-    """Record what the block's time goes into, by rank, layer and phase. Collective: every rank runs the block.
+    """Record the time of the block by rank, layer and phase. Collective: every rank runs the block.
 
-    A *layer* is a Distributed conv, numbered when it first runs; a backward pass counts to the layer whose derivative
-    it is. The phases are those of :mod:`pyg_dist.backend.timing`. A block of a few epochs is long enough; the first one
-    also plans, so let it pass before. Recording costs some microseconds a phase, and as much per torch operator. A
-    profiler of torch's around the block shows the same phases as labels ``pyg_dist: ...``, and without this block too.
-    Where the process has started CUDA, times are those of the GPU's current stream.
+    A *layer* is a Distributed conv, numbered when it first runs; its backward counts as the same layer. The phases are
+    those of :mod:`pyg_dist.backend.timing`. A few epochs are enough; run the first one before the block, since it also
+    plans. Recording takes some microseconds per phase, and as much per torch operator. ``torch.profiler`` shows the
+    same phases as labels ``pyg_dist: ...``, with or without this block. If the process uses CUDA, times are those of
+    the GPU's current stream.
 
     Args:
-        overlap: True: as it runs unobserved; ``exchange`` is what overlap does not hide, and includes the waiting for
-            slower ranks. False (as in SuperGCN, 8.6): every exchange starts when all ranks have come to it and ends
-            before anything else begins, so that ``wait`` is imbalance and ``exchange`` all of the communication. Halo
-            layout only; the grid's sums are timed as they run.
+        overlap: True: run as without profiling; ``exchange`` is the communication that overlap does not hide, and
+            includes waiting for slower ranks. False (as in SuperGCN, 8.6): every exchange starts when all ranks have
+            come to it and ends before anything else begins, so that ``wait`` is imbalance and ``exchange`` all of the
+            communication. Halo layout only; the grid's sums are timed as they run.
 
     Raises:
         OptionError: Inside of another ``profile()``.
@@ -215,7 +215,7 @@ def peak_bytes() -> int:
 
 @contextmanager
 def _layers(recorder: Recorder, names: list[str]) -> Iterator[None]:
-    """Report to the recorder which distributed conv runs."""
+    """Context in which the recorder is told which distributed conv runs; adds their names to ``names``."""
     number: dict[nn.Module, int] = {}
     running: list[tuple[nn.Module, ExitStack]] = []
 

@@ -1,4 +1,4 @@
-"""``python -m pyg_dist simulate --nodes N --edges E --features F``: what training would cost, by statistics."""
+"""``python -m pyg_dist simulate --nodes N --edges E --features F``: predict the cost of training from statistics."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
 def plot(
     path: Path, graph: GraphStatistics, machine: Machine, ranks: list[int], width: int, narrow_bits: list[int]
 ) -> None:
-    """Draw how much faster an exchange of the widest layers is with fewer bits: the price model, and eq. 8."""
+    """Draw the speedup of the widest layers' exchange with fewer bits, by the price model and by eq. 8."""
     figure = new_figure(6, 4)
     axes = figure.subplots()
     for b in narrow_bits:
@@ -85,7 +85,7 @@ def plot(
 
 
 def tables(graph: GraphStatistics, machine: Machine, results: Results) -> str:
-    """A table for each model, for people."""
+    """A table for each model."""
     lines = [f"graph: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges ({graph.source})",
              f"machine: {machine.source}", "Seconds of a full-batch epoch; every number is predicted."]  # fmt: skip
     for model, epochs in results:
@@ -118,7 +118,7 @@ def _table(epochs: list[Epoch]) -> list[str]:
 
 
 def to_dict(graph: GraphStatistics, machine: Machine, results: Results) -> dict[str, object]:
-    """The same numbers, for programs."""
+    """The same numbers, for JSON."""
 
     def of_ranks(line: Epoch) -> dict[str, object]:
         return {

@@ -31,7 +31,7 @@ from pyg_dist.store.typed_store import TypesManifest, is_typed_store
 
 
 def is_store(graph: str) -> bool:
-    """Whether a name is that of a store."""
+    """Whether ``graph`` is the folder of a store."""
     return (Path(graph) / FILE).is_file()
 
 
@@ -45,11 +45,9 @@ def plan_of_store(
 ) -> DistributionPlan:
     """The plan that :meth:`pyg_dist.DistributedData.open` makes on ``ranks`` ranks.
 
-    From the manifest alone for the number of ranks that the store was written for. For another number every rank's part
-    is read, one after another: of a halo store merged parts, of a grid store the tiles of the cheapest mesh. Where
-    ranks share machines, what crosses these is read, too.
-
-    ``machine`` is to choose a mesh, or levels, by.
+    For the number of ranks that the store was written for, the manifest is enough. For another number every rank's
+    files are read, one rank after another: merged parts of a halo store, or tiles of the cheapest mesh. Where ranks
+    share machines, the rows that cross machines are read, too. ``machine`` prices meshes and levels.
     """
     manifest = Manifest.load(path)
     if manifest.layout == "grid":
@@ -75,7 +73,7 @@ def _grid_plan(store: GridStore, ranks: int, machine: Machine | None) -> GridPla
 
 
 def plans_of_types(args: argparse.Namespace, machine: Machine) -> list[HeteroPlan] | None:
-    """What the command ``plan`` prints of a graph with types, for each number of ranks; ``None``: of other graphs."""
+    """The plans of a graph with types, for each number of ranks; ``None`` for other graphs."""
     is_stored = is_typed_store(args.graph)
     source = None if is_stored else open_types(args.graph)
     if source is None and not is_stored:
@@ -105,7 +103,7 @@ def plans_of_types(args: argparse.Namespace, machine: Machine) -> list[HeteroPla
 
 
 def check_store(path: Path) -> tuple[str, list[Shard]]:
-    """Check every file of a store by its digests; the manifest's own, the files."""
+    """Check every file of a store by its digests; return the manifest's digest, and the files."""
     if is_typed_store(path):
         whole = TypesManifest.load(path)
         checked = [check_store(store.path) for store in whole.halo_stores(path).all()]
