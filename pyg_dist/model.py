@@ -7,19 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import (
-    ASAPooling,
-    AttentiveFP,
-    ClusterPooling,
-    EdgePooling,
-    GraphNorm,
-    GraphUNet,
-    GroupAddRev,
-    HeteroConv,
-    InstanceNorm,
-    PANPooling,
-    WLConv,
-)
+from torch_geometric import nn as pyg
 from torch_geometric.nn.models.rev_gnn import InvertibleModule
 from torch_geometric.nn.pool.connect import FilterEdges
 from torch_geometric.nn.pool.select import SelectTopK
@@ -35,7 +23,7 @@ from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
 M = TypeVar("M", bound=nn.Module)
 
 
-class DistributedGroupAddRev(GroupAddRev):
+class DistributedGroupAddRev(pyg.GroupAddRev):
     """PyG's ``GroupAddRev`` with activation checkpointing: inputs are kept, where PyG frees and inverts them. Exact.
 
     PyG's backward runs the convs twice. If the module has running statistics (batch norm), so does this one.
@@ -62,19 +50,19 @@ class DistributedGroupAddRev(GroupAddRev):
 
 
 _OWN_FORMS: dict[type, type] = {
-    HeteroConv: DistributedHeteroConv,
-    GraphNorm: DistributedGraphNorm,
-    InstanceNorm: DistributedInstanceNorm,
+    pyg.HeteroConv: DistributedHeteroConv,
+    pyg.GraphNorm: DistributedGraphNorm,
+    pyg.InstanceNorm: DistributedInstanceNorm,
     nn.SyncBatchNorm: DistributedSyncBatchNorm,
-    GraphUNet: DistributedGraphUNet,
+    pyg.GraphUNet: DistributedGraphUNet,
     SelectTopK: DistributedSelectTopK,
     FilterEdges: DistributedFilterEdges,
-    GroupAddRev: DistributedGroupAddRev,
+    pyg.GroupAddRev: DistributedGroupAddRev,
 }
-_POOLS = (ASAPooling, ClusterPooling, EdgePooling, PANPooling)
+_POOLS = (pyg.ASAPooling, pyg.ClusterPooling, pyg.EdgePooling, pyg.PANPooling)
 _REFUSED: dict[type, str] = {
-    AttentiveFP: "adds nodes that stand for graphs, and edges to them",
-    WLConv: "sorts all edges",
+    pyg.AttentiveFP: "adds nodes that stand for graphs, and edges to them",
+    pyg.WLConv: "sorts all edges",
     **dict.fromkeys(_POOLS, "makes nodes and edges of all edges"),
 }
 """PyG's modules (no convs) whose use of ``edge_index`` no rank can compute. Others raise when called."""
@@ -131,7 +119,7 @@ def _require_supported(module: nn.Module, path: str) -> None:
             f"distribute stopped at {path or 'the model'!r}: {name} {_REFUSED[type(module)]}, which no rank has: leave "
             f"the model stock, on the plain Data"
         )
-    has_form = type(module) in (GroupAddRev, DistributedGroupAddRev)
+    has_form = type(module) in (pyg.GroupAddRev, DistributedGroupAddRev)
     if isinstance(module, InvertibleModule) and not module.disable and not has_form:
         raise UnsupportedError(
             f"distribute stopped at {path or 'the model'!r}: {name} frees the memory of rows that lie on several "

@@ -44,7 +44,8 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("graph", help=KINDS)
     parser.add_argument("out", nargs="?", help="OUT.npy: the part of each node; else the folder of a store, which each "
                         "rank reads its own part of; nothing: compare")  # fmt: skip
-    parser.add_argument("--parts", type=_number_or_path, nargs="+", required=True, metavar="P",
+    parser.add_argument("--parts", type=lambda word: int(word) if word.lstrip("-").isdigit() else word,
+                        nargs="+", required=True, metavar="P",  # the last word may be OUT.npy
                         help="as many as ranks, or more: a store's parts are then merged")  # fmt: skip
     parser.add_argument("--model", nargs="+", metavar="METHOD",
                         help=f"{', '.join(METHODS)}; of a store, or a .npy file of parts; default: metis")  # fmt: skip
@@ -68,11 +69,6 @@ def add_command(commands: Commands) -> None:
     parser.add_argument("--force", action="store_true", help="replace a store, or an interrupted run's work")
     parser.add_argument("--json", action="store_true", help="print numbers instead of tables")
     parser.add_argument("--plot", type=Path, help="draw rows by parts, or the plan of a store: .png, .svg or .pdf")
-
-
-def _number_or_path(text: str) -> int | str:
-    """``--parts 16 OUT.npy``: the last word may be the output."""
-    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def run(args: argparse.Namespace) -> None:

@@ -8,18 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyg_dist.cli.inputs import Commands, add_machine_options, machine_of, require, require_drawable
-from pyg_dist.plan.prices import (
-    GROWTH,
-    KNOWN_RANKS,
-    ROWS_BY_EDGE,
-    Epoch,
-    GraphStatistics,
-    crossover,
-    epoch,
-    even_load,
-    model_of,
-    speedup,
-)  # fmt: skip
+from pyg_dist.plan import prices
+from pyg_dist.plan.prices import GROWTH, Epoch, GraphStatistics
 from pyg_dist.pricing.base import columns
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model
@@ -58,12 +48,12 @@ def run(args: argparse.Namespace) -> None:
     is_positive = min((*args.ranks, *args.layers, *args.widths)) >= 1
     require(is_positive, "positive numbers of ranks, layers and columns (got 0 or less)")
     require_drawable(args.plot)
-    rows, ranks = args.halo_rows or (ROWS_BY_EDGE * args.edges, KNOWN_RANKS)
+    rows, ranks = args.halo_rows or (prices.ROWS_BY_EDGE * args.edges, prices.KNOWN_RANKS)
     graph = GraphStatistics(args.nodes, args.edges, args.features, args.classes, round(ranks), rows, args.growth,
                             "rows as given" if args.halo_rows else "rows by edge: SuperGCN, Table 5")  # fmt: skip
     machine, bits, counts = machine_of(args), list(dict.fromkeys([32, *args.bits])), sorted(set(args.ranks))
-    models = [model_of(graph, layers, width, args.conv) for layers in args.layers for width in args.widths]
-    results = [(model, [epoch(graph, model, count, machine, bits) for count in counts]) for model in models]
+    models = [prices.model_of(graph, layers, width, args.conv) for layers in args.layers for width in args.widths]
+    results = [(model, [prices.epoch(graph, model, count, machine, bits) for count in counts]) for model in models]
     print(json.dumps(to_dict(graph, machine, results)) if args.json else tables(graph, machine, results))
     if args.plot:
         plot(args.plot, graph, machine, [n for n in counts if n > 1], max(args.widths), bits[1:] or [2])
@@ -76,7 +66,8 @@ def plot(
     figure = new_figure(6, 4)
     axes = figure.subplots()
     for b in narrow_bits:
-        pairs = [speedup(even_load(graph, n, machine.ranks_per_node), width, machine, n, b) for n in ranks]
+        loads = {n: prices.even_load(graph, n, machine.ranks_per_node) for n in ranks}
+        pairs = [prices.speedup(load, width, machine, n, b) for n, load in loads.items()]
         axes.plot(ranks, [p for p, _ in pairs], label=f"int{b}", marker="o")
         axes.plot(ranks, [e for _, e in pairs], label=f"int{b}, eq. 8", linestyle=":")
     axes.set(xscale="log", xlabel="ranks", ylabel="speedup of an exchange", title=machine.source)
@@ -89,7 +80,7 @@ def tables(graph: GraphStatistics, machine: Machine, results: Results) -> str:
     lines = [f"graph: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges ({graph.source})",
              f"machine: {machine.source}", "Seconds of a full-batch epoch; every number is predicted."]  # fmt: skip
     for model, epochs in results:
-        ranks = crossover(epochs)
+        ranks = prices.crossover(epochs)
         verdict = f"the grid is cheaper from {ranks} ranks on" if ranks else "the halo is cheaper at the most ranks"
         lines += ["", str(model), *_table(epochs), verdict]
     return "\n".join(lines)
@@ -135,7 +126,7 @@ def to_dict(graph: GraphStatistics, machine: Machine, results: Results) -> dict[
         return {
             "layers": len(model.widths) - 1,
             "width": model.widths[1] if len(model.widths) > 2 else model.widths[0],
-            "crossover": crossover(epochs),
+            "crossover": prices.crossover(epochs),
             "epochs": [of_ranks(line) for line in epochs],
         }
 

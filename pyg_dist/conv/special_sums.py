@@ -19,14 +19,7 @@ from torch_geometric.nn import (
     HypergraphConv,
     MessagePassing,
     MFConv,
-)
-from torch_geometric.nn.aggr import (
-    MaxAggregation,
-    MinAggregation,
-    MulAggregation,
-    StdAggregation,
-    SumAggregation,
-    VarAggregation,
+    aggr,
 )
 
 from pyg_dist.conv.fast_paths import NORMS, Given, fast_path
@@ -52,8 +45,9 @@ def gated_sum(conv: MessagePassing, edges: Edges, given: Given) -> NodeTensor | 
 
 
 @fast_path(
-    HypergraphConv, step="propagate", code=("message", "update", "aggregate"), sums=(SumAggregation,), needs_edges=True
-)
+    HypergraphConv, step="propagate", code=("message", "update", "aggregate"), sums=(aggr.SumAggregation,),
+    needs_edges=True,
+)  # fmt: skip
 def incidence_sum(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """``HypergraphConv``'s sums without attention: the target's factor multiplies the sum, not each message."""
     x, norm = given["x"], given["norm"]
@@ -63,7 +57,9 @@ def incidence_sum(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | 
     return None if out is None else norm.view(-1, 1, 1) * out.view(-1, conv.heads, conv.out_channels)
 
 
-_BY_COLUMN = (*NORMS, MaxAggregation, MinAggregation, MulAggregation, VarAggregation, StdAggregation)
+_BY_COLUMN = (
+    *NORMS, aggr.MaxAggregation, aggr.MinAggregation, aggr.MulAggregation, aggr.VarAggregation, aggr.StdAggregation,
+)  # fmt: skip
 
 
 @fast_path(ARMAConv, sums=_BY_COLUMN, needs_edges=True)
@@ -106,7 +102,7 @@ def averaging_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tenso
     return conv.lin_out(conv.propagate(looped, x=x, edge_weight=weight)) + conv.lin_root(x)  # type: ignore[no-any-return]
 
 
-@fast_path(GINConv, sums=(SumAggregation,), when=lambda conv: not conv.eps.requires_grad)
+@fast_path(GINConv, sums=(aggr.SumAggregation,), when=lambda conv: not conv.eps.requires_grad)
 def isomorphism_forward(conv: MessagePassing, edges: Edges, given: Given) -> Tensor | None:
     """``GINConv``'s forward with one product, ``(A + (1 + eps) I) x``; kept for a constant x (collective).
 

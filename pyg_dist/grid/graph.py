@@ -190,7 +190,8 @@ class GridGraph(GridProducts):
         key = self._edge_key if spec.p > 0 else None
         sources = AllGather(self.grid.transport("z", "y", exact=True), self.grid.row_sizes(WHOLE_ROWS, "z", "y"))
         num_weights = tile.row.numel() if has_weights else 0
-        csr, targets = self._edges_of_targets, self._target_rows
+        csr = self._edges_of_targets
+        targets = AllGather(self.grid.transport("x", exact=True), self.grid.row_sizes(self._target_layout, "x"))
         maps = sources, sources, targets, None, targets if spec.form == "dot" else None, None
         is_part, has_edge_sums = targets.transport.group.size > 1, spec.form == "dot" and inputs.edge_attr is not None
         a = GridAttention(
@@ -206,11 +207,6 @@ class GridGraph(GridProducts):
     def _target_layout(self) -> TileLayout:
         """The layout of targets: over the tile's row axis, the third axis, and the axis that splits their in-edges."""
         return TileLayout(("z", "y", "x"), None, self.grid.other_order(WHOLE_ROWS.order))
-
-    @property
-    def _target_rows(self) -> AllGather:
-        """Gathers the rows of a rank's targets."""
-        return AllGather(self.grid.transport("x", exact=True), self.grid.row_sizes(self._target_layout, "x"))
 
     @cached_property
     @lasting

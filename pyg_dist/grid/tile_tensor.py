@@ -20,20 +20,7 @@ from pyg_dist.grid.plan.mesh_shape import WHOLE_ROWS, TileLayout
 from pyg_dist.grid.sharding import Tile
 from pyg_dist.tensor import row_tensor
 from pyg_dist.tensor.calling_code import EdgeHandle
-from pyg_dist.tensor.functions.autograd import (
-    backward,
-    backward_of_one,
-    data,
-    deepcopy,
-    detach,
-    grad,
-    grad_fn,
-    register_hook,
-    replace_data,
-    store,
-    stored,
-    unchanged,
-)
+from pyg_dist.tensor.functions import autograd
 from pyg_dist.tensor.functions.full_tensor import pickle, trace
 from pyg_dist.tensor.functions.random import dropout, fill, initialise, random_like
 from pyg_dist.tensor.functions.shapes import length, metadata, num_bytes, numel, shape
@@ -193,8 +180,10 @@ def _write_rows(function: Function, args: Args, kwargs: Kwargs) -> object:
 
 
 _SAME_FOR_TILES = (
-    metadata, shape, numel, num_bytes, length, stored, store, data, detach, replace_data, unchanged, register_hook,
-    backward_of_one, backward, grad, deepcopy, grad_fn, trace, pickle, dropout, random_like, fill, initialise,
+    metadata, shape, numel, num_bytes, length, trace, pickle, dropout, random_like, fill, initialise,
+    autograd.stored, autograd.store, autograd.data, autograd.detach, autograd.replace_data, autograd.unchanged,
+    autograd.register_hook, autograd.backward_of_one, autograd.backward, autograd.grad, autograd.deepcopy,
+    autograd.grad_fn,
 )  # fmt: skip
 TILES.update({function: handler for function, handler in TABLE.items() if handler in _SAME_FOR_TILES})
 

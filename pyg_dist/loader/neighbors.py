@@ -93,11 +93,6 @@ class NeighborSampling:
         return {"__".join(key): x for key, x in values.items()} if self.is_typed else next(iter(values.values()))
 
     @property
-    def num_trees(self) -> int:
-        """An upper bound of the trees of a step, all data groups together."""
-        return self.seeds.max_seeds if self.disjoint else 1
-
-    @property
     def num_hops(self) -> int:
         """The number of hops, the same for all relations."""
         return max(map(len, self.num_neighbors.values()), default=0)
@@ -159,7 +154,8 @@ class _Batch:
     """This rank's part of a step's batch, while it is drawn (collective)."""
 
     def __init__(self, sampling: NeighborSampling, step: int) -> None:
-        self.sampling, self.step, self.trees = sampling, step, sampling.num_trees
+        self.sampling, self.step = sampling, step
+        self.trees = sampling.seeds.max_seeds if sampling.disjoint else 1  # upper bound, all data groups together
         self.start: Start = sampling.seeds.at(step, sampling.disjoint)
         group, seeds = sampling.ranks.index, torch.cat(self.start.seeds)
         ends = host.tensor([ids.stop for ids in sampling.types.values()])
