@@ -1,4 +1,4 @@
-"""Checkpoints: what a training run needs to go on, in a folder, whatever the number of ranks."""
+"""Checkpoints: the state that a training run needs to go on, in a folder, for any number of ranks."""
 
 from pyg_dist.checkpoint.checkpoint import load, parts, save
 from pyg_dist.checkpoint.checkpointer import Checkpointer

@@ -44,7 +44,7 @@ def save(
         scheduler: of the learning rate.
         loader: of mini-batches: its position.
         keep: how many of the newest checkpoints stay.
-        state: anything else by name: what has ``state_dict()``, tensors, numbers, strings, lists and dicts of these.
+        state: anything else by name: objects with ``state_dict()``, tensors, numbers, strings, lists and dicts of them.
             Of a ``DistributedData`` the parts are saved (:func:`parts`).
 
     Raises:
@@ -73,7 +73,7 @@ def load(
     loader: object = None,
     **state: object,
 ) -> dict[str, object]:
-    """Load the newest checkpoint of a folder into what was saved, and return what is left (collective).
+    """Load the newest checkpoint of a folder into the objects that were saved, and return plain values (collective).
 
     With as many ranks as saved it the losses go on bit for bit; with others, or another layout, parameters and
     optimizer state are the same bits. What is damaged is refused before anything is loaded.
@@ -84,7 +84,7 @@ def load(
         optimizer: likewise.
         scheduler: likewise.
         loader: likewise.
-        state: by name, what has ``load_state_dict()``, and tensors, which are overwritten. Everything else is returned.
+        state: by name, objects with ``load_state_dict()``, and tensors to overwrite. Everything else is returned.
 
     Raises:
         StoreError: There is no checkpoint, or it is damaged: the message names the file, and the tensor.
@@ -139,7 +139,7 @@ def parts(path: str | Path, otherwise: T) -> Tensor | T:
 
     Args:
         path: as for :func:`save`, which was given the ``DistributedData``.
-        otherwise: what is returned if there is no checkpoint, if other ranks saved it, or if it has no parts.
+        otherwise: the result if there is no checkpoint, if other ranks saved it, or if it has no parts.
 
     Raises:
         StoreError: The checkpoint is damaged.

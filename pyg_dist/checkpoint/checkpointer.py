@@ -46,7 +46,7 @@ class Checkpointer:
         optimizer: see there.
         scheduler: see there.
         loader: see there.
-        things: see there; what has ``state_dict()``, and tensors.
+        things: see there; objects with ``state_dict()``, and tensors.
 
     Attributes:
         state: a dict for numbers and strings of the script's, saved with the rest and there again after a restart.
@@ -119,7 +119,7 @@ class Checkpointer:
         """The epochs of ``range(*bounds)`` that are still to come; each is complete when the next is asked for.
 
         Raises:
-            OptionError: There was a loop before: what is loaded goes on with one.
+            OptionError: There was a loop before, which a loaded checkpoint would go on with.
 
         Example:
             >>> from pyg_dist.checkpoint import Checkpointer

@@ -119,7 +119,7 @@ class MachineMemory:
         return checkpoint
 
     def forget_restored(self) -> None:
-        """Remove what :meth:`newest` has made."""
+        """Remove the files that :meth:`newest` has written."""
         if self._is_first:
             shutil.rmtree(self._restored, ignore_errors=True)
 

@@ -148,7 +148,7 @@ def take(
     shapes, not the values of tensors.
 
     Args:
-        things: what is saved, by name.
+        things: the objects to save, by name.
         is_writer: whether this rank writes tensors that are equal on all ranks.
         failure: of this rank so far, which all ranks raise.
         known: descriptions of the last states of these things, which are updated; empty the first time.

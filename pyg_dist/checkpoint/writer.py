@@ -79,7 +79,7 @@ class Writer:
         self._number = world_group().gather_counts(number)[0]
 
     def begin(self, things: Mapping[str, object]) -> None:
-        """Copy the state of ``things`` and begin to write it; what was being written is waited for (collective).
+        """Wait for the previous checkpoint, copy the state of ``things`` and begin to write it (collective).
 
         Raises:
             StoreError: A rank could not write its part of the checkpoint before.
@@ -97,7 +97,7 @@ class Writer:
         thread.shutdown(wait=False)  # it ends with this save
 
     def wait(self) -> None:
-        """Wait until what was begun is on the disk, and let other runs save in the folder (collective).
+        """Wait until the checkpoint is on the disk, and let other runs save in the folder (collective).
 
         Raises:
             StoreError: A rank could not write its part. The checkpoint before it is still complete.
@@ -107,7 +107,7 @@ class Writer:
         raise_together(failure)
 
     def _failure(self) -> Exception | None:
-        """Wait for what was begun, and return what this rank has failed with (collective).
+        """Wait for the checkpoint, and return this rank's error, if there was one (collective).
 
         Raises:
             ConnectionLostError: A rank was killed, and rank 0 would wait for its shards.
@@ -141,7 +141,7 @@ class Writer:
         return error
 
     def close(self) -> None:
-        """Finish what was begun, and let other runs save in the folder. Not collective."""
+        """Finish the checkpoint, and let other runs save in the folder. Not collective."""
         error = self._own_failure(_LONGEST_END)
         self._number = None
         if self._lock is not None:

@@ -1,4 +1,4 @@
-"""``python -m pyg_dist doctor``: what is used on this machine, and why a slower path was taken. Not collective."""
+"""``python -m pyg_dist doctor``: the code paths in use on this machine, and the reasons for slower ones."""
 
 from __future__ import annotations
 

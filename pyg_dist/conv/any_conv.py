@@ -99,8 +99,8 @@ def DistributedConv(conv: C) -> C:
         conv: any :class:`torch_geometric.nn.MessagePassing`.
 
     Shapes:
-        - what the stock conv takes and gives: ``[N, ...]`` node tensors, ``[E, ...]`` edge tensors for edge attributes
-          and weights; attention weights come back as ``(edges, alpha)``, both with ``full_tensor()`` in PyG's order
+        - inputs and outputs as of the stock conv: ``[N, ...]`` node tensors, ``[E, ...]`` edge tensors for attributes
+          and weights of edges; attention weights come back as ``(edges, alpha)``, with ``full_tensor()`` in PyG's order
         - a script's conv may also take the whole ``data``, or a tuple, list or dictionary with edges in it; what it
           assigns to ``data`` stays there
 

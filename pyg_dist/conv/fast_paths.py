@@ -44,7 +44,7 @@ step_hooks = itemgetter(*(f"_{step}_forward{kind}_hooks" for step in STEPS for k
 _module_hooks = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 CODE = ("forward", "message", "message_basic", "edge_update", "aggregate", "update", "message_and_aggregate")
-"""The methods that make a conv what it is."""
+"""The methods that define a conv's computation."""
 
 _NATIVE = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
 """Aggregations that kernels compute, so that their modules are not called."""

@@ -79,9 +79,9 @@ class DistributedData(OfThisRun, DistributedBaseData, Data):
             machines, parts that were computed here are placed such that few rows leave a machine; given parts keep
             their ranks.
         epsilon: how much heavier than the mean a part may be.
-        exchange: what sums send: ``"post"``: rows of sources; ``"pre"``: partial sums for targets; ``"hybrid"``: the
-            fewest of both (SuperGCN, 5.2-5.3). Max, LSTM and attention always use post, and so do learned weights if
-            that sends fewer bytes.
+        exchange: the messages of sums: ``"post"``: rows of sources; ``"pre"``: partial sums for targets; ``"hybrid"``:
+            the fewest of both (SuperGCN, 5.2-5.3). Max, LSTM and attention always use post, and so do learned weights
+            if that sends fewer bytes.
         hierarchy: whether what crosses from a machine to another crosses once for all its ranks: ``"on"``, ``"off"``,
             or ``"auto"``: where ranks share machines and a step is predicted to be cheaper. Exact. What crosses is in
             few ``bits`` then; messages inside a machine are exact, or in ``PYG_DIST_LOCAL_BITS``.
@@ -128,7 +128,7 @@ class DistributedData(OfThisRun, DistributedBaseData, Data):
     def __new__(cls, data: object = None, *args: Any, **kwargs: Any) -> Any:
         """A :class:`~pyg_dist.data.hetero.DistributedHeteroData`, where ``data`` has types."""
         if isinstance(data, HeteroData):
-            from pyg_dist.data.hetero import DistributedHeteroData  # only who has types loads what handles them
+            from pyg_dist.data.hetero import DistributedHeteroData  # imported only for graphs with types
 
             if cls is not DistributedData:
                 raise UnsupportedError(
@@ -175,7 +175,7 @@ class DistributedData(OfThisRun, DistributedBaseData, Data):
             release_free_memory()
             local = LocalGraph.of(graph_input, graph.to(graph_input.device), plan)
             if hyperedges is not None:
-                from pyg_dist.data.typed_layout import with_hyperedges  # only who has some loads what handles them
+                from pyg_dist.data.typed_layout import with_hyperedges  # imported only for graphs with hyperedges
 
                 local = with_hyperedges(local, hyperedges, options)
             self._fill(local)
@@ -229,7 +229,7 @@ class DistributedData(OfThisRun, DistributedBaseData, Data):
     def edge_set(self, edge_index: Tensor, edge_attr: Tensor | None = None) -> DistributedEdgeIndex:
         """A script's own edges between the nodes of this data, laid out once (collective).
 
-        Convs take what is returned where they take ``edge_index``. They take the plain tensor, too, but then compare
+        Convs take the result as ``edge_index``. They take the plain tensor, too, but then compare
         and look it up in each call, and lay it out anew where there are more sets than the latest few. Exact.
 
         Args:
@@ -299,7 +299,7 @@ class DistributedData(OfThisRun, DistributedBaseData, Data):
             >>> tuple(DistributedData.open("store").x.shape)
             (34, 34)
         """
-        from pyg_dist.data.stored_graph import open_store  # only who has a store loads what reads one
+        from pyg_dist.data.stored_graph import open_store  # imported only for stores
         from pyg_dist.store.typed_store import is_typed_store
 
         session.init()

@@ -30,7 +30,7 @@ from pyg_dist.store.graph_input import read_hetero
 
 
 class DistributedHeteroData(OfThisRun, DistributedBaseData, HeteroData):
-    """A graph of several types of nodes and edges, spread over all ranks; what ``DistributedData(HeteroData)`` gives.
+    """A graph of several types of nodes and edges, spread over all ranks: ``DistributedData(HeteroData)`` makes one.
 
     It is used like the ``HeteroData`` it was made from. ``data["paper"].x`` and every other attribute with a row per
     node of a type is a :class:`~pyg_dist.tensor.NodeTensor`, ``data["author", "writes", "paper"].edge_index`` is the

@@ -201,7 +201,7 @@ def _of_whole_graphs(graph_input: GraphInput, options: Options, num_parts: int) 
 
 
 class Levels(NamedTuple):
-    """Whether ranks of a machine share what crosses to another."""
+    """Whether rows that cross to another machine are sent once for all ranks of a machine."""
 
     shared_by: int | None  # ranks per machine, where they do
     across: tuple[int, int] | None  # rows that cross machines, in one level and in two, where ranks share machines
@@ -227,7 +227,7 @@ def levels_of(
 
 
 def machines_to_share(options: Options, group: Group) -> int | None:
-    """Ranks per machine, where ranks of one may share what crosses to another by the options (collective).
+    """Ranks per machine, if the options allow ranks of a machine to share rows from other machines (collective).
 
     Raises:
         OptionError: Two levels are asked for, but ranks of a machine do not follow one another.

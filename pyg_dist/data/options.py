@@ -128,7 +128,7 @@ class Options:
 
     @property
     def partition_name(self) -> str:
-        """What to call the partition in a plan."""
+        """The name of the partition in a plan."""
         if isinstance(self.partition, Plan):
             return self.partition.partition
         return self.partition if isinstance(self.partition, str) else "given"

@@ -189,7 +189,7 @@ def with_hyperedges(local: LocalGraph, given: Hyperedges, options: Options) -> L
     nodes, device = local.graph.node_sharding, local.graph.device
     handle = DistributedEdgeIndex.over(given.incidence, given.size, device, is_kept=False, sources=nodes)
     graph = handle.graph
-    attributes: dict[str, object] = {given.key: handle}  # first: it says what has a row for each hyperedge
+    attributes: dict[str, object] = {given.key: handle}  # first: the storage finds rows of hyperedges by it
     for rows, found in ((graph.targets, given.attributes), (graph.edge_sharding, given.values)):
         attributes |= {name: local_rows(value, rows, device) for name, value in found.items()}
     return replace(

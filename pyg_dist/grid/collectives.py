@@ -89,7 +89,7 @@ class Mesh:
                 self.group(*names, "data")
 
     def traffic_of(self, *names: str) -> Traffic:
-        """The counter of what this rank sends along a product of axes."""
+        """The counter of messages that this rank sends along a product of axes."""
         return self.traffic.setdefault(tuple(sorted(names)), Traffic())
 
     def rank_lists(self, *names: str) -> list[list[int]]:
@@ -174,7 +174,7 @@ class ReduceScatter:
         return AllGather(self.transport, self.sizes, self.dim)
 
     def start(self, x: Tensor) -> Pending[Tensor]:
-        """Send each rank its piece; what arrives is added up when it is waited for (collective, no autograd)."""
+        """Send each rank its piece; ``wait`` adds up the received pieces (collective, no autograd)."""
         group, levels, dtype = self.transport.group, self.transport.levels, x.dtype
         if group.size == 1:
             return Pending(lambda: x)

@@ -109,7 +109,7 @@ def linear_sum(
     (Plexus, Alg. 1, lines 7-8); else the sum is scattered, and the columns stay on their axis. An X may be still under
     way: the products before it do not wait (ScaleGNN, V-D). Raises on every rank where shapes do not fit.
 
-    Shapes: X_k ``[N, F_k]``, W_k ``[G, F_k]``, bias ``[G]`` or what else torch adds to ``[N, G]``; output ``[N, G]``.
+    Shapes: X_k ``[N, F_k]``, W_k ``[G, F_k]``, bias ``[G]`` or broadcast to ``[N, G]``; output ``[N, G]``.
     """
     first = pairs[0][0] if isinstance(pairs[0][0], TileTensor) else pairs[0][0].wait()
     nodes = first._sharding.whole

@@ -298,5 +298,5 @@ def learns(weight: Tensor | None) -> bool:
 
 def as_tiles(x: NodeTensor) -> TileTensor:
     """``x``, which comes from :meth:`GridProducts.place`."""
-    assert isinstance(x, TileTensor), "products take what place() gives"
+    assert isinstance(x, TileTensor), "products take results of place()"
     return x

@@ -164,7 +164,7 @@ def cutter_of(data: Data | HeteroData) -> Any:
     """The module whose functions cut batches from a graph of one type, or of several."""
     if not isinstance(data, HeteroData):
         return batches_of_one_type
-    from pyg_dist.data import hetero  # only who has types loads what handles them
+    from pyg_dist.data import hetero  # imported only for graphs with types
 
     return hetero
 

@@ -85,7 +85,7 @@ class InEdges:
         if tree is not None:
             key = key + tree[of_row] * self.num_edges
         first = torch.searchsorted(of_row, host.arange(row.numel()))
-        within = host.arange(of_row.numel()) - first[of_row]  # what stands there once a row's are sorted
+        within = host.arange(of_row.numel()) - first[of_row]  # the position in its row once rows are sorted
         taken = []
         for draw in range(count if replace else min(count, 1)):
             uniform = ops.keyed_uniform(key, 1, seed, draw, dtype=torch.float64).view(-1)

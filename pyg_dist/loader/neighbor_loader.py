@@ -71,9 +71,9 @@ class _Neighbors(BatchLoader):
                 )
         if is_distributed(data):
             require_equal({f"option {k}": str(options[k]) for k in _COMPARED}, "give every rank the same loader")
-        if any(options.get(what) for what in _OF_WORKERS) and session.is_main():
-            what = next(what for what in _OF_WORKERS if options.get(what))
-            warnings.warn(f"{what} has no effect: a thread makes the next batch (prefetch)", stacklevel=3)
+        of_workers = [name for name in _OF_WORKERS if options.get(name)]
+        if of_workers and session.is_main():
+            warnings.warn(f"{of_workers[0]} has no effect: a thread makes the next batch (prefetch)", stacklevel=3)
         steps = Steps(
             found.size, int(options["batch_size"]), bool(options["shuffle"]), bool(options["drop_last"]),
             int(options["seed"]), num_groups,
@@ -137,7 +137,7 @@ class NeighborLoader(_Neighbors):
     ``input_id`` of a batch says where its seeds stand in ``input_nodes``: of a mask these are ids, as in PyG.
     ``batch_size`` (1): seeds of a step and a data group.
     ``shuffle`` (False): whether each epoch has a permutation of its own.
-    ``drop_last`` (False): whether an epoch leaves out what fills no batch.
+    ``drop_last`` (False): whether an epoch leaves out an incomplete last batch.
     ``seed`` (0): of the permutations and draws.
     ``prefetch`` (True): whether a thread makes the next batch while this one trains.
     Options of PyG's workers have no effect. ``time_attr`` and others that are not there are refused.

@@ -30,7 +30,7 @@ class Steps:
     size: int  # inputs of an epoch
     batch_size: int  # of a step and a data group
     shuffle: bool  # whether each epoch has a permutation of its own
-    drop_last: bool  # whether an epoch leaves out what fills no batch
+    drop_last: bool  # whether an epoch leaves out an incomplete last batch
     seed: int  # of the permutations
     num_groups: int = 1  # data groups
 
@@ -58,7 +58,7 @@ class Steps:
 
     @property
     def options(self) -> dict[str, object]:
-        """What determines them, by name."""
+        """The options that determine the seeds, by name."""
         return {name: getattr(self, name) for name in ("seed", "batch_size", "shuffle", "drop_last", "num_groups")}
 
 
@@ -98,7 +98,7 @@ class NodeSeeds:
 
     @property
     def options(self) -> dict[str, object]:
-        """What determines them, by name."""
+        """The options that determine the seeds, by name."""
         return {**self.steps.options, "input_nodes": digest(self.node)}
 
     @property
@@ -141,7 +141,7 @@ class LinkSeeds:
 
     @property
     def options(self) -> dict[str, object]:
-        """What determines them, by name."""
+        """The options that determine the seeds, by name."""
         negatives = self.negatives
         tensors = {
             "edge_label_index": self.edges, "edge_label": self.label, "src_weight": negatives.source_weight,

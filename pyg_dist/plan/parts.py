@@ -35,7 +35,7 @@ _TRIED: dict[str, list[tuple[str, int]]] = {
     "metis": [("metis-cut", 0), ("metis-cut", 1)], "metis-cut": [("metis-cut", 1)], "metis-cover": [],
     "hypergraph": [], "cover": [],
 }  # fmt: skip
-"""Methods that also find machines' parts first, and further tries of each: a method, and what to add to the seed."""
+"""Methods that also find machines' parts first, and further tries of each: a method, and an offset of the seed."""
 
 _HEAVIER = 1.05
 """Another try is taken only if its heaviest part weighs at most so many times the first try's. In-edges weigh, which
@@ -57,7 +57,7 @@ _MAX_ROUNDS = 8
 _LEAST_GAIN = 0.002  # of the rows: a round that saves less is the last
 
 Report = Callable[[str, Tensor], None]
-"""Called with what was found, in words, and the best parts so far."""
+"""Called with the progress, in words, and the best parts so far."""
 
 
 def _silent(step: str, parts: Tensor) -> None:
@@ -75,9 +75,9 @@ class PartsOptions:
     preset: Preset | None = None  # Mt-KaHyPar's; None: the method's own
     memory: int | None = None  # bytes that a method may take
     batches: Batches | None = field(default=None, compare=False)  # mini-batches of "stochastic"
-    exchange: ExchangeKind = "hybrid"  # what sums will send; "cover" and "metis-cover" make parts for "hybrid"
+    exchange: ExchangeKind = "hybrid"  # of sums; "cover" and "metis-cover" make parts for "hybrid"
     ranks_per_node: int | None = None  # ranks on each machine; None: it is not known which ranks share one
-    hierarchy: Hierarchy = "auto"  # whether ranks of a machine share what crosses to another
+    hierarchy: Hierarchy = "auto"  # whether ranks of a machine share rows from other machines
     model: Model | None = None  # whose step is priced where parts are compared; None: that of plans
     machine: Machine | None = None  # that it is priced for; None: the constants measured here
     bits: tuple[int, int] = (32, 32)  # of a number in the messages, forward and backward

@@ -26,9 +26,9 @@ from pyg_dist.pricing.model import Conv, Model, Price
 class HaloCandidate:
     """One exchange of the halo layout, with its price."""
 
-    exchange: ExchangeKind  # what sums send
+    exchange: ExchangeKind
     price: Price  # predicted, for a step
-    two_levels: bool = False  # whether ranks of a machine share what crosses to another
+    two_levels: bool = False  # whether ranks of a machine share rows from other machines
 
     @property
     def seconds(self) -> float:

@@ -1,1 +1,1 @@
-"""What every layout's plan is made of: the constants of a machine and of a model, prices, tables, pictures."""
+"""The parts of every layout's plan: the constants of a machine and of a model, prices, tables, pictures."""

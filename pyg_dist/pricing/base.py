@@ -51,11 +51,11 @@ class DistributionPlan(ABC):
 
     @abstractmethod
     def memory_bytes(self, model: Model | None = None) -> list[int]:
-        """An estimate of what each rank holds in training, by rank."""
+        """An estimate of the memory for training, by rank."""
 
     @abstractmethod
     def price(self, model: Model | None = None, machine: Machine | None = None) -> Price:
-        """What a training step costs on the slowest rank."""
+        """The predicted time of a training step on the slowest rank."""
 
     @abstractmethod
     def assumed_model(self) -> Model:
@@ -91,7 +91,7 @@ class DistributionPlan(ABC):
         return self.describe()
 
     def describe(self, widths: Sequence[int] = (), machine: Machine | None = None, model: Model | None = None) -> str:
-        """A table for people: what each rank has, what is sent, and what a training step of ``model`` costs."""
+        """Tables of nodes, edges and messages by rank, and the predicted time of a training step of ``model``."""
         machine, priced = self._machine(machine), self._described_model(model)
         lines = [self._title(), *self._table(machine)]
         if priced is not None:
@@ -101,7 +101,7 @@ class DistributionPlan(ABC):
 
     @abstractmethod
     def _machine(self, machine: Machine | None) -> Machine:
-        """``machine``, or what stands for None."""
+        """``machine``, or the default for None."""
 
     def _described_model(self, model: Model | None) -> Model | None:
         """The model whose price is printed; None: none."""
@@ -117,7 +117,7 @@ class DistributionPlan(ABC):
 
     @abstractmethod
     def _table(self, machine: Machine) -> list[str]:
-        """Lines about ranks and what they send."""
+        """Lines about ranks and their messages."""
 
     def _traffic(self, width: int, machine: Machine) -> str:
         """Bytes of ``width`` columns, in words."""
@@ -134,7 +134,7 @@ WIDTH = 120
 
 
 def fold(text: str) -> str:
-    """Break lines that are too wide between words; what follows is indented."""
+    """Break lines that are too wide between words; continued lines are indented."""
     return "\n".join(
         line if len(line) <= WIDTH else textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False)
         for line in text.split("\n")

@@ -25,7 +25,7 @@ class Machine:
         spmm: seconds of a sparse product by entry x column, by entry, and by row x column of the result.
         gemm_rate: flops per second of a dense product.
         stream_rate: bytes per second that copies and element-wise functions read and write.
-        quantize_rate: bytes per second, of rows and what they are packed in, of quantizing and of the way back.
+        quantize_rate: bytes per second, of rows and packed rows, of quantizing and dequantizing.
         call_seconds: of a collective or a round of messages, whatever it sends, in Python and torch.
         intra_latency: seconds per message within a machine.
         intra_bandwidth: bytes per second that a rank sends within a machine.

@@ -41,7 +41,7 @@ class Model:
         element_size: bytes of a number.
         message_size: bytes of a number in the messages of the grid's two big sums (sums that are kept are never narrow,
             which is not counted).
-        input: what the first layer reads.
+        input: the input of the first layer, one of :data:`Input`.
         num_orders: node orders of the grid, 1 or 2.
         activation_passes: how often a layer's output is read or written beside its products. Bias and ReLU do so 8
             times, there and back; see `NORM_PASSES` and `DROPOUT_PASSES`.

@@ -24,15 +24,15 @@ class HeatMap(NamedTuple):
     title: str  # above it
     rows: Sequence[Sequence[float]]  # the numbers, row by row
     unit: str  # of the numbers
-    xlabel: str  # what columns are
-    ylabel: str  # what rows are
+    xlabel: str  # of columns
+    ylabel: str  # of rows
 
 
 class Bars(NamedTuple):
     """Numbers by rank."""
 
     title: str  # above it
-    series: Mapping[str, Sequence[float]]  # numbers by rank, by what they are; a single one has no legend
+    series: Mapping[str, Sequence[float]]  # numbers by rank, by the name in the legend; a single one has no legend
     unit: str = ""  # of the numbers
     is_stacked: bool = False  # whether the series of a rank stand on one another
 

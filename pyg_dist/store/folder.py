@@ -190,7 +190,7 @@ def replace_text(file: Path, text: str) -> None:
 
 @contextmanager
 def explained_disk_errors(path: Path, remedy: str = "free space and go on with --resume") -> Iterator[None]:
-    """Context in which the system's errors about a full disk become one line that says what to do."""
+    """Context in which the system's errors about a full disk become one line with a remedy."""
     try:
         yield
     except OSError as error:

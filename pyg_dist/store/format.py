@@ -51,7 +51,7 @@ def storage_dtype(dtype: str) -> np.dtype[np.generic]:
 
 @cache
 def dtype_name(dtype: np.dtype[np.generic] | torch.dtype) -> str:
-    """What safetensors calls a type of NumPy or torch."""
+    """The safetensors name of a NumPy or torch dtype."""
     for name, (of_torch, of_numpy) in _DTYPES.items():
         if dtype == of_torch if isinstance(dtype, torch.dtype) else dtype == np.dtype(of_numpy) and name != "BF16":
             return name

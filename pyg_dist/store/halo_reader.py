@@ -149,7 +149,7 @@ class HaloStore(ShardReader):
         return parts
 
     def on_boundary(self, rank: int, rank_of_part: Tensor, node_id: Tensor) -> Tensor:
-        """Which nodes of a rank have a source on another, bool ``[n]``. :meth:`cross` checks what is read here."""
+        """Which nodes of a rank have a source on another, bool ``[n]``. :meth:`cross` checks the ids read here."""
         found, parts = host.zeros(node_id.numel(), dtype=torch.bool), self.parts_of(rank, rank_of_part)
         for receiver in parts:
             for sender in range(self.num_parts):

@@ -1,4 +1,4 @@
-"""Manifests: JSON that says what is in which file of a folder, with digests. A store is what its manifest names."""
+"""Manifests: JSON that lists the files of a store, their tensors and digests. Other files are not part of it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Kind:
 
     name: str  # such as "store"
     version: int  # of its format
-    origin: str  # what makes one, for who has none
-    remedy: str  # what to do about a damaged one
+    origin: str  # the command that writes one, for the error about a missing one
+    remedy: str  # of the error about a damaged one
     max_bytes: int  # more than any has
     file: str = FILE  # its name
 
@@ -167,7 +167,7 @@ class Manifest(Signed):
     node_attributes: dict[str, TensorSpec]  # type and shape of a row, by name
     edge_attributes: dict[str, TensorSpec]  # the same for rows of edges
     other: dict[str, object]  # attributes that are neither, as JSON; tensors among them are in the shard ``other``
-    plan: dict[str, object]  # what was decided when the store was written, as plain values
+    plan: dict[str, object]  # decisions at the time of writing (partition, seed, mesh ...), as plain values
     shards: dict[str, Shard]  # files by key, such as ``edges-00003``
     digest: str = ""  # of all of the above
 

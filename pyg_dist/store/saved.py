@@ -1,4 +1,4 @@
-"""The files of ``pyg_dist.save_graph``: a safetensors file whose header says what each tensor belongs to."""
+"""The files of ``pyg_dist.save_graph``: a safetensors file whose header gives the place of each tensor in the graph."""
 
 from __future__ import annotations
 

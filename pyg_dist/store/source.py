@@ -134,7 +134,7 @@ class Source:
 
 
 class FileSource(Source, ABC):
-    """A source that finds out at once what its file holds."""
+    """A source that reads the description of its file when it is made."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
         super().__init__(path, reading, (path,))

@@ -32,7 +32,7 @@ class GridPlan(DistributionPlan):
         tries: node orders that were tried, and how even their tiles are; the last one is used.
         model: the convs that the mesh was chosen for.
         predicted: the price of a training step of them.
-        machine: what it was priced with.
+        machine: the constants that it was priced with.
         hash: digest of graph, mesh and options; equal plans have equal hashes.
 
     Example:

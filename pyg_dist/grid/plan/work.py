@@ -33,7 +33,7 @@ class Work:
     # for each sparse product: entries and rows of the sparse tile, and columns of the dense one
     spmm: list[tuple[float, int, int]] = field(default_factory=list)
     gemm_flops: float = 0.0  # of the dense products
-    copied: int = 0  # numbers read and written beside products: packing, sums of what arrived, element-wise functions
+    copied: int = 0  # numbers read and written beside products: packing, sums of messages, element-wise functions
     kept_numbers: int = 0  # kept for the backward
     passing_numbers: int = 0  # the largest temporary ones
     # row axis, column axis and source order of the adjacency tiles that it multiplies by
@@ -174,7 +174,7 @@ class _StepTrace:
         wanted = [range(self.model.num_nodes)]
         for number, axis in enumerate(after.rows):
             if not any(a in fixed for a in after.rows[number:]):
-                break  # receivers split what is left among themselves
+                break  # receivers split the rest among themselves
             places = [self.place[axis]] if axis in fixed else range(self.shape[axis])
             wanted = [_part(rows, place, self.shape[axis]) for rows in wanted for place in places]
         if before.order == after.order:

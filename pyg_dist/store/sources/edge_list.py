@@ -43,7 +43,7 @@ class TextEdges(FileSource):
 
     Columns are separated by ``;`` ``,`` ``|``, tabs or white space; a header, or a comment above the edges, may name
     them, and so may :attr:`Reading.columns`. What is in braces behind an edge is networkx's: its ``weight`` is used.
-    KONECT's first line says what its columns are. Of three unnamed columns the last one is a weight. If all of it is
+    KONECT's first line names its columns. Of three unnamed columns the last one is a weight. If all of it is
     :data:`TIMES` or more, it is left out; whole numbers that look like times or neighbours are refused. A first line
     may count nodes and edges.
     """

@@ -1,4 +1,4 @@
-"""Text whose first lines say what it holds: Matrix Market, DIMACS and METIS.
+"""Text with a header that gives its format: Matrix Market, DIMACS and METIS.
 
 https://math.nist.gov/MatrixMarket/formats.html; DIMACS' ``p edge N M`` and lines ``e u v``, or ``p sp N M`` and
 lines ``a u v weight``; METIS' manual, 4.1.1: a line of neighbours for each node.

@@ -54,7 +54,7 @@ def saved_graph(path: Path, reading: Reading = AS_IT_IS, piece: str | None = Non
 
 
 def in_memory(path: Path, graph: GraphInput, reading: Reading = AS_IT_IS) -> Source:
-    """A checked graph that is in memory; ``path`` is what it was read from."""
+    """A checked graph that is in memory; ``path`` is the file it was read from."""
     others, plain = dense_and_plain(graph.other_attributes)
     kinds = [graph.node_attributes, graph.edge_columns, others]
     arrays = {name: as_storage(tensor.contiguous()) for kind in kinds for name, tensor in kind.items()}

@@ -130,8 +130,8 @@ class Table:
     columns: tuple[tuple[str, str], ...]
     separator: str | None = None  # of columns; None: white space
     head: int = 0  # lines to pass over at the beginning
-    rules: tuple[Rule, ...] = (COMMENTS, QUOTES)  # what is changed first
-    remedy: str = "mend or drop the line"  # what to do about lines of another number of columns
+    rules: tuple[Rule, ...] = (COMMENTS, QUOTES)  # substitutions before lines are parsed
+    remedy: str = "mend or drop the line"  # of the error about lines of another number of columns
 
     def rows(self, block: int = BLOCK) -> Iterator[Rows]:
         """All lines."""
