@@ -28,7 +28,7 @@ class LazyNorm:
     """GCN's norm of all edges of a graph; ``make`` makes the edges, with loops, and their weights (collective)."""
 
     def __init__(self, edges: Edges, weight: EdgeTensor | None, norm: Norm, dtype: torch.dtype, make: Make) -> None:
-        self.dtype = dtype
+        self.dtype, self.graph = dtype, edges.graph
         self._all, self._weight, self._norm, self._make = edges, weight, norm, make
         self._learning: dict[torch.dtype, Operator | None] = {}
 
@@ -61,10 +61,6 @@ class LazyNorm:
     @property
     def _learns(self) -> bool:
         return self._weight is not None and self._weight.requires_grad and torch.is_grad_enabled()
-
-    @property
-    def graph(self) -> EdgeView:
-        return self._all.graph
 
     def operator(self, dtype: torch.dtype) -> Operator | None:
         """The normalised matrix (collective); ``None`` for mini-batches without one, whose edges are then made.
