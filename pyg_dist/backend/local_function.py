@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.function import FunctionMeta, _SingleLevelFunction
 from typing_extensions import TypeVar
 
 Out = TypeVar("Out", default=Any)
@@ -25,7 +25,13 @@ class Context(Protocol):
     def __setattr__(self, name: str, value: object) -> None: ...
 
 
-class LocalFunction(torch.autograd.Function, Generic[Out]):
+class _LocalMeta(FunctionMeta):
+    """Finds methods in the class itself, where scripts' are replaced (``pyg_dist/tensor/functions/scripts.py``)."""
+
+    forward = setup_context = backward = vjp = None
+
+
+class LocalFunction(torch.autograd.Function, Generic[Out], metaclass=_LocalMeta):
     """An autograd function with output ``Out`` whose backward gets local rows, as plain tensors.
 
     The engine passes tensors as they come: reentrant checkpointing hands it the gradients of node tensors as node
@@ -48,7 +54,7 @@ class LocalFunction(torch.autograd.Function, Generic[Out]):
 def _of_local_rows(backward: Callable[..., object]) -> Callable[..., object]:
     @wraps(backward)
     def local_backward(ctx: object, *gradients: Tensor | None) -> object:
-        return backward(ctx, *(_local(g) for g in gradients))
+        return backward(ctx, *(local_gradient(g) for g in gradients))
 
     return local_backward
 
@@ -70,7 +76,8 @@ def differentiable_gradients(
     return [next(found) if needed and x is not None else None for x, needed in zip(own, needs, strict=True)]
 
 
-def _local(gradient: Tensor | None) -> Tensor | None:
+def local_gradient(gradient: Tensor | None) -> Tensor | None:
+    """A gradient that the engine passes, as a plain tensor with memory."""
     if gradient is None:
         return None
     if type(gradient) is not Tensor:

@@ -197,12 +197,15 @@ def _is_of_all_ranks(output: object) -> bool:
 
 
 def _first_own_functions(outputs: Any) -> Iterator[object]:
-    """The functions of this package that the engine comes to first on its ways from tensors, or edges of the graph."""
+    """The functions of this package, and scripts' of rows, that the engine comes to first.
+
+    It starts from tensors, or from edges of its graph.
+    """
     nodes = [getattr(output, "node", None) or output.grad_fn for output in outputs]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if issubclass(getattr(node, "_forward_cls", object), LocalFunction):
+        if issubclass(getattr(node, "_forward_cls", object), LocalFunction) or hasattr(node, "row_context"):
             yield node
             continue
         following = {inner for inner, _ in getattr(node, "next_functions", ())} - seen

@@ -28,6 +28,7 @@ from own_functions import (
     Softmax,
     Unused,
     early,
+    native,
 )
 from random_graphs import random_graph, uneven_parts
 from torch import Tensor, nn
@@ -94,6 +95,7 @@ def calls() -> dict[str, Callable[[Tensor, Tensor, Any], Any]]:
     found["some of several"] = lambda h, p, data: Unused.apply(h * p)[0]  # type: ignore[no-untyped-call]
     found["two"] = lambda h, p, data: Norm.apply(Centred.apply(h * p)) + Norm.apply(h)  # type: ignore[no-untyped-call]
     found["bound early"] = lambda h, p, data: early(h * p)  # type: ignore[no-untyped-call]
+    found["native"] = lambda h, p, data: native(h * p)
     found["a factor"] = lambda h, p, data: Reversed.apply(h * p, 0.5)  # type: ignore[no-untyped-call]
     for reentrant in (True, False):
         found[f"checkpoint {reentrant}"] = lambda h, p, data, reentrant=reentrant: checkpoint(  # type: ignore[misc]

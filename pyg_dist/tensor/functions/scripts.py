@@ -1,26 +1,26 @@
 """A script's own ``torch.autograd.Function`` on row tensors: its forward and its backward see the global tensors.
 
 The engine passes this rank's rows, but a backward may reduce over rows: ``g / g.norm()``, ``g.sum(0)`` for a parameter.
-So where a row tensor is among the arguments of ``apply``, a function of ours runs in place of the script's and calls
-its methods: gradients and saved tensors are row tensors there. What the backward returns for a row tensor is
-redistributed as this one's rows. What it returns for a plain tensor is the gradient over all rows, and is not summed
-again.
+So where a row tensor is among the arguments of ``apply``, functions of ours call the script's methods: gradients and
+saved tensors are row tensors there. What the backward returns for a row tensor is redistributed as this one's rows.
+What it returns for a plain tensor is the gradient over all rows, and is not summed again.
 
-``apply`` is replaced in a base class whose ``apply`` ``Function.apply`` calls, while there are distributed rows.
+The methods are replaced where torch looks for them, while there are distributed rows, and not ``apply``: scripts keep
+it by another name (``exp = Exp.apply``), and since 2.14 torch's is native code that calls no other ``apply``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, _is_setup_context_defined, _SingleLevelFunction
+from torch.autograd.function import Function, FunctionCtx, FunctionMeta, _is_setup_context_defined
 
-from pyg_dist.backend.local_function import LocalFunction
+from pyg_dist.backend.local_function import local_gradient
 from pyg_dist.errors import UnsupportedError
 from pyg_dist.tensor.functions.autograd import as_stored
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -28,6 +28,9 @@ from pyg_dist.tensor.sharding import RowSharding, living
 
 _OURS = ("torch.", "torch_geometric.", "pyg_dist.")
 """Functions of these move rows forward and backward, or run the forward again."""
+
+_Node: Any = torch._C._FunctionBase
+"""Of the engine's graph, one for each call of ``apply``."""
 
 Rows = RowSharding | None
 """Of a tensor: ``None`` of a plain one."""
@@ -49,6 +52,7 @@ class _Context(FunctionCtx):
 
     def __init__(self, node: Any, arguments: Sequence[object]) -> None:
         self._node = node
+        node.row_context = self
         self._rows_of_saved: list[Rows] = []
         self.input_rows = [_rows_of(value) for value in arguments]
         self.input_shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for value in arguments]
@@ -71,25 +75,45 @@ class _Context(FunctionCtx):
         return tuple(map(_as_rows, self._node.saved_tensors, self._rows_of_saved))
 
 
-@lru_cache(maxsize=256)
-def _on_rows(script: Any) -> Any:
-    """The ``torch.autograd.Function`` in place of a script's, where arguments are rows; it has the name of that one."""
+def _forward_of_rows(script: Any, forward: Any) -> Any:
+    if _is_setup_context_defined(script.setup_context):
+        return forward  # its context comes later
 
-    def forward(node: Any, *args: Any) -> object:
-        node.context = context = _Context(node, args)
-        if _is_setup_context_defined(script.setup_context):
-            out = script.forward(*args)
-            script.setup_context(context, args, out)
-        else:
-            out = script.forward(context, *args)
-        context.output_rows = [_rows_of(value) for value in (out if isinstance(out, tuple) else (out,))]
+    @wraps(forward)
+    def forward_of_rows(node: Any, *args: Any) -> object:
+        if not isinstance(node, _Node):  # called by another function's forward
+            return forward(node, *args)
+        context = _Context(node, args) if _has_rows(args) else node
+        out = forward(context, *args)
+        _note_outputs(script, context, out)
         return out
 
-    def backward(node: Any, *gradients: object) -> object:
-        context: _Context = node.context
-        seen: Any = list(map(_as_rows, gradients, context.output_rows))
-        run = script.backward if script.vjp is torch.autograd.Function.vjp else script.vjp
-        out = run(context, seen) if getattr(script, "boxed_grads_call", False) else run(context, *seen)
+    return forward_of_rows
+
+
+def _setup_context_of_rows(script: Any, setup_context: Any) -> Any:
+    @wraps(setup_context)
+    def setup_context_of_rows(node: Any, inputs: tuple[Any, ...], output: object) -> None:
+        if not isinstance(node, _Node):
+            setup_context(node, inputs, output)
+            return
+        context = _Context(node, inputs) if _has_rows(inputs) else node
+        setup_context(context, inputs, output)
+        _note_outputs(script, context, output)
+
+    return setup_context_of_rows
+
+
+def _backward_of_rows(script: Any, backward: Any) -> Any:
+    @wraps(backward)
+    def backward_of_rows(node: Any, *gradients: Any) -> object:
+        context = getattr(node, "row_context", None) if isinstance(node, _Node) else None
+        if context is None:
+            return backward(node, *gradients)
+        is_boxed = getattr(script, "boxed_grads_call", False)
+        local = map(local_gradient, gradients[0] if is_boxed else gradients)
+        seen: Any = list(map(_as_rows, local, context.output_rows))
+        out = backward(context, seen) if is_boxed else backward(context, *seen)
         out = out if isinstance(out, tuple) else (out,)
         if len(out) < len(context.input_rows):  # torch says so
             return out
@@ -99,8 +123,21 @@ def _on_rows(script: Any) -> Any:
             for k, value in enumerate(out)
         )
 
-    body = {"forward": staticmethod(forward), "backward": staticmethod(backward), "__module__": script.__module__}
-    return type(script.__name__, (LocalFunction,), body)
+    return backward_of_rows
+
+
+def _note_outputs(script: Any, context: Any, out: object) -> None:
+    outputs = out if isinstance(out, tuple) else (out,)
+    if isinstance(context, _Context):
+        context.output_rows = [_rows_of(value) for value in outputs]
+    elif _has_rows(outputs) and context.next_functions:
+        constant = [id(x) for x in context.non_differentiable or ()]
+        if any(isinstance(x, RowTensor) and x.is_floating_point() and id(x) not in constant for x in outputs):
+            raise UnsupportedError(
+                f"{script.__name__}.apply expected the distributed tensors that its forward reads as arguments "
+                f"(got none, and its backward would get this rank's rows): pass them to apply, each as an argument of "
+                f"its own"
+            )
 
 
 def _gradient(value: object, rows: Rows, shape: Any) -> object:
@@ -127,39 +164,75 @@ def _summed_to(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     return value.sum(dims, keepdim=True) if dims else value
 
 
+def _has_rows(values: Sequence[object]) -> bool:
+    return any(type(value) is not Tensor and isinstance(value, RowTensor) for value in values)
+
+
 def _is_ours(cls: object) -> bool:
     """Those of ``torch.distributions`` are formulas of rows, as a script's."""
     module: str = cls.__module__
     return module.startswith(_OURS) and not module.startswith("torch.distributions.")
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> object:
-    if _has_rows(args) and not _is_ours(cls):
-        return _on_rows(cls).apply(*args, **kwargs)
-    out = super(_SingleLevelFunction, cls).apply(*args, **kwargs)
-    if type(out) is not Tensor and not _is_ours(cls):
-        outputs = out if isinstance(out, tuple) else (out,)
-        if _has_rows(outputs) and any(isinstance(value, Tensor) and value.requires_grad for value in outputs):
-            raise UnsupportedError(
-                f"{cls.__name__}.apply expected the distributed tensors that its forward reads as arguments (got none, "
-                f"and its backward would get this rank's rows): pass them to apply, each as an argument of its own"
-            )
-    return out
+_OF_ROWS = {
+    "forward": _forward_of_rows,
+    "setup_context": _setup_context_of_rows,
+    "backward": _backward_of_rows,
+    "vjp": _backward_of_rows,
+}
 
 
-def _has_rows(values: Sequence[object]) -> bool:
-    return any(type(value) is not Tensor and isinstance(value, RowTensor) for value in values)
+@lru_cache(maxsize=1024)
+def _of_rows(name: str, script: Any, method: Any) -> Any:
+    return _OF_ROWS[name](script, method)
 
 
-_base: Any = _SingleLevelFunction
+def _own(cls: type, name: str) -> Any:
+    """The attribute of a class as it is without :class:`_Method`."""
+    return next(vars(base)[name] for base in cls.__mro__ if name in vars(base)).__get__(None, cls)
+
+
+class _Method:
+    """In the metaclass of functions, a method's name: what a class has by that name, for row tensors as well.
+
+    Torch takes a function's methods from its class whenever it calls them. A metaclass' descriptor that can be set goes
+    before what the class has.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, cls: Any, metaclass: object = None) -> Any:
+        if cls is None:
+            return self
+        method = _own(cls, self._name)
+        if _is_ours(cls) or method is _own(Function, self._name):  # torch asks which methods a class has not defined
+            return method
+        return _of_rows(self._name, cls, method)
+
+    def __set__(self, cls: type, value: object) -> None:
+        _remove()
+        try:
+            setattr(cls, self._name, value)
+        finally:
+            _add()
+
+    def __delete__(self, cls: type) -> None:
+        _remove()
+        try:
+            delattr(cls, self._name)
+        finally:
+            _add()
 
 
 def _add() -> None:
-    _base.apply = classmethod(_apply)
+    for name in _OF_ROWS:
+        setattr(FunctionMeta, name, _Method(name))
 
 
 def _remove() -> None:
-    del _base.apply
+    for name in _OF_ROWS:
+        delattr(FunctionMeta, name)
 
 
 living.watch(_add, _remove)
