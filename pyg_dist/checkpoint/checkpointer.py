@@ -26,7 +26,7 @@ _NEXT, _STEPS, _STATE = "$next", "$steps", "$state"
 
 
 class Checkpointer:
-    """Saves a training run while it goes on, and goes on with it. Collective.
+    """Saves a training run at intervals, and resumes it. Collective.
 
     A thread writes, so that training waits only for a copy in memory. If a rank is asked to stop (SIGTERM, SIGUSR1 or
     Ctrl-C), all ranks save after the same step, at most a tenth of a second or a step later, and the loop ends as after

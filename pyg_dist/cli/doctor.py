@@ -138,7 +138,7 @@ def remarks(facts: Mapping[str, Any], cpu_flags: frozenset[str]) -> Iterable[str
 
 
 def describe(facts: Mapping[str, Any]) -> str:
-    """The facts for people."""
+    """The facts as lines of text."""
     mpi, wire, cache, form = facts["mpi"], facts["wire"], facts["last_cache_mib"], facts["product_form"]
     gpus = f"none: {facts['no_gpus']}"
     if facts["gpus"]:

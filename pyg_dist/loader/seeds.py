@@ -107,7 +107,7 @@ class NodeSeeds:
         return self.steps.size_of_step
 
     def at(self, step: int, is_disjoint: bool) -> Start:
-        """Those of a step."""
+        """The seeds of a step."""
         place = self.steps.at(step)
         count = place.numel()
         attributes = {"batch_size": count, "input_id": self.input_id.index_select(0, place)}
@@ -154,11 +154,11 @@ class LinkSeeds:
 
     @property
     def max_seeds(self) -> int:
-        """As of :class:`NodeSeeds`."""
+        """As :attr:`NodeSeeds.max_seeds`."""
         return self.steps.size_of_step * self.negatives.ends_of_edge
 
     def at(self, step: int, is_disjoint: bool) -> Start:
-        """Those of a step."""
+        """The seeds of a step."""
         input_id = self.steps.at(step)
         source, target = self.edges[:, input_id]
         mode, num_edges = self.negatives.mode, input_id.numel()

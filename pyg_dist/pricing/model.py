@@ -126,7 +126,7 @@ rows of 256 float32, one thread of a Zen 4."""
 
 
 def memory_range(num_bytes: Sequence[int]) -> str:
-    """The memory of all ranks, for people."""
+    """The smallest and largest memory of all ranks, in words."""
     low, high = min(num_bytes) / 2**20, max(num_bytes) / 2**20
     return f"{high:,.1f} MiB" if f"{low:,.1f}" == f"{high:,.1f}" else f"{low:,.1f} to {high:,.1f} MiB"
 

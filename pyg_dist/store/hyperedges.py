@@ -46,7 +46,7 @@ class HyperedgeSizes:
 
 @dataclass(frozen=True)
 class Hyperedges:
-    """Those of a checked input graph, the same on every rank."""
+    """The hyperedges of a checked input graph, the same on every rank."""
 
     key: str  # where the script has the incidence
     incidence: Tensor  # int64 ``[2, K]``: a node of a hyperedge, and the hyperedge

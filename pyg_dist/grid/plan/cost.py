@@ -197,7 +197,7 @@ def grid_plans(model: Model, num_ranks: int, machine: Machine, wanted: MeshShape
 
 
 def grid_table(candidates: Sequence[Candidate], num_ranks: int) -> str:
-    """The candidates as a table for people; the first one is marked as chosen, and the baseline as nearest cube."""
+    """The candidates as a table; the first one is marked as chosen, and the baseline as nearest cube."""
     cube = nearest_cube(num_ranks)
 
     def marks(one: Candidate) -> str:

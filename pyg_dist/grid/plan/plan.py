@@ -1,4 +1,4 @@
-"""The plan of a graph on a mesh, for people and programs."""
+"""The plan of a graph on a mesh: its sizes, price, tables and JSON."""
 
 from __future__ import annotations
 
