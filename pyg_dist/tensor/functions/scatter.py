@@ -108,9 +108,9 @@ def _into_plain(function: Function, x: Tensor, index: Tensor, src: Tensor, reduc
         else:
             (index, src), rows = like_rows(function, index, src)
             index, src = (as_operand(function, t, rows, t.dim(), broadcasts=False) for t in (index, src))
-            index = index.long().view(-1, *[1] * (src.dim() - 1)).expand(src.shape)  # torch gathers others wrongly
+            index = index.view(-1, *[1] * (src.dim() - 1)).expand(src.shape)
         rows.note(x)
-        index, src = index.as_subclass(Tensor), src.as_subclass(Tensor)
+        index, src = index.as_subclass(Tensor).long(), src.as_subclass(Tensor)  # torch gathers by int32 wrongly
         if reduce in ("amax", "amin"):
             return _Extremes.apply(x, index, src, rows, reduce, includes_self)
 
