@@ -35,7 +35,7 @@ from pyg_dist.graph.edge_index import DistributedEdgeIndex
 from pyg_dist.graph.edge_sets import pick
 from pyg_dist.graph.edges import Edges, NodeIds
 from pyg_dist.graph.gcn_norm import inverse_sqrt_degree
-from pyg_dist.graph.protocol import NodeSharding, the_one
+from pyg_dist.graph.protocol import NodeSharding, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor import EdgeTensor, NodeTensor, RowTensor
 from pyg_dist.tensor.functions.moved_rows import MovedRows
@@ -116,6 +116,8 @@ def scatter(src: Tensor, index: Any, dim: int = 0, dim_size: int | None = None, 
     """Reduce by the nodes at one end; or sum by another index, such as a type, into a plain tensor (collective)."""
     ids = _ids_of(index, src)
     of_rows = index if isinstance(index, RowTensor) else src if isinstance(index, Tensor) else None
+    if ids is not index and ids is not None and dim_size not in (None, nodes_at(ids.edges.graph, ids.end).size):
+        ids = None  # types that are equal to the nodes' ids, as without edges
     if ids is None and isinstance(of_rows, RowTensor) and dim_size is not None and reduce == "sum":
         rows = of_rows._sharding
         return rows.reduce_from_ranks(pyg.scatter(_local(src, rows), _local(index, rows), dim, dim_size, reduce))

@@ -414,7 +414,7 @@ def test_globals_stay_alive() -> None:
 
 def test_no_edges(workers: Pools) -> None:
     """All nodes are isolated: attention is of self loops alone, sums are zero."""
-    names = ["GAT", "GATv2", "GIN", "Graph", "Transformer", "TAG", "Cheb"]
+    names = ["GAT", "GATv2", "GIN", "Graph", "Transformer", "TAG", "Cheb", "RGCN"]
     workers(2).run(compare, {name: stock(name, num_edges=0) for name in names}, num_edges=0)
 
 
