@@ -84,8 +84,8 @@ class DistributedStorage(RowStorage, GlobalStorage):
         graph: DistributedGraph = self._parent().graph
         if isinstance(value, DistributedEdgeIndex):
             ends = value.graph.sources, value.graph.targets
-            if ends[0] is not ends[1] and graph.node_sharding in ends:
-                return value  # the incidence of hyperedges
+            if key not in GRAPH_KEYS or (ends[0] is not ends[1] and graph.node_sharding in ends):
+                return value  # further edges, or the incidence of hyperedges
         of_hyperedges = self._rows_of_hyperedges(key, value, graph)
         if of_hyperedges is not None:
             return of_hyperedges

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
-from pyg_dist.errors import DataError, UnsupportedError
+from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edges import Edges
+from pyg_dist.graph.edges import ShardedEdges
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm, nodes_at
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.functions import products
@@ -50,11 +50,13 @@ class DistributedAdjacency(DistributedEdgeIndex):
 
     def __init__(self, graph: DistributedGraph, weight: RowTensor | None = None) -> None:
         super().__init__(graph, weight)
-        self._stands_for = SparseTensor if graph.loop_rule == "replace" else Tensor
+        self._stands_for = SparseTensor if graph.loop_rule == "replace" else type(self)
 
-    @property
-    def shape(self) -> torch.Size:
-        """``[N, N]`` of the whole graph."""
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # what isinstance reads where the type says no
+        return self._stands_for
+
+    def global_shape(self) -> torch.Size:
         return torch.Size((self.graph.targets.size, self.graph.sources.size))
 
     @property
@@ -72,6 +74,12 @@ class DistributedAdjacency(DistributedEdgeIndex):
         """One whose values do not learn."""
         values: Any = None if self.weight is None else self.weight.detach()
         return self if values is None else DistributedAdjacency(self.graph, values)
+
+    @staticmethod
+    def _refuse(what: str) -> NoReturn:
+        raise MixedRowsError(
+            f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
+        )
 
     def _refuse_edges(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("adj_t by an index, unbind, flip or full_tensor, or on the right of a product,")
@@ -208,8 +216,22 @@ class DistributedAdjacency(DistributedEdgeIndex):
         out = self.matmul(weight.t())
         return out if bias is None else out + bias
 
-    def __getattr__(self, name: str) -> object:
-        return (lambda: self.to(getattr(torch, name))) if name in ("float", "double") else super().__getattr__(name)
+    def float(self) -> DistributedAdjacency:
+        return self.to(torch.float32)
+
+    def double(self) -> DistributedAdjacency:
+        return self.to(torch.float64)
+
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse(f"adj_t.{name}")
+
+    @classmethod
+    def of_all(cls, func: Function, args: Args, kwargs: Kwargs | None) -> object:
+        cls._refuse(f"torch's {getattr(func, '__name__', func)} of adj_t")
 
     @classmethod
     def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
@@ -273,7 +295,7 @@ def _coo(*args: Any, **options: Any) -> Any:
     given = {**dict(zip(("indices", "values", "size"), args, strict=False)), **options}
     indices, values = given.get("indices"), given.get("values")
     nodes: tuple[NodeSharding, NodeSharding] | None
-    if isinstance(indices, (DistributedEdgeIndex, Edges)):
+    if isinstance(indices, ShardedEdges):
         nodes = nodes_at(indices.graph, 0), nodes_at(indices.graph, 1)
     else:
         nodes = getattr(indices, "nodes", None)  # of ends that a script has stacked

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyg_dist.backend.session.agreement import digest
-from pyg_dist.errors import LayoutMismatchError, MixedRowsError
+from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_sets import graph_over
-from pyg_dist.graph.edges import Edges, all_edges, flips_ends, of_all_edges, swaps_ends
-from pyg_dist.graph.protocol import DistributedGraph, NodeSharding
+from pyg_dist.graph.edges import Edges, NodeIds, ShardedEdges
+from pyg_dist.graph.protocol import DistributedGraph, End, NodeSharding
 from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle, class_as_asked, of_whole_graphs
+from pyg_dist.tensor.calling_code import of_whole_graphs
 from pyg_dist.tensor.functions.indexing import select_rows
 from pyg_dist.tensor.registry import Args, Function, Kwargs
 from pyg_dist.tensor.row_tensor import RowTensor
@@ -27,11 +25,10 @@ from pyg_dist.tensor.sharding import require_same
 _NUM_KEPT = 8  # size of the cache of recent edge sets; edges that are drawn anew in each step never hit it
 
 
-class DistributedEdgeIndex(EdgeHandle):
+class DistributedEdgeIndex(ShardedEdges):
     """A graph whose edges lie on several ranks; Distributed convs take it where they take ``edge_index``.
 
-    It is not a tensor, on purpose: code that looks at edges itself (structural transforms, stock convs) would see one
-    rank's edges, and gets an error instead. ``row, col = edge_index`` are
+    Stock convs and structural transforms refuse it. ``row, col = edge_index`` are
     :class:`~pyg_dist.tensor.EdgeTensor` of global ids, ``x[row]`` is a row for each edge,
     ``edge_index[:, mask]`` and ``edge_index.flip(0)`` are graphs again, over the same nodes. What else a tensor does,
     ``edge_index.unique()``, ``mapping[edge_index]``, ``edge_index + n``, gathers all edges on every rank, in each call
@@ -53,12 +50,10 @@ class DistributedEdgeIndex(EdgeHandle):
 
     is_distributed = True
     is_sparse = False
-    ndim = 2
-    _stands_for: type = Tensor
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[DistributedEdgeIndex]:  # what isinstance reads where the type says no
-        return class_as_asked(type(self), self._stands_for, sys._getframe(1))
+    @staticmethod
+    def __new__(cls: type[DistributedEdgeIndex], *args: object) -> DistributedEdgeIndex:
+        return cls.empty()
 
     def __init__(self, graph: DistributedGraph, weight: RowTensor | None = None) -> None:
         self.graph = graph
@@ -66,38 +61,10 @@ class DistributedEdgeIndex(EdgeHandle):
         self.edge_attr: RowTensor | None = None
         self._edges: tuple[RowTensor | None, Edges] | None = None
 
-    def __deepcopy__(self, memo: object) -> DistributedEdgeIndex:
-        return self  # immutable
-
-    @property
-    def shape(self) -> torch.Size:
-        """``[2, E]`` of the whole graph."""
+    def global_shape(self) -> torch.Size:
         return torch.Size((2, self.graph.edge_sharding.size))
 
-    def size(self, dim: int | None = None) -> torch.Size | int:
-        """Like ``Tensor.size``."""
-        return self.shape if dim is None else self.shape[dim]
-
-    def dim(self) -> int:
-        """Two, as for the tensor."""
-        return 2
-
-    def numel(self) -> int:
-        """Like ``Tensor.numel``."""
-        return self.shape.numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of node ids."""
-        return torch.int64
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank's edges lie."""
-        return self.graph.device
-
     def full_tensor(self) -> Tensor:
-        """All edges in the input's order, int64 ``[2, E]``, on every rank, for code that looks at them (collective)."""
         return self.graph.full_edge_index()
 
     def to(self, device: object = None, *args: object, **kwargs: object) -> DistributedEdgeIndex:
@@ -117,7 +84,7 @@ class DistributedEdgeIndex(EdgeHandle):
 
     def __repr__(self) -> str:
         rows = self.graph.edge_sharding
-        return f"{type(self).__name__}({list(self.shape)}, {rows.num_local} edges on rank {rows.group.rank})"
+        return f"{type(self).__name__}({list(self.global_shape())}, {rows.num_local} edges on rank {rows.group.rank})"
 
     def clone(self, *args: Any, **kwargs: Any) -> DistributedEdgeIndex:
         """Itself: it is immutable."""
@@ -127,6 +94,9 @@ class DistributedEdgeIndex(EdgeHandle):
 
     def cpu(self) -> DistributedEdgeIndex:
         return self.to("cpu")
+
+    def end(self, end: End) -> NodeIds:
+        return self.edges(by_operator=True).end(end)
 
     @staticmethod
     def over(
@@ -192,106 +162,13 @@ class DistributedEdgeIndex(EdgeHandle):
         ends = graph.full_edge_index().flip(0)
         return self.over(ends, graph.sources, graph.device, graph.loop_rule, sources=graph.targets)
 
-    def flip(self, *given: Any, dims: Any = None) -> DistributedEdgeIndex | Tensor:
-        """Like ``Tensor.flip`` along dimension 0; see :attr:`reversed`."""
-        return self.reversed if flips_ends(*given, dims=dims) else self.full_tensor().flip(*given or (dims,))
-
-    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
-        """Sources and targets, global ids."""
-        if dim not in (0, -2):
-            return self.full_tensor().unbind(dim)
-        edges = self.edges(by_operator=True)
-        return edges.end(0), edges.end(1)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.unbind())
-
-    def __getitem__(self, index: object) -> object:
-        """``edge_index[0]``: one end of all edges; ``edge_index[:, mask]``: some edges, a graph (may be collective).
-
-        Anything else is of all edges, a plain tensor.
-        """
-        first, *rest = index if isinstance(index, tuple) else (index,)
-        if not rest[1:] and type(first) is int and -2 <= first < 2:
-            end = self.unbind()[first]
-            return end if rest in ([], [slice(None)], [Ellipsis]) else end[rest[0]]
-        if swaps_ends(index):
-            return self.reversed
-        has_all_ends = first is Ellipsis or (isinstance(first, slice) and first == slice(None))
-        if not (len(rest) == 1 and has_all_ends and isinstance(rest[0], (Tensor, np.ndarray, slice, list, range))):
-            return self.full_tensor()[all_edges(index)]
-        return DistributedEdgeIndex(self.graph.select(select_rows(self.graph.edge_sharding, rest[0])))
-
-    @staticmethod
-    def _refuse(what: str) -> NoReturn:
-        raise MixedRowsError(
-            f"{what} needs all edges, and each rank holds only its own: apply it to the graph before DistributedData"
-        )
-
-    @staticmethod
-    def _refuse_writing(*args: object) -> NoReturn:
-        raise MixedRowsError("This line would change a distributed edge_index, which is fixed: copy it")
-
-    __setitem__ = _refuse_writing
-
-    def __matmul__(self, x: Any) -> Any:
-        self._refuse("A product with edge_index")
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __array__(self, dtype: Any = None, copy: object = None) -> np.typing.NDArray[Any]:
-        return np.asarray(self.full_tensor().cpu(), dtype)
-
-    def __dlpack_device__(self) -> NoReturn:  # torch.tensor, torch.sparse_coo_tensor and EdgeIndex ask for it
-        raise MixedRowsError(
-            "edge_index is no tensor, and each rank holds only its own edges: edge_index.full_tensor() is"
-        )
-
-    __dlpack__ = __dlpack_device__
-
-    def __getattr__(self, name: str) -> Any:
-        """What a plain tensor of all edges has; it is gathered when it is asked for (collective)."""
-        if name.startswith("__") or not (self.is_sparse or hasattr(Tensor, name)):
-            raise AttributeError(f"edge_index has no attribute {name!r}")
-        if name.startswith("new_"):  # as PyG's explainers and convs make other tensors beside edges
-            return getattr(torch.empty(0, dtype=torch.int64, device=self.device), name)
-        if self.is_sparse:
-            self._refuse(f"adj_t.{name}")
-        if message := of_whole_graphs():  # a loader of PyG's asks what edges are, and would read its part of them
-            raise MixedRowsError(message)
-        if name.startswith(("is_", "requires_grad")):
-            return getattr(torch.empty(0, dtype=self.dtype, device=self.device), name)
-        if name.endswith("_"):
-            raise MixedRowsError(f"edge_index.{name} would change a distributed edge_index, which is fixed: copy it")
-        if callable(getattr(Tensor, name)):
-            return lambda *args, **kwargs: getattr(self.full_tensor(), name)(*args, **kwargs)
-        return getattr(self.full_tensor(), name)
+    def some(self, index: object) -> ShardedEdges | None:
+        if not isinstance(index, (Tensor, np.ndarray, slice, list, range)):
+            return None
+        return DistributedEdgeIndex(self.graph.select(select_rows(self.graph.edge_sharding, index)))
 
     @classmethod
-    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
-        first = args[0] if args else (kwargs or {}).get("input")
-        if isinstance(first, DistributedEdgeIndex):
-            if first.is_sparse:
-                first._refuse(f"torch's {getattr(func, '__name__', func)} of adj_t")
-            if func in (torch.flip, torch.unbind):
-                named = {name: value for name, value in (kwargs or {}).items() if name != "input"}
-                return getattr(first, func.__name__)(*args[1:], **named)
-        return of_all_edges(func, args, kwargs)
-
-
-def _operator(name: str) -> Any:
-    def of_all(handle: DistributedEdgeIndex, *others: Any) -> Any:
-        if handle.is_sparse:
-            return NotImplemented if name in ("__eq__", "__ne__") else handle._refuse("Arithmetic with adj_t")
-        return getattr(handle.full_tensor(), name)(*map(all_edges, others))
-
-    return of_all
-
-
-_OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift"
-_NAMES = f"eq ne lt le gt ge neg abs invert contains {_OPERATORS} r{_OPERATORS.replace(' ', ' r')}"
-for _name in _NAMES.split():
-    setattr(DistributedEdgeIndex, f"__{_name}__", _operator(f"__{_name}__"))
-for _name in _OPERATORS.split():
-    setattr(DistributedEdgeIndex, f"__i{_name}__", DistributedEdgeIndex._refuse_writing)
+    def of_all(cls, func: Function, args: Args, kwargs: Kwargs | None) -> object:
+        if message := of_whole_graphs():  # code of PyG's that would go on with its own edges
+            raise UnsupportedError(message)
+        return super().of_all(func, args, kwargs)

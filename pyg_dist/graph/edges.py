@@ -24,13 +24,14 @@ from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.operands import by_row_mask, local_values
-from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, public_name, writes
+from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, functions, public_name, writes
 from pyg_dist.tensor.row_index import RowIndex
 from pyg_dist.tensor.row_tensor import EdgeTensor, NodeTensor, RowTensor, as_row_tensor_, local_tensors
 from pyg_dist.tensor.selection import rows_by_mask
 from pyg_dist.tensor.sharding import RowSharding, lasting
 
 T = TypeVar("T")
+S = TypeVar("S", bound="ShardedEdges")
 E = TypeVar("E", bound="Edges")
 
 
@@ -47,11 +48,100 @@ def _asked(make: Callable[[Edges], T]) -> Callable[[Edges], T]:
     return noted
 
 
-class Edges(Tensor):
-    """The edges of a graph, or some of them, or with self loops added; its ``shape`` is ``[2, E]``.
+class ShardedEdges(EdgeHandle):
+    """An ``edge_index``, ``[2, E]``, whose edges lie on several ranks: a script's, or what the code of a conv gets.
 
-    It is a tensor because convs test ``isinstance(edge_index, Tensor)``. Functions that are not in the short list below
-    gather all edges (collective): a rank has its own only, with local numbers of nodes.
+    It is a tensor since scripts, PyG and convs test ``isinstance(edge_index, Tensor)``. Its ends, its reverse and parts
+    of it are distributed as well. All other functions gather all edges (collective), and give plain tensors.
+    """
+
+    @classmethod
+    def empty(cls: type[S]) -> S:
+        """One without attributes, on a device without memory: what torch does not dispatch raises where it reads it."""
+        # How many edges there are is counted when it is first read: in a batch that is collective.
+        return torch.empty(2, 1, dtype=torch.int64, device="meta").as_subclass(cls)
+
+    def end(self, end: End) -> NodeIds:
+        """Global ids of the sources (0) or targets (1), an edge tensor."""
+        raise NotImplementedError(f"{type(self).__name__}.end")
+
+    @cached_property
+    def reversed(self) -> ShardedEdges:
+        """The same edges from targets to sources (collective at the first use)."""
+        raise NotImplementedError(f"{type(self).__name__}.reversed")
+
+    def some(self, index: object) -> ShardedEdges | None:
+        """The edges that ``edge_index[:, index]`` picks; ``None``: those are plain (may be collective)."""
+        raise NotImplementedError(f"{type(self).__name__}.some")
+
+    graph: Any
+
+    def full_tensor(self) -> Tensor:
+        return torch.stack([self.end(0).full_tensor(), self.end(1).full_tensor()])
+
+    def global_shape(self) -> torch.Size:
+        """``[2, E]`` of the whole graph."""
+        raise NotImplementedError(f"{type(self).__name__}.global_shape")
+
+    def _item(self, index: Any) -> object:
+        """``edge_index[index]``, where it is distributed; ``None`` elsewhere."""
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if type(first) is int and -2 <= first < 2 and len(rest) < 2:
+            end = self.end(first % 2)
+            return end if rest in ([], [slice(None)], [...]) else end[rest[0]]
+        if _swaps_ends(first, rest):
+            return self.reversed
+        has_both = first is ... or (isinstance(first, slice) and first == slice(None))
+        return self.some(rest[0]) if has_both and len(rest) == 1 else None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.end(0), self.end(1)))
+
+    def __deepcopy__(self, memo: object) -> ShardedEdges:
+        return self  # immutable
+
+    @classmethod
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
+        named = kwargs or {}
+        edges = args[0] if args else named.get("input")
+        if isinstance(edges, ShardedEdges):
+            if func in ALIKE or func in _SIZES:
+                given: Tensor = torch.empty(edges.global_shape(), device="meta") if func in _SIZES else edges
+                with local_tensors():
+                    return func(given, *args[1:], **named)
+            if func == Tensor.device.__get__:
+                return edges.graph.device
+            if func in _ON_DEVICE:
+                return func(torch.empty(0, dtype=torch.int64, device=edges.device), *args[1:], **named)
+            rest = (*args[1:], *(value for name, value in named.items() if name != "input"))
+            found: object = None
+            if func is Tensor.__getitem__:
+                found = edges._item(*rest)
+            elif func in (Tensor.unbind, torch.unbind) and rest in ((), (0,), (-2,)):
+                found = tuple(edges)
+            elif func in (Tensor.flip, torch.flip) and dims_of(rest[0] if len(rest) == 1 else rest, 2) == (0,):
+                found = edges.reversed
+            if found is not None:
+                return found
+        return cls.of_all(func, args, kwargs)
+
+    @classmethod
+    def of_all(cls, func: Function, args: Args, kwargs: Kwargs | None) -> object:
+        """``func`` of plain tensors of all edges in place of distributed ones (collective).
+
+        Raises:
+            MixedRowsError: It would change them.
+        """
+        written = args[:1] if writes(func) else ((kwargs or {}).get("out"),)
+        if written and isinstance(written[0], ShardedEdges):
+            raise MixedRowsError(f"{public_name(func)} would change a distributed edge_index, which is fixed: copy it")
+        return func(*map(all_edges, args), **{key: all_edges(value) for key, value in (kwargs or {}).items()})
+
+
+class Edges(ShardedEdges):
+    """The edges of a graph, or some of them, or with self loops added, as the code of a conv gets them.
+
+    A rank has its own only, with local numbers of nodes.
 
     Attributes:
         graph: the graph.
@@ -93,9 +183,7 @@ class Edges(Tensor):
         weight: EdgeTensor | None = None,
         has_all_remote: bool = False,
     ) -> E:
-        # Of a device without memory: what torch does not dispatch (torch.tensor, DLPack) fails, or finds no values.
-        # How many there are is counted when it is first read: in a batch that is collective.
-        edges = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(cls)
+        edges = cls.empty()
         edges.graph, edges.rows, edges.source, edges.target, edges.weight = graph, rows, source, target, weight
         edges.has_all_remote = has_all_remote
         return edges
@@ -110,9 +198,8 @@ class Edges(Tensor):
         self.rows.known.edges = ref(self)
         return NodeIds.of(ids, self, end)  # not kept: it knows these edges
 
-    def full_tensor(self) -> Tensor:
-        """The plain ``[2, E]`` tensor of global ids, in the order of PyG's, on every rank (collective)."""
-        return torch.stack([self.end(0).full_tensor(), self.end(1).full_tensor()])
+    def global_shape(self) -> torch.Size:
+        return torch.Size((2, self.rows.size))
 
     @cached_property
     @_asked
@@ -212,6 +299,9 @@ class Edges(Tensor):
         ends = torch.cat([self.source, node]), torch.cat([self.target, node])
         return self._others("with_loops", rows, *ends)
 
+    def some(self, index: object) -> Edges | None:
+        return self.selected(index) if isinstance(index, RowTensor) else None
+
     def _others(self, name: str, rows: RowSharding, source: Tensor, target: Tensor) -> Edges:
         """The edges with other self loops."""
         others = Edges.of(self.graph, rows, source, target, has_all_remote=self.has_all_remote)
@@ -280,72 +370,19 @@ class Edges(Tensor):
         # not from_local: code of a conv may write to it in place
         return cast(EdgeTensor, as_row_tensor_(local, self.rows))
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.end(0), self.end(1)))
-
-    def __deepcopy__(self, memo: object) -> Edges:
-        return self  # immutable
-
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Edges({self.rows!r}, {self.rows.num_local} on rank {self.rows.group.rank})"
-
-    @classmethod
-    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
-        edges = args[0] if args else None
-        if isinstance(edges, Edges):
-            if func in ALIKE or func in _SIZES:
-                given = torch.empty(2, edges.rows.size, device="meta") if func in _SIZES else edges
-                with local_tensors():
-                    return func(given, *args[1:], **(kwargs or {}))
-            if func == Tensor.device.__get__:
-                return edges.graph.device
-            if func is Tensor.unbind and (*args[1:], *(kwargs or {}).values()) in ((), (0,), (-2,)):
-                return tuple(edges)
-            if func in (Tensor.flip, torch.flip) and flips_ends(*args[1:], **(kwargs or {})):
-                return edges.reversed
-            if func is Tensor.__getitem__:
-                index = args[1]
-                if swaps_ends(index):
-                    return edges.reversed
-                first, *rest = index if isinstance(index, tuple) else (index,)
-                if type(first) is int and -2 <= first < 2 and len(rest) < 2:
-                    end = edges.end(first % 2)
-                    return end if rest in ([], [slice(None)], [...]) else end[rest[0]]
-                has_both = first is ... or (isinstance(first, slice) and first == slice(None))
-                if has_both and len(rest) == 1 and isinstance(rest[0], RowTensor):
-                    return edges.selected(rest[0])
-        # Whatever else a conv does needs all edges: plain ones, along which `propagate` passes messages as well.
-        return of_all_edges(func, args, kwargs)
-
-
-def of_all_edges(func: Function, args: Args, kwargs: Kwargs | None) -> object:
-    """``func`` of plain tensors of all edges in place of distributed ones (collective).
-
-    Raises:
-        MixedRowsError: It would change them.
-    """
-    written = args[:1] if writes(func) else ((kwargs or {}).get("out"),)
-    if written and isinstance(written[0], (EdgeHandle, Edges)):
-        raise MixedRowsError(f"{public_name(func)} would change a distributed edge_index, which is fixed: copy it")
-    return func(*map(all_edges, args), **{key: all_edges(value) for key, value in (kwargs or {}).items()})
 
 
 def all_edges(given: Any) -> Any:
     """An argument with the plain tensor of all edges in place of distributed ones (collective)."""
     if type(given) in (list, tuple):
         return type(given)(map(all_edges, given))
-    edges: Any = given
-    return edges.full_tensor() if isinstance(given, (EdgeHandle, Edges)) else given
+    return given.full_tensor() if isinstance(given, ShardedEdges) else given
 
 
-def flips_ends(*given: object, dims: object = None) -> bool:
-    """Whether ``edge_index.flip(...)`` exchanges sources and targets."""
-    return dims_of(given[0] if len(given) == 1 else given or dims, 2) == (0,)
-
-
-def swaps_ends(index: Any) -> bool:
-    """Whether ``edge_index[index]`` exchanges sources and targets: by ``[1, 0]``, alone or with all edges."""
-    first, *rest = index if isinstance(index, tuple) else (index,)
+def _swaps_ends(first: Any, rest: list[object]) -> bool:
+    """Whether ``edge_index[first, *rest]`` exchanges sources and targets: by ``[1, 0]``, alone or with all edges."""
     if isinstance(first, Tensor):
         first = first.tolist() if first.shape == (2,) and first.dtype in (torch.int32, torch.int64) else None
     is_list = isinstance(first, list) and not any(isinstance(k, bool) for k in first)  # [True, False] is a mask
@@ -359,11 +396,22 @@ SINGLE_EDGES = frozenset(
 )
 """What looks at single edges."""
 
-_PROPERTIES = "dtype layout is_sparse requires_grad ndim".split()
-_METHODS = (Tensor.dim, Tensor.is_floating_point, Tensor.__len__, Tensor.__hash__)
-_SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel}  # type: ignore[attr-defined]
-ALIKE = {*(getattr(Tensor, name).__get__ for name in _PROPERTIES), *_METHODS}
+_SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel, torch.numel}  # type: ignore[attr-defined]
+ALIKE = {
+    *functions(
+        "dtype.__get__", "layout.__get__", "ndim.__get__", "requires_grad.__get__", "requires_grad.__set__",
+        "is_leaf.__get__", "is_sparse.__get__", "is_nested.__get__", "is_quantized.__get__", "grad_fn.__get__",
+        "grad.__get__", "itemsize.__get__", "_version.__get__", "_backward_hooks.__get__", "dim", "is_floating_point",
+        "is_complex", "is_contiguous", "element_size", "__len__", "__hash__", namespaces=(Tensor,),
+    )
+}  # fmt: skip
 """Questions that all edges answer alike."""
+_ON_DEVICE = {
+    *functions(
+        "is_cuda.__get__", "is_cpu.__get__", "is_meta.__get__", "get_device", "new_zeros", "new_ones", "new_full",
+        "new_empty", "new_tensor", namespaces=(Tensor,),
+    )
+}  # fmt: skip
 
 
 class SelectedEdges(NamedTuple):

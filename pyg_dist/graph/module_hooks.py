@@ -29,8 +29,7 @@ from pyg_dist.backend.local_function import LocalFunction
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import MixedRowsError, UnsupportedError, set_locator
 from pyg_dist.graph import training_state
-from pyg_dist.graph.edges import Edges
-from pyg_dist.tensor.calling_code import COMPILED, remember_model, running_layer, who_needs_it
+from pyg_dist.tensor.calling_code import COMPILED, EdgeHandle, remember_model, running_layer, who_needs_it
 from pyg_dist.tensor.functions.layers import DistributedSyncBatchNorm
 from pyg_dist.tensor.row_tensor import DerivedOperand, RowTensor
 from pyg_dist.tensor.sharding import living
@@ -77,6 +76,8 @@ def _before_forward(module: nn.Module, args: tuple[object, ...]) -> None:
         if _is_distributed(args):
             raise UnsupportedError(_no_compile(module))
         return
+    if torch._C._get_tracing_state() is not None and any(isinstance(arg, EdgeHandle) for arg in args):
+        raise UnsupportedError(COMPILED)
     if module in current().of(_Settled):
         if (
             noted().is_on
@@ -131,7 +132,7 @@ def _is_distributed(arg: object) -> bool:
         return not _PLAIN.issuperset(map(type, arg)) and any(map(_is_distributed, arg))
     if isinstance(arg, (RowTensor, nn.Module)):
         return isinstance(arg, RowTensor)
-    return isinstance(arg, (Edges, DerivedOperand)) or getattr(type(arg), "is_distributed", False) is True
+    return isinstance(arg, (EdgeHandle, DerivedOperand)) or getattr(type(arg), "is_distributed", False) is True
 
 
 _PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))

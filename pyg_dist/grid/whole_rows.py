@@ -69,9 +69,9 @@ class OperatorEdges(Edges):
     def of_graph(graph: Any, weight: RowTensor | None) -> OperatorEdges:
         """All edges of a ``GridGraph``."""
         rows = graph.edge_sharding
-        edges: Any = torch.empty(2, 0, dtype=torch.int64, device="meta").as_subclass(OperatorEdges)
+        edges = OperatorEdges.empty()
         edges.graph, edges.rows, edges.weight = graph, rows, weight
-        return edges  # type: ignore[no-any-return]
+        return edges
 
     @cached_property
     @lasting

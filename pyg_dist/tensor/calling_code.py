@@ -1,31 +1,25 @@
-"""The code that calls the package: errors name the layer, the transform or the constructor that a script runs, and a
-handle of edges answers a script that asks for its type.
+"""The code that calls the package: errors name the layer, the transform or the constructor that a script runs.
 
 Nothing is recorded: the stack is searched when an error is made.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import dis
-import linecache
-import os
 import sys
 import sysconfig
 import weakref
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import dropwhile, takewhile
 from traceback import walk_stack
 from types import CodeType, FrameType
-from typing import TypeVar
 
 import torch
 from torch import nn
 
 from pyg_dist.backend.pickling import OfThisRun
-from pyg_dist.errors import UnsupportedError
 
 _NAMES = {"new", "Tensor", *(kind.__name__ for kind in torch._tensor_classes)}
 
@@ -122,8 +116,12 @@ COMPILED = (
 )
 
 
-class EdgeHandle(OfThisRun):
-    """Base of what stands for edges that lie on several ranks."""
+class EdgeHandle(OfThisRun, torch.Tensor):
+    """Base of ``edge_index`` whose edges lie on several ranks."""
+
+    def full_tensor(self) -> torch.Tensor:
+        """All edges in the input's order, int64 ``[2, E]``, on every rank (collective)."""
+        raise NotImplementedError(f"{type(self).__name__}.full_tensor")
 
 
 def who_needs_it() -> str:
@@ -136,6 +134,8 @@ def of_whole_graphs() -> str:
     loader = ""
     for frame in _frames():
         name = frame.f_code.co_name
+        if frame.f_globals.get("__name__") == "torch_geometric.utils._trim_to_layer":
+            return _TRIMMED
         asker = type(frame.f_locals.get("self")) if name in ("forward", "__init__") else object
         if name == "forward" and asker.__module__.startswith("torch_geometric.transforms."):
             return f"T.{asker.__name__} {_GOT}: apply it to the Data, before DistributedData"
@@ -184,106 +184,9 @@ def _is_of_pyg(frame: FrameType, package: str = "") -> bool:
     return str(frame.f_globals.get("__name__")).startswith(f"torch_geometric.{package}")
 
 
-T = TypeVar("T")
-
 _TRIMMED = (
     "Expected whole batches on several ranks (got hops to trim): leave out num_sampled_nodes_per_hop and "
     "num_sampled_edges_per_hop, or trim_to_layer; out[:batch.batch_size] is the same"
 )
-_ADJ_T = (
-    "torch_geometric.utils.spmm expects a sparse tensor (got edges of a DistributedData, of which each rank holds a "
-    "part): write adj_t @ x, its sum"
-)
 
-_UTILS = f"torch_geometric{os.sep}utils{os.sep}"
 INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib"))
-
-
-def class_as_asked(class_: T, stands_for: type, frame: FrameType) -> T | type:
-    """The ``__class__`` of a handle of edges: ``stands_for`` where the line of ``frame`` asks for it, else its own.
-
-    A handle is no tensor: ``isinstance(edge_index, Tensor)`` would be False, and a script would skip its branch. But
-    ``isinstance`` reads ``__class__`` where the type does not match. torch's C++ code does so, too, and would then read
-    memory that is not there. So only a line of the script's own, or of PyG's functions of edges, that asks, and does
-    nothing else with these edges, gets ``Tensor``. A line of a script that asks and uses them raises.
-    """
-    asker = frame.f_back if frame.f_code is torch.is_tensor.__code__ and frame.f_back else frame
-    module = str(asker.f_globals.get("__name__"))
-    if module == "torch.jit._trace":
-        raise UnsupportedError(COMPILED)
-    if module.startswith("torch_geometric.") and asker.f_code.co_name == "maybe_num_nodes":
-        refusal = of_whole_graphs()
-        if refusal:
-            raise UnsupportedError(refusal)
-        return stands_for
-    if module.startswith("torch_geometric.utils."):
-        if refusal := _ADJ_T if asker.f_code.co_name == "spmm" else of_whole_graphs():
-            raise UnsupportedError(refusal)
-        if asker.f_code.co_name == "trim_adj":
-            raise UnsupportedError(_TRIMMED)
-        _, kinds, is_all = _asked(asker.f_code.co_filename, asker.f_lineno)
-        if stands_for.__name__ not in kinds or not is_all:
-            return class_
-        called = _called_by_script(asker)
-        if called is not None and _is_of_pyg(called, "nn.models."):  # such as MetaPath2Vec, which keeps all edges
-            raise UnsupportedError(_needs_all_edges(asker))
-        return stands_for
-    if module.partition(".")[0] not in ("torch", "torch_geometric", "pyg_dist"):
-        name, kinds, is_all = _asked(asker.f_code.co_filename, asker.f_lineno)
-        if stands_for.__name__ in kinds:
-            if not is_all:
-                raise UnsupportedError(
-                    f"{asker.f_code.co_filename}:{asker.f_lineno} asks whether {name} is a {stands_for.__name__}, and "
-                    f"uses edges: that of a DistributedData is a handle, so ask in a line of its own"
-                )
-            return stands_for
-    return class_
-
-
-_NOTHING_ASKED = "", frozenset[str](), True
-
-
-@cache
-def _asked(file: str, line: int) -> tuple[str, frozenset[str], bool]:
-    """The edges whose types a line of a script asks for: their names, the types, and whether it does nothing else.
-
-    Names with ``edge`` or ``adj`` in them are taken for edges. Reading an attribute, calling a method, and comparing
-    with ``None`` are no use of them.
-    """
-    if file.startswith(INSTALLED) and _UTILS not in file:
-        return _NOTHING_ASKED
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a notebook's cell with commands
-        return _NOTHING_ASKED
-    nodes = [node for node in ast.walk(tree) if getattr(node, "lineno", line + 1) <= line <= (node.end_lineno or line)]  # type: ignore[attr-defined]
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    questions = [node for node in calls if node.args and _last_name(node.func) in ("isinstance", "is_tensor")]
-    names, kinds = set(), set()
-    for node in questions:
-        of_node = ast.walk(ast.Tuple([*node.args[1:]], ast.Load()))
-        asked = {_last_name(kind) for kind in of_node} if node.args[1:] else {"Tensor"}
-        if {"Tensor", "SparseTensor"} & asked and _is_of_edges(name := ast.unparse(node.args[0])):
-            names.add(name)
-            kinds |= asked
-    if not names:
-        return _NOTHING_ASKED
-    harmless = {id(node.args[0]) for node in questions} | {id(node.func) for node in calls}
-    harmless |= {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-    comparisons = [node for node in nodes if isinstance(node, ast.Compare)]
-    harmless |= {id(n.left) for n in comparisons if all(isinstance(op, (ast.Is, ast.IsNot)) for op in n.ops)}
-    used = [
-        node
-        for node in nodes
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
-        if id(node) not in harmless and (_is_of_edges(_last_name(node)) or ast.unparse(node) in names)
-    ]
-    return " and ".join(sorted(names)), frozenset(kinds), not used
-
-
-def _is_of_edges(name: str) -> bool:
-    return any(word in name.lower() for word in ("edge", "adj"))
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -1,9 +1,8 @@
-"""``isinstance(edge_index, Tensor)`` in a script: true, or an error that names the line, if that uses the edges too."""
+"""``isinstance(edge_index, Tensor)`` in a script, and in PyG's functions of edges, is true."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ from random_graphs import random_graph
 from torch import Tensor, nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.typing import SparseTensor
-from workers import Pools, on_ranks
+from workers import on_ranks
 
 import pyg_dist
 
@@ -64,45 +63,31 @@ def asked_for_two(edge_index: Any, edge_weight: Any) -> bool:
     return isinstance(edge_weight, SparseTensor) or (isinstance(edge_index, Tensor) and edge_weight is not None)
 
 
-def used_beside(edge_index: Any, edge_weight: Any) -> Any:
-    return torch.LongTensor([edge_index]) if isinstance(edge_weight, Tensor) else None
-
-
 def used_where_asked(edge_index: Any) -> Any:
-    return pyg.degree(edge_index[1]) if isinstance(edge_index, Tensor) else None
+    return edge_index.unique() if isinstance(edge_index, Tensor) else None
 
 
-def questions(partition: str) -> str:
+@pytest.mark.parametrize("partition", ["metis", "random"])
+@on_ranks(3)
+def test_edges_are_a_tensor(partition: str) -> None:
     graph = random_graph(20, 60)
     data = pyg_dist.DistributedData(graph, partition=partition)
     assert [ask(data) for ask in ASKING] == [True] * len(ASKING)
-    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"asks whether edge_index is a Tensor") as caught:
-        used_where_asked(data.edge_index)
-    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"asks whether edge_weight is a Tensor, and uses edges"):
-        used_beside(data.edge_index, torch.ones(60))
+    assert torch.equal(used_where_asked(data.edge_index), graph.edge_index.unique())
+    assert torch.equal(torch.tensor(data.edge_index), graph.edge_index)
+    with pytest.raises((NotImplementedError, RuntimeError)):  # torch asks no class here
+        torch.LongTensor([data.edge_index])
     for module in (Looped(), LoopedUnlessSparse()):
         looped = module(data.x, data.edge_index)
         assert torch.equal(looped, pyg.add_self_loops(graph.edge_index, num_nodes=20)[0])
     handle = data.edge_index
     assert isinstance(handle, pyg_dist.DistributedEdgeIndex)
-    assert [isinstance(value, Tensor) for value in (handle, data.x)] == [False, True]  # not called after edges
     assert not isinstance(handle, SparseTensor)
     assert copy.deepcopy(handle) is handle
     for function in OF_PYG:
         ours = function(handle, data.edge_weight)
         ours = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
         torch.testing.assert_close(ours, function(graph.edge_index, graph.edge_weight))
-    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"write adj_t @ x"):
-        pyg.spmm(handle, data.x)
-    return caught.value.message
-
-
-@pytest.mark.parametrize("partition", ["metis", "random"])
-@pytest.mark.parametrize("world_size", [3])
-def test_the_line_is_named(workers: Pools, world_size: int, partition: str) -> None:
-    line = inspect.getsourcelines(used_where_asked)[1] + 1
-    for message in workers(world_size).run(questions, partition):
-        assert message.startswith(f"{__file__}:{line} asks whether edge_index is a Tensor")
 
 
 @pytest.mark.parametrize("layout", ["halo", "grid"])

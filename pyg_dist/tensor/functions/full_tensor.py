@@ -26,6 +26,7 @@ from pyg_dist.backend.comm.group import world_group
 from pyg_dist.backend.ops.late_errors import raise_found
 from pyg_dist.backend.pickling import refuse
 from pyg_dist.errors import MixedRowsError, PygDistError, UnsupportedError
+from pyg_dist.tensor.calling_code import EdgeHandle
 from pyg_dist.tensor.registry import Function, implements
 from pyg_dist.tensor.row_tensor import RowTensor, global_shape, local_tensors
 from pyg_dist.tensor.sharding import living
@@ -43,8 +44,11 @@ def on_full_tensor(function: Function, *args: object, **kwargs: object) -> objec
     return result
 
 
+_DISTRIBUTED = (RowTensor, EdgeHandle)
+
+
 def _full(value: object) -> object:
-    if isinstance(value, RowTensor):
+    if isinstance(value, _DISTRIBUTED):
         return value.full_tensor()
     return tuple(map(_full, value)) if type(value) is tuple else value  # x[rows, 0] has a tuple for an index
 
@@ -66,22 +70,22 @@ Constructor = Callable[..., object]
 
 
 def _of_all_rows(stock: Constructor) -> Constructor:
-    """``stock``, with all rows of a row tensor that it would copy."""
+    """``stock``, with all rows of a row tensor, or all edges, that it would copy."""
 
     @functools.wraps(stock)
     def wrapper(*args: object, **options: Any) -> Any:
-        if args and isinstance(args[0], RowTensor):
+        if args and isinstance(args[0], _DISTRIBUTED):
             args = (_copied(stock, args[0], options), *args[1:])
         elif options:
             for name in ("data", "obj"):
-                if isinstance(options.get(name), RowTensor):
+                if isinstance(options.get(name), _DISTRIBUTED):
                     options[name] = _copied(stock, options[name], options)
         return stock(*args, **options)
 
     return wrapper
 
 
-def _copied(stock: Constructor, x: RowTensor, options: dict[str, Any]) -> Tensor:
+def _copied(stock: Constructor, x: RowTensor | EdgeHandle, options: dict[str, Any]) -> Tensor:
     """All rows; ``x`` itself, which ``as_tensor`` and ``asarray`` return where there is nothing to do."""
     dtype, device = options.get("dtype") or x.dtype, torch.device(options.get("device") or x.device)
     copies = stock is torch_stock["tensor"] or options.get("copy")
@@ -109,7 +113,7 @@ def _without_rows(stock: Constructor, error: type[PygDistError], message: str) -
 
     @functools.wraps(stock)
     def wrapper(x: object, *args: object) -> object:
-        if isinstance(x, RowTensor) and not x._sharding.is_on_one_rank:
+        if isinstance(x, EdgeHandle) or (isinstance(x, RowTensor) and not x._sharding.is_on_one_rank):
             raise error(message)
         return stock(x, *args)
 
