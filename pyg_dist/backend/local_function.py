@@ -15,7 +15,7 @@ Out = TypeVar("Out", default=Any)
 
 
 class Context(Protocol):
-    """What an autograd function keeps from its forward to its backward: tensors, and anything by a name."""
+    """The ``ctx`` of an autograd function: keeps tensors, and anything by a name, from forward to backward."""
 
     saved_tensors: tuple[Any, ...]
     needs_input_grad: tuple[bool, ...]

@@ -86,7 +86,7 @@ def part_of(plan: Tensor, first: int, last: int) -> Tensor:
 
 
 def to_host(made: Tensor) -> Tensor:
-    """What was made on a device as a constant tensor on the host, whose copy there :func:`on_device` knows (waits)."""
+    """A constant tensor of a device, on the host (waits); :func:`on_device` finds the device's again."""
     if made.is_cpu:
         return made
     plan = made.cpu()
@@ -111,7 +111,7 @@ def use_here(*tensors: Tensor) -> None:
 
 
 class Made(NamedTuple, Generic[T]):
-    """What :meth:`SideStream.make` has made; :func:`taken` hands it over."""
+    """The result of :meth:`SideStream.make`; :func:`taken` hands it over."""
 
     item: T
     tensors: list[Tensor]
@@ -150,7 +150,7 @@ class SideStream:
 
 
 def taken(made: Made[T]) -> T:
-    """What was made, for the current stream, which waits for it; the host does not."""
+    """The result of a side stream, for the current stream, which waits for it; the host does not."""
     if made.is_done is not None:
         torch.cuda.current_stream().wait_event(made.is_done)
         use_here(*made.tensors)

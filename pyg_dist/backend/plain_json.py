@@ -68,7 +68,7 @@ def decode(content: object, foreign: Callable[[str, Any], object]) -> Any:
 
 
 def typed(kind: type[T], content: object, name: str = "it") -> T:
-    """What plain JSON, called ``name``, says: a dataclass, dict, list, tuple, literal or number. Not collective.
+    """The value of plain JSON, called ``name``: a dataclass, dict, list, tuple, literal or number. Not collective.
 
     Raises:
         ValueError: It has another form: other fields, or what is not of a field's type.
@@ -110,7 +110,7 @@ def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def to_bytes(value: object) -> bytes:
-    """What a peer is sent of a value, which may hold arrays and dtypes; all else as its ``repr``. Not collective."""
+    """A value, which may hold arrays and dtypes, as a message; all else in it as its ``repr``. Not collective."""
     return json.dumps(encode(value, _array)).encode()
 
 

@@ -1,4 +1,4 @@
-"""What the time of a rank goes into: named phases of the code, recorded inside of ``pyg_dist.profile()``.
+"""Where a rank's time goes: named phases of the code, recorded inside of ``pyg_dist.profile()``.
 
 =============  =======================================================================================
 aggregate      products of local edges
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 class HostClock:
-    """What a recorder reads: marks in time, whose distances are known once it has settled. Here, the host's time."""
+    """Marks in time for a recorder, whose distances are known once it has settled. This one has the host's time."""
 
     def now(self) -> object:
         """A mark."""
@@ -187,7 +187,7 @@ def add_to(what: Literal["sent_bytes", "id_bytes", "hidden_seconds"], number: fl
 
 
 def phase(name: str) -> AbstractContextManager[None]:
-    """What runs inside is ``name``, one of ``PHASES``."""
+    """Context of the phase ``name``, one of ``PHASES``."""
     if _recorder is not None:
         is_in_backward = torch._C._current_graph_task_id() != -1  # on a device in another thread, which is waited for
         if is_in_backward or _recorder.thread == threading.get_ident():

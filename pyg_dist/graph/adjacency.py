@@ -319,7 +319,7 @@ def _copying_edges(stock: Any) -> Any:
 
 
 def _spmm(function: Function, row: object, rowptr: Tensor, col: Tensor, values: Tensor | None, *others: Any) -> Any:
-    """What ``torch_sparse.matmul`` calls."""
+    """``spmm_sum``, which ``torch_sparse.matmul`` calls."""
     num_nodes, x = rowptr.numel() - 1, others[-1]
     matrix = SparseTensor(rowptr=rowptr, col=col, value=values, sparse_sizes=(num_nodes, num_nodes), is_sorted=True)
     if not isinstance(x, NodeTensor):

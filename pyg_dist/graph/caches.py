@@ -47,7 +47,7 @@ class _Entry:
 
 
 class OperatorCache:
-    """What was built from weights, by a key and these weights.
+    """Operators that were built from weights, by a key and these weights.
 
     Building may be collective, so the decision must fall alike on every rank: by the identity of the tensor object and
     its version, never by addresses, which are all zero on a rank without edges.
@@ -85,7 +85,7 @@ class OperatorCache:
 
 
 class AskedOfBatches:
-    """What batches have asked for: the loader's thread makes it of the next one, before a step asks.
+    """Patterns and operators that batches have needed: the loader's thread makes them for the next, before a step asks.
 
     On a device making it waits for the device. Nothing here is collective: what a batch is made from is known, or it is
     left out. That thread goes over copies, since a step may note more meanwhile.
@@ -154,7 +154,7 @@ def is_cached(x: NodeTensor, operator: Callable[[], object], rows: RowSharding) 
 
 
 def lookup(x: NodeTensor, operator: object) -> CachedAggregate | None:
-    """What ``operator`` made of x, if it is still right."""
+    """The cached product of ``operator`` and x, if it is still valid."""
     for known in x._cached_aggregates:
         if known.operator is operator and known.owner() is x:
             is_valid = (

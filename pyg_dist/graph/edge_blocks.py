@@ -78,7 +78,7 @@ class _OwnDraws:
 
 
 class _BlockGraph:
-    """What a block's edges know of their graph."""
+    """The graph of a block's edges, as far as they use it."""
 
     group = _OwnDraws()
 

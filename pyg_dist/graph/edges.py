@@ -36,7 +36,7 @@ E = TypeVar("E", bound="Edges")
 
 
 def _asked(make: Callable[[Edges], T]) -> Callable[[Edges], T]:
-    """What is made lasts, and of a batch the next one has it made ahead (:meth:`Edges.make_ahead`)."""
+    """Decorator: the result is kept, and of a batch the next one has it made ahead (:meth:`Edges.make_ahead`)."""
 
     @wraps(make)
     @lasting
@@ -250,7 +250,7 @@ class Edges(ShardedEdges):
 
     @cached_property
     def kept(self) -> OperatorCache:
-        """What was made from these edges and weights of theirs."""
+        """Operators over these edges, by their weights."""
         return OperatorCache(self.rows.num_local)
 
     @cached_property
@@ -337,7 +337,7 @@ class Edges(ShardedEdges):
         return self.tensor(select(local, self.target if end == 1 else self.source))
 
     def reduce(self, values: Tensor, end: End, reduce: str) -> Tensor:
-        """What ``reduce`` makes of the values of each node's in-edges (1) or, sums only, out-edges (0).
+        """The values of each node's in-edges (1) or, sums only, out-edges (0), reduced.
 
         Differentiable; collective for out-edges.
 
@@ -394,7 +394,7 @@ SINGLE_EDGES = frozenset(
     + "end_of_ids with_loops has_all_remote kept fetch reduce with_loop_values softmax_by_target by_target_rank".split()
     + ["reversed"]
 )
-"""What looks at single edges."""
+"""Names of attributes that look at single edges."""
 
 _SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel, torch.numel}  # type: ignore[attr-defined]
 ALIKE = {

@@ -136,7 +136,7 @@ def the_one(sources: NodeSharding, targets: NodeSharding) -> NodeSharding:
 
 
 class GraphProducts(Protocol):
-    """What a graph and its edge view have in common: where things lie, and products.
+    """The common part of a graph and its edge view: shardings and products.
 
     Edges go from :attr:`sources` to :attr:`targets`. In a square graph these are one object. Products take rows of the
     sources and give rows of the targets.
@@ -207,7 +207,7 @@ class GraphProducts(Protocol):
 
 
 class EdgeView(GraphProducts, Protocol):
-    """What messages per edge need: all in-edges of a node on the rank that has the node.
+    """A graph for messages per edge: all in-edges of a node are on the rank that has the node.
 
     Rows of *neighbours* are the m local rows of sources, then the h rows that arrive from other ranks.
     """
@@ -252,7 +252,7 @@ class EdgeView(GraphProducts, Protocol):
     def reduce_by_blocks(
         self, edges: Any, inputs: Sequence[tuple[Place, Tensor]], run: Run, max_edges: int, layer: nn.Module
     ) -> Tensor:
-        """What ``run`` makes of the messages to each node, by blocks of nodes, differentiable (collective).
+        """The outputs that ``run`` makes of messages, by blocks of target nodes, differentiable (collective).
 
         Exact, but for the rows of 16 columns or more that a training ``layer`` of a ``DistributedData`` with ``bits``
         sends. The backward makes the messages again.
@@ -286,7 +286,7 @@ class DistributedGraph(GraphProducts, Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent so far."""
+        """Counts of this rank's messages so far."""
 
     @property
     def one_rank_columns(self) -> float:

@@ -1,4 +1,4 @@
-"""What a sampler draws: nodes of a graph, the same on every rank of a data group, and what its edges are."""
+"""A sampler's draws: nodes of a graph, the same on every rank of a data group, and edges between them."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class Subset:
 
     @property
     def first(self) -> int:
-        """What is added to a place in ``node_id`` that has no number, in the union of all groups."""
+        """The offset, in the union of all groups, of places in ``node_id`` that have no number."""
         return 0 if self.group is None or self.number is not None else self.group.first
 
 

@@ -1,4 +1,4 @@
-"""What a script sets for training, which every rank must set alike: models, optimizers, the gradients of a step.
+"""A script's training state, which every rank must set alike: models, optimizers, the gradients of a step.
 
 :mod:`pyg_dist.backend.comm.checks.replicas` compares it with the next small sum. Nothing here is collective.
 
@@ -38,7 +38,7 @@ _State = tuple[tuple[str, object], ...]
 
 
 class _Model:
-    """What is known of a model; the model itself is not kept alive."""
+    """The state of a model as it was noted last; the model itself is not kept alive."""
 
     def __init__(self) -> None:
         self.num_steps = 0

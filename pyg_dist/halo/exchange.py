@@ -40,12 +40,12 @@ class Exchange:
 
     @property
     def arrivals(self) -> tuple[Arrival, ...]:
-        """What of the r rows arrives together, in the order to wait in, which never changes, so that sums do not."""
+        """The pieces of the r rows that arrive together, in the order to wait in, which is fixed, as that of sums."""
         return self.together
 
     @cached_property
     def together(self) -> tuple[Arrival, ...]:
-        """What arrives, as one piece."""
+        """All rows that arrive, as one piece."""
         return ((-1, 0, self.num_received),) if self.num_received else ()
 
     @cached_property

@@ -66,7 +66,7 @@ class MessageBlocks:
             yield self.block(0, 0)
 
     def pieces(self, block: Block, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What a block takes of each input, which has its halo; differentiable."""
+        """A block's piece of each input, which has its halo; differentiable."""
         return [_piece(x, place, block) for x, place in zip(inputs, self.places, strict=True)]
 
     def start(self, inputs: Sequence[Tensor]) -> list[Pending[Tensor] | None]:
@@ -217,7 +217,7 @@ def _arrived(pending: Sequence[Pending[Tensor] | None]) -> list[Tensor | None]:
 
 
 def reduce_by_blocks(a: MessageBlocks, inputs: Sequence[Tensor]) -> Tensor:
-    """What is made of the messages to each target; exact but for coded messages, collective both ways.
+    """The output of each target, made of the messages to it; exact but for coded messages, collective both ways.
 
     Differentiable by all inputs of a floating type; twice by a pass that makes all messages at once.
 

@@ -100,7 +100,7 @@ def require_dtype(x: Tensor) -> None:
 
 @dataclass(frozen=True)
 class RemoteSums:
-    """What one rank sends and adds where sums with weights that learn are made at their sources, too."""
+    """One rank's exchange where sums with weights that learn are made at their sources, too."""
 
     # of the weights that other ranks multiply by, in edge storage, integers ``[l]``, grouped by these ranks
     places: Tensor

@@ -145,7 +145,7 @@ class HaloProducts(HaloView):
 
     @cached_property
     def links(self) -> HaloLinks:
-        """What subgraphs are cut from (collective at the first use)."""
+        """The remote edges, from which batches are cut (collective at the first use)."""
         return HaloLinks(self.share, self.group)
 
     @property

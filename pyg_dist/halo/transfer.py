@@ -110,13 +110,13 @@ class HaloTransfer:
 
     @property
     def outgoing(self) -> Matrix:
-        """What the rank's own rows are multiplied by before they are sent."""
+        """The matrix by which the rank's own rows are multiplied before they are sent."""
         assert self.before is not None
         return self.before
 
     @property
     def incoming(self) -> Matrix:
-        """What rows are multiplied by where they are needed."""
+        """The matrix by which rows are multiplied where they are needed."""
         assert self.after is not None
         return self.after
 
@@ -183,7 +183,7 @@ class HaloTransfer:
         return Pending(finish)
 
     def _slots(self, outgoing: Matrix, x: Tensor) -> Tensor:
-        """What leaves, of rows of any shape."""
+        """The rows that leave, of any shape."""
         num_columns = x.shape[1:].numel()
         if not num_columns:
             return x.new_empty(outgoing.num_rows, *x.shape[1:])
@@ -261,7 +261,7 @@ class HaloTransfer:
         received = _bytes(exchange.num_received, sent.shape[1], sent)
         if overlaps():
             return exchange.start(sent, received)
-        self.transport.barrier()  # what slower ranks are late is no part of the exchange
+        self.transport.barrier()  # the time that slower ranks are late is no part of the exchange
         messages = exchange.start(sent, received)
         messages.wait()
         return messages

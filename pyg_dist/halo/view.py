@@ -110,7 +110,7 @@ class HaloView(CopiedToDevices):
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent so far, for all graphs over these nodes."""
+        """Counts of this rank's messages so far, for all graphs over these nodes."""
         return self.targets.traffic
 
     def codecs(self, layer: nn.Module | None, of_rows: bool = False) -> Codecs:

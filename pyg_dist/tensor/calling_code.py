@@ -146,7 +146,7 @@ def of_whole_graphs() -> str:
 
 
 def how_to_draw_alike() -> str:
-    """What to do about ranks that draw other rows."""
+    """The remedy for ranks that draw other rows."""
     seeded = "seed the generator that draws it, or draw it after pyg_dist.init()"
     for frame in _frames():
         if frame.f_code.co_name == "collate_fn" and type(frame.f_locals.get("self")).__name__ == "RandomNodeLoader":

@@ -89,7 +89,7 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
 
 @cache
 def _mask_of(name: str) -> Settings:
-    """What ranks compare of a mask."""
+    """The name of a mask, as ranks compare it."""
     return Settings("mask", digest_of_words(name), lambda: {"": name})
 
 
@@ -111,6 +111,6 @@ def local_values(values: Tensor, rows: RowSharding) -> Tensor:
 
 
 def described(values: Tensor) -> str:
-    """What was given in the place of values for the rows of a graph; for errors."""
+    """The class and shape of a tensor that was given for the rows of a graph; for errors."""
     of = " of another graph or selection" if isinstance(values, RowTensor) else ""
     return f"{type(values).__name__} of shape {list(values.shape)}{of}"

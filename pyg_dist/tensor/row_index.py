@@ -79,7 +79,7 @@ class PickedRows(RowTensor):
 
 
 def origin_of(values: RowTensor | None) -> tuple[RowTensor, PickedRows] | None:
-    """What a batch's values were picked from, and by which ids; ``None``: unknown, or they have changed since."""
+    """The tensor that a batch's values were picked from, and the ids; ``None``: unknown, or changed since."""
     if values is None or values._origin is None:
         return None
     version, origin, index = values._origin

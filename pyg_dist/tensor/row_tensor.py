@@ -340,7 +340,7 @@ def as_row_tensor_(out: object, rows: RowSharding) -> object:
 
 
 SLICE, COLUMNS = "a slice of rows", "columns of rows in tiles"
-"""What :func:`copy_of` says."""
+"""Results of :func:`copy_of`."""
 
 
 def copied_slice(x: T) -> T:
@@ -351,6 +351,6 @@ def copied_slice(x: T) -> T:
 
 
 def copy_of(x: RowTensor) -> str:
-    """What ``x``, or what it is a view of, is a copy of where torch would have a view; ``""`` if it is none."""
+    """The original of ``x``, or of its base, where torch would have a view of it, in words; ``""`` if it is no copy."""
     with local_tensors():
         return x._copy_of or getattr(x._base, "_copy_of", "")

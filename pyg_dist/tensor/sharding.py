@@ -34,7 +34,7 @@ from pyg_dist.tensor.calling_code import how_to_draw_alike
 lasting = torch.inference_mode(False)
 
 Kind = Literal["node", "edge", "tile"]
-"""What a row stands for; a tile's rows are nodes, and its columns are distributed, too."""
+"""Kinds of rows; a tile's rows are nodes, and its columns are distributed, too."""
 
 
 class Living:
@@ -72,7 +72,7 @@ living = Living()
 
 @dataclass(eq=False)
 class KnownSelections:
-    """What was selected from some rows before, for :mod:`pyg_dist.tensor.selection`.
+    """Earlier selections from some rows, for :mod:`pyg_dist.tensor.selection`.
 
     Attributes:
         by_list: the latest lists and their selections: scripts use the same few splits in every epoch.
@@ -111,7 +111,7 @@ class RowSharding(OfThisRun):
     """Whether a mask picked these."""
 
     pieces: Sequence[RowSharding] = ()
-    """What joined rows were joined from."""
+    """The parts of joined rows."""
 
     order_in_pieces: Tensor | None = None
     """Where each local row stands among those of all pieces, one piece after another; ``None``: in this order."""
@@ -286,7 +286,7 @@ class RowSharding(OfThisRun):
         return RowSharding(self.group, self.kind, size, host.arange(first, last))
 
     def to_sharding(self, local: Tensor, after: RowSharding) -> Tensor | None:
-        """What :meth:`from_sharding` of ``after`` asks distributions of more than rows, which know how."""
+        """The inverse of :meth:`from_sharding`, for shardings of more than rows; ``None``: these are rows alone."""
         return None
 
     def is_equivalent(self, other: RowSharding) -> bool:

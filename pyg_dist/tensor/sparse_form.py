@@ -39,7 +39,7 @@ class _NonZeros:
 
 
 class SparseForm:
-    """What is kept of constant rows: their non-zero elements where these are few, for one version of the rows."""
+    """The non-zero elements of constant rows, where they are few, for one version of the rows."""
 
     def __init__(self, nonzeros: _NonZeros | None = None, version: int | None = None) -> None:
         self._nonzeros, self._version = nonzeros, version

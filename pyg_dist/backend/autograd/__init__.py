@@ -1,1 +1,1 @@
-"""What is differentiable across ranks and belongs to no layout."""
+"""Differentiable functions across ranks that belong to no layout."""

@@ -69,7 +69,7 @@ class InCall:
 
 
 class LossReason:
-    """What says why a connection to a rank is gone, if that rank has ended well."""
+    """The reason why a connection to a rank is gone, if that rank has ended well."""
 
     def __init__(self, of_peer: Callable[[int | None], str | None] = lambda peer: None) -> None:
         self.of_peer = of_peer
@@ -81,6 +81,6 @@ def _lost(peer: int | None) -> PygDistError:
 
 
 def loss_of(rank: int, peer: int | None) -> str:
-    """What ``rank`` says of it; ``peer`` is the other rank, if it is known."""
+    """The message of ``rank`` about a lost connection; ``peer`` is the other rank, if it is known."""
     other, its = ("another rank", "the others' logs") if peer is None else (f"rank {peer}", "that rank's log")
     return f"rank {rank} lost its connection to {other}, which was killed or has crashed: see {its}"

@@ -72,7 +72,7 @@ class Group(OfThisRun):
         return self  # it is a connection, not a value
 
     def wire(self, tensor: Tensor) -> Wire:
-        """What carries messages like ``tensor`` (not collective)."""
+        """The wire for messages like ``tensor`` (not collective)."""
         device = tensor.device.type
         wire = self._wires.get(device)
         if wire is None:
@@ -267,5 +267,5 @@ def _keep_counts() -> None:
 
 @cache
 def _code_around_update(metric: Any) -> CodeType | None:
-    """What torchmetrics puts in the place of each metric's ``update``."""
+    """The code that torchmetrics wraps around each metric's ``update``."""
     return next((part for part in metric._wrap_update.__code__.co_consts if isinstance(part, CodeType)), None)

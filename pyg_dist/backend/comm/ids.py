@@ -125,7 +125,7 @@ class IdLists:
         return self.exchange(IdList(rows, counts, is_ascending=False))[0][0]
 
     def _exchange_bytes(self, whole: list[Bytes], lengths: Numbers, kind: str) -> tuple[list[Bytes], Numbers]:
-        """What the other ranks send this one, and its ``lengths``, given what it sends to each (collective).
+        """The bytes from each other rank, and their ``lengths``, given those that this one sends to each (collective).
 
         ``whole``: by rank; ``lengths``: of each list in it, ``[ranks, lists]``.
         """

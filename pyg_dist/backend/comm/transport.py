@@ -28,7 +28,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass
 class Traffic:
-    """What one rank has sent to others so far, counted where the messages are handed to a wire."""
+    """Counts of one rank's messages to others so far, taken where they are handed to a wire."""
 
     num_bytes: int = 0  # of all messages
     num_messages: int = 0  # those that are not empty
@@ -71,7 +71,7 @@ class Messages(Pending[Tensor]):
             abandoned.append((self.received, self.sent, self._others, self._arriving))
 
     def together(self, arrivals: tuple[Piece, ...]) -> tuple[Piece, ...]:
-        """What arrives together of what some ranks send: all of it where none is waited for alone, as on nccl."""
+        """The pieces that arrive, one a sender; a single piece where no sender is waited for alone, as on nccl."""
         return arrivals if self._come_one_by_one or len(arrivals) < 2 else ((-1, 0, self.received.shape[0]),)
 
     def wait_for(self, sender: int) -> None:

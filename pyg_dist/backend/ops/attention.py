@@ -30,7 +30,7 @@ class AttentionSpec:
 
 
 class AttentionInputs(NamedTuple):
-    """What logits and sums are made of; shapes are :func:`attention_csr`'s."""
+    """The inputs of logits and sums; shapes are :func:`attention_csr`'s."""
 
     value: Tensor
     key: Tensor | None = None

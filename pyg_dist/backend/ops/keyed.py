@@ -62,7 +62,7 @@ def keyed_normal(
 
 
 def keyed_permutation(place: Tensor, size: int, seed: int) -> Tensor:
-    """What stands at some places of the permutation of ``[0, size)`` that a seed names: O(places), whatever the size.
+    """Some entries of the permutation of ``[0, size)`` that a seed names: O(places), whatever the size.
 
     A Feistel network with cycle walking (``csrc/formats/permutation.h``; Black and Rogaway, "Ciphers with arbitrary
     finite domains", 2002). Integers alone: equal on every machine. The first k places are a sample of k numbers without

@@ -28,7 +28,7 @@ class _Cell(NamedTuple):
 
 
 class LateErrors(deque[_Cell]):
-    """What devices have found, on its way to the host; a part of the session."""
+    """Errors that devices have found, on their way to the host; a part of the session."""
 
     def close(self) -> None:
         """Wait for the device, and raise the first error that nobody has heard of."""

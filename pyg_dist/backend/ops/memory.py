@@ -39,7 +39,7 @@ def has_pool() -> bool:
 
 
 def block_bytes() -> BlockBytes:
-    """What the pool holds now. Not collective."""
+    """The pool's blocks now. Not collective."""
     return BlockBytes(*native.block_bytes())
 
 

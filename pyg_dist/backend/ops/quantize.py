@@ -94,8 +94,8 @@ def quantize_csr(
 
     Raises:
         NotFiniteError: a value is not finite, or a row's range exceeds float32 (16 bits: a value exceeds bfloat16). Of
-            tensors on a device a later call raises it (:mod:`pyg_dist.backend.on_device`). ``explain`` makes another
-            error of it.
+            tensors on a device a later call raises it (:mod:`~pyg_dist.backend.ops.late_errors`). ``explain`` makes
+            another error of it.
         DataError: a shape, a dtype or the pattern does not fit, or ``out`` shares memory with another argument.
     """
     x_MF = as_rows(x)
@@ -117,7 +117,7 @@ def quantize_csr(
 def _refusal(
     row: int, rowptr: Tensor, col: Tensor, x: Tensor, bits: int, weight: Tensor | None, col_scale: Tensor | None
 ) -> NotFiniteError:
-    """What to raise for a row that cannot be packed."""
+    """The error for a row that cannot be packed."""
     edges = slice(int(rowptr[row]), int(rowptr[row + 1]))
     source = col[edges].long()
     values = x[source].to(sum_dtype(x))

@@ -96,7 +96,7 @@ Moments = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class NormReLUDropoutSpec:
-    """What :func:`norm_relu_dropout` does to rows."""
+    """The options of :func:`norm_relu_dropout`."""
 
     norm: Norm | None  # ``"layer"``, ``"rms"`` or ``None``
     eps: float  # added to the variance, or to the mean square
@@ -120,7 +120,7 @@ def _arguments(x: Tensor, factors: _Factors, spec: NormReLUDropoutSpec, *eps: fl
 def norm_relu_dropout(
     x: Tensor, factors: _Factors, spec: NormReLUDropoutSpec, moments: Moments | None = None
 ) -> tuple[Tensor, Moments]:
-    r"""What follows a layer's linear map, in one pass over its rows.
+    r"""Norm, ReLU and dropout behind a layer's linear map, in one pass over its rows.
 
     .. math::
         y_i = \mathrm{dropout}(\mathrm{relu}(\mathrm{norm}(x_i) \odot w + b))

@@ -57,7 +57,7 @@ def csr_from_edges(
 
 
 class SpmmOptions(TypedDict, total=False):
-    """What :func:`spmm_csr` takes beside the matrix and the rows."""
+    """The options of :func:`spmm_csr`."""
 
     row_scale: Tensor | None
     col_scale: Tensor | None
@@ -83,7 +83,7 @@ def spmm_csr(
     or by blocks of columns that caches hold; where there is only one form, it changes nothing. A way says more.
 
     That ``col`` lies in ``[0, M)`` is not checked here, but once for every pattern
-    (:meth:`~pyg_dist.backend.sparse.csr.CSR. from_edges`): a look at every edge takes up to a seventh of a narrow
+    (:class:`~pyg_dist.backend.sparse.csr.CSR`): a look at every edge takes up to a seventh of a narrow
     product. A wrong ``col`` reads outside of x.
 
     Shapes:

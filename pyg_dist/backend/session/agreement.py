@@ -168,7 +168,7 @@ def raise_together(error: Exception | None) -> None:
 
 @contextmanager
 def raised_on_all_ranks(kinds: tuple[type[Exception], ...] = (ValueError, OSError, ImportError)) -> Iterator[None]:
-    """What one rank finds wrong with an input, an option or a file is raised on all of them. Collective."""
+    """Raise on all ranks the error that one of them finds in an input, an option or a file. Collective."""
     error: Exception | None = None
     try:
         yield
@@ -185,7 +185,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _described(error: BaseException, rank: int) -> dict[str, Any]:
-    """What :func:`_rebuilt` makes ``error`` of, if it is one of Python's or ours; else a RankFailedError."""
+    """The arguments by which :func:`_rebuilt` makes ``error``, one of Python's or ours; else a RankFailedError."""
     suffix = error.suffix if isinstance(error, PygDistError) else ""
     args = [error.message] if isinstance(error, PygDistError) else list(error.args)
     told = {"kind": type(error).__name__, "args": args, "suffix": suffix}

@@ -106,7 +106,7 @@ def in_words(call: Call) -> str:
 
 
 def diagnose(places: Sequence[Place], sure: Sequence[bool] | None = None) -> str | None:
-    """What proves that a wait never ends, or ``None``. A pure function.
+    """The proof, in words, that a wait never ends, or ``None``. A pure function.
 
     ``sure`` says of each rank whether it is known to have been waiting at one moment, the same for all; by default all
     that wait.
@@ -163,7 +163,7 @@ def _message(says: Mapping[int, str]) -> str:
 
 
 def _listed(says: Mapping[int, str]) -> str:
-    """What ranks say, those that say the same together."""
+    """The words of all ranks; ranks with the same words together."""
     ranks_by_words: dict[str, list[int]] = {}
     for rank, words in says.items():
         ranks_by_words.setdefault(words, []).append(rank)

@@ -161,7 +161,7 @@ def set_generator_states(states: list[Any]) -> None:
 
 
 def _state_on_gpu() -> list[int] | int | None:
-    """What decides what a rank draws on its GPU: the generator's state or, where it has not started, its seed."""
+    """The state of the generator of a rank's GPU or, where it has not started, its seed."""
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None or is_capturing():
         return None

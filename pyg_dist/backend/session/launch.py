@@ -62,7 +62,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Run:
-    """What all ranks of a run know of it without a message."""
+    """A run's identity, which all of its ranks know without a message."""
 
     words: tuple[str, ...]  # the launcher's
     rank_variable: str  # numbers the ranks
@@ -71,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Claim:
-    """What one launcher says, and the variables that say it, for error messages."""
+    """The place that one launcher states, and the names of its variables, for error messages."""
 
     launcher: Launcher
     rank: int

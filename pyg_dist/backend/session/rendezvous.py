@@ -57,7 +57,7 @@ def meet(launch: Launch, timeout: timedelta) -> dist.Store:
 
 
 def _asked(meeting: Iterator[Any], launch: Launch, timeout: timedelta) -> dist.Store:
-    """What a rendezvous gives. Torch would wait for ever for a program on that port which is no store."""
+    """The store of a rendezvous. Torch would wait for ever for a program on that port which is no store."""
     _await_listener((str(launch.master_addr), launch.master_port or 0), timeout)
     found = Future[dist.Store]()
 

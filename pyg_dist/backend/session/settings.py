@@ -24,7 +24,7 @@ class Setting(Generic[T]):
     must_agree: bool = True  # whether ranks with different values would compute or send different things
 
     def value(self) -> T:
-        """What it is now, on this rank.
+        """Its value now, on this rank.
 
         Raises:
             OptionError: It makes no sense.
@@ -40,7 +40,7 @@ Bits = Literal[32, 16, 8, 4, 2]
 """Of a value in a message; 32 stands for values as they are, whatever their dtype."""
 
 Wire = Literal["auto", "gloo", "mpi"]
-"""What carries messages of CPU tensors; "auto" is MPI under mpirun, if mpi4py sees all its ranks, else gloo."""
+"""The carrier of CPU tensors' messages; "auto" is MPI under mpirun, if mpi4py sees all its ranks, else gloo."""
 
 
 def _limit(given: str) -> float:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Closable(Protocol):
-    """What ends with the session."""
+    """A thing that ends with the session."""
 
     def close(self) -> None:
         """End it; more than once does no harm."""

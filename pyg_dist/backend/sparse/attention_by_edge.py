@@ -50,7 +50,7 @@ def is_shared(edge_weight: Tensor | None) -> bool:
 def attention_by_edge(
     csr: CSR, edge_key: Tensor | None, spec: AttentionSpec, inputs: AttentionInputs, num_weights: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`~.attention.attention` with values for each edge and column; differentiable to any order."""
+    """:func:`~.attention.attend` with values for each edge and column; differentiable to any order."""
     sums = sums_by_edge(csr, edge_key, spec, inputs)
     return *divided(sums), weights_by_edge(csr, sums.powers, sums.of_ones, num_weights)
 
@@ -180,7 +180,7 @@ def _flat(inputs: AttentionInputs, dtype: torch.dtype) -> AttentionInputs:
 
 
 def _at_edges(spec: AttentionSpec, inputs: AttentionInputs, row: Tensor, col: Tensor, edge: Tensor) -> AttentionInputs:
-    """What the logits of some edges are made of, with a row for each."""
+    """The inputs of some edges' logits, with a row for each edge."""
     value, key, query, attr, weight, att = inputs
 
     def at(rows: Tensor | None, index: Tensor) -> Tensor | None:

@@ -21,8 +21,8 @@ from pyg_dist.backend.sparse.form_trial import FormTrial
 from pyg_dist.errors import DataError, OptionError
 
 Place = Literal["source", "neighbour", "target", "edge", "all"]
-"""What an input has rows of: local nodes, which go to edges from them; these with halo slots behind them; local nodes,
-which go to edges to them; edges. Or it is the same for all edges."""
+"""The rows of an input: local sources of edges; these, then halo slots; local targets; edges. "all" has no rows, and is
+the same for all edges."""
 
 
 class Block(NamedTuple):

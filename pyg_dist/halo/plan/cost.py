@@ -1,4 +1,4 @@
-r"""What a training step costs in the halo layout, by the plan's counts and a machine's constants.
+r"""The price of a training step in the halo layout, by the plan's counts and a machine's constants.
 
 Rank r takes w_r seconds of a core; in each exchange e it makes n calls, which send m messages with b bytes in all:
 
@@ -38,7 +38,7 @@ _ROW_BYTES = 8  # of a pattern: where the row begins
 
 
 class HaloLoad(NamedTuple):
-    """What one rank does in one aggregation."""
+    """The work and traffic of one rank in one aggregation."""
 
     nodes: float  # nodes owned
     entries: float  # rows that are read and added
@@ -67,7 +67,7 @@ def sent_by_rank(rows: Tensor, ranks_per_node: int) -> list[tuple[int, int, int,
 
 
 class ExchangeCounts(NamedTuple):
-    """What one aggregation moves, all ranks together: rows by post; rows and sums by the chosen exchange; weights."""
+    """Rows that one aggregation sends by post, rows and sums by the chosen exchange, and weights, of all ranks."""
 
     post: int
     sums: int

@@ -26,7 +26,7 @@ EXCHANGES: tuple[ExchangeKind, ...] = ("post", "pre", "hybrid")
 
 
 BothEnds = Tensor | tuple[Tensor, Tensor]
-"""What the nodes of a graph have: its sources and its targets, where these are two sets of nodes."""
+"""A value for each node of a graph: a pair, of its sources and its targets, where these are two sets of nodes."""
 
 
 def both_ends(given: BothEnds) -> tuple[Tensor, Tensor]:

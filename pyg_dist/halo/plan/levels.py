@@ -42,7 +42,7 @@ class Counted(NamedTuple):
     two_levels: bool
 
     def price(self, model: Model, machine: Machine, bits: tuple[int, int] = (32, 32)) -> Price:
-        """What a training step costs, with the machine's ``ranks_per_node``."""
+        """The price of a training step, with the machine's ``ranks_per_node``."""
         loads, sent = [], sent_by_rank(self.rows, machine.ranks_per_node)
         for s, (near, far, inside, between) in zip(self.sizes, sent, strict=True):
             if self.two_levels:
@@ -66,7 +66,7 @@ class Counted(NamedTuple):
 
 @dataclass(frozen=True)
 class LevelCounts:
-    """What a graph's exchanges move between given parts."""
+    """The traffic of a graph's exchanges between given parts."""
 
     numbers: BlockNumbers
     between: MachineEdges | None  # the edges between machines; ``None``: no ranks share one

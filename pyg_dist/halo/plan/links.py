@@ -1,4 +1,4 @@
-"""What a rank, or a machine, knows of the edges between itself and others: it finds those of any sample among them.
+"""Remote edges of a rank, or of a machine, with both ends: those of any sample are found among them.
 
 Both ranks of a pair have the same edges in the same order, with both of their ends, so both find the same edges of a
 sample, the same minimum cover of them, and the same slots.
@@ -89,7 +89,7 @@ def some_of(candidates: Candidates, chosen: Tensor) -> Candidates:
 
 @dataclass(frozen=True, eq=False)
 class RemoteLinks:
-    """What a rank knows of the edges between itself and others, and of where its nodes are.
+    """The edges between a rank and others, and the rows of its nodes.
 
     The edges are a pattern, sums by rows, in the order that both ranks of a pair have
     (:class:`~pyg_dist.halo.plan.cover.OneWay`): those that end here, then those that begin here.

@@ -1,4 +1,4 @@
-"""What a step on a mini-batch would send, hold and cost: counted on sampled batches, without a launch."""
+"""Traffic, memory and time of a step on a mini-batch: counted on sampled batches, without a launch."""
 
 from __future__ import annotations
 

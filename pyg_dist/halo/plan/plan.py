@@ -1,4 +1,4 @@
-"""What was decided before training, for people and programs: sizes, balance and traffic of every rank."""
+"""The plan of a training run, for people and programs: sizes, balance and traffic of every rank."""
 
 from __future__ import annotations
 

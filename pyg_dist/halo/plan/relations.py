@@ -22,7 +22,7 @@ Relation = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class HeteroPlan:
-    """What was decided for one ``DistributedData(HeteroData)``, equal on every rank. Nothing here is collective.
+    """The plan of one ``DistributedData(HeteroData)``, equal on every rank. Nothing here is collective.
 
     Attributes:
         nodes_of: nodes by rank, of each type.
@@ -136,7 +136,7 @@ class HeteroPlan:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        """What :meth:`describe` says."""
+        """The text of :meth:`describe`."""
         return self.describe()
 
     def describe(self, widths: Sequence[int] = ()) -> str:

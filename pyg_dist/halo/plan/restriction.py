@@ -151,7 +151,7 @@ Send = Callable[..., list[tuple[Tensor, list[int]]]]
 
 
 def told(arriving: OneWay, cover: Cover, send: Send) -> tuple[OneWay, Cover]:
-    """What leaves a rank, given what arrives there (collective); O(m) time in the rows and in the edges of sums.
+    """The edges that leave a rank, given those that arrive (collective); O(m) time in rows and in edges of sums.
 
     Of the rows all are told, with one bit for those that carry their edges, and of the sums those that are sent: with
     how many edges each has, and the rows of these. So the edges that leave are those of sums alone, which have the same

@@ -99,7 +99,7 @@ def halo_share(
     ranks_per_machine: int | None = None,
     send: Send | None = None,
 ) -> HaloShare:
-    """What ``rank`` owns, executes, sends and receives. O(E) time, O(own edges + N) extra memory.
+    """The share of ``rank``: its nodes, edges and transfers. O(E) time, O(own edges + N) extra memory.
 
     Not collective, but in two levels with ``send``.
 
@@ -200,7 +200,7 @@ def _edges_of(
 
 
 def kinds_of(exchange: ExchangeKind) -> tuple[ExchangeKind, ...]:
-    """What a share has lists for: rows alone, and the chosen exchange."""
+    """The kinds of exchange that a share has lists for: rows alone, and the chosen one."""
     return ("post",) if exchange == "post" else ("post", exchange)
 
 

@@ -1,4 +1,4 @@
-"""What every rank has, sends and receives, by counting alone; its table; where ranks lie if several share a machine."""
+"""Every rank's nodes, edges, work and traffic, by counting alone; their table; ranks that share a machine."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ UNIT = -1
 """In place of an edge: an entry whose value is one, whatever the edges' weights are."""
 
 _ENTRIES_AT_A_TIME = 1 << 16
-"""What is made of them on the way takes some 3 MB."""
+"""Their temporaries take some 3 MB."""
 
 
 Counts = tuple[int, ...]
@@ -33,7 +33,7 @@ Counts = tuple[int, ...]
 
 
 class RelayLists(NamedTuple):
-    """What a rank does with rows and sums that go by agents (:mod:`pyg_dist.halo.plan.two_level`).
+    """A rank's lists of rows and sums that go by agents (:mod:`pyg_dist.halo.plan.two_level`).
 
     Of each kind, how many leave for each rank, and how many arrive from each.
     """
@@ -105,7 +105,7 @@ class Transfer:
 
 
 class ReceiveLists(NamedTuple):
-    """What of a :class:`Transfer` is about what arrives."""
+    """The receiving half of a :class:`Transfer`."""
 
     matrix: CSR
     counts: tuple[int, ...]
@@ -115,7 +115,7 @@ class ReceiveLists(NamedTuple):
 
 
 class SendLists(NamedTuple):
-    """What is about what leaves."""
+    """The sending half."""
 
     matrix: CSR
     counts: tuple[int, ...]
@@ -181,7 +181,7 @@ def transfer(received: ReceiveLists, sent: SendLists, relay: RelayLists | None =
 
 
 def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int) -> SendLists:
-    """What a rank sends. Not collective; O(m) time and memory in the edges that begin there."""
+    """The sending half of a rank. Not collective; O(m) time and memory in the edges that begin there."""
     edges = host.flatnonzero(~slots.left.index_select(0, leaving.row))
     row, total = (ends.index_select(0, edges) for ends in (leaving.row, leaving.sum))
     del edges
@@ -210,7 +210,7 @@ def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int)
 
 
 def receive_lists(arriving: OneWay, slots: Slots, places: Places) -> ReceiveLists:
-    """What a rank receives. Not collective; O(m) time and memory in the edges that end there."""
+    """The receiving half of a rank. Not collective; O(m) time and memory in the edges that end there."""
     if bool(slots.left.all()):
         weights, weight_counts = host.empty(0, dtype=torch.int32), [0] * arriving.num_ranks
     else:
@@ -266,7 +266,7 @@ def _runs(rowptr: Tensor) -> Iterator[tuple[int, int]]:
 
 
 class Slots(NamedTuple):
-    """What of the rows and sums of some edges is in a rank's buffer, and where."""
+    """The rows and sums in a rank's buffer, among those of some edges, and their slots."""
 
     left: Tensor  # which rows carry their edges, bool ``[L]``
     rows: Tensor  # those in the buffer, int64

@@ -149,7 +149,7 @@ class Routes:
         )
 
     def relay_lists(self, rank: int) -> RelayLists:
-        """What one rank passes on."""
+        """The rows and sums that one rank passes on."""
 
         def counts(hops: Hops) -> tuple[Counts, Counts]:
             ends = (hops.receiver[hops.sender == rank], hops.sender[hops.receiver == rank])

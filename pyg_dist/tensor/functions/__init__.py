@@ -1,4 +1,4 @@
-"""What torch's functions do to row tensors, one file for each subject. Importing a file fills its part of the table."""
+"""Torch's functions of row tensors, one file for each subject. Importing a file fills its part of the table."""
 
 from pyg_dist.tensor.functions import (  # noqa: F401
     along,

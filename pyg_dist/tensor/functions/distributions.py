@@ -159,7 +159,7 @@ class _Gamma(torch.autograd.Function):
 
 @implements("_standard_gamma")
 def standard_gamma(function: Function, x: RowTensor, generator: object = None) -> Tensor:
-    """What ``torch.distributions`` makes Gamma, Chi2 and StudentT of (Marsaglia and Tsang, 2000)."""
+    """Gamma numbers, for ``torch.distributions``' Gamma, Chi2 and StudentT (Marsaglia and Tsang, 2000)."""
     refuse_generator(function, generator)
     with local_tensors():
         alpha = x.as_subclass(Tensor)
@@ -186,7 +186,7 @@ def _gamma(x: RowTensor, alpha: Tensor) -> Tensor:
 
 @implements("_sample_dirichlet")
 def sample_dirichlet(function: Function, x: RowTensor, generator: object = None) -> Tensor:
-    """What ``torch.distributions`` makes Dirichlet and Beta of: gamma numbers over their sum."""
+    """Gamma numbers over their sum, for ``torch.distributions``' Dirichlet and Beta."""
     refuse_generator(function, generator)
     with torch.no_grad():
         drawn = torch._standard_gamma(x.double())

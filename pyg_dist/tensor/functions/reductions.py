@@ -182,7 +182,7 @@ class _Extreme(LocalFunction[Tensor]):
 
 
 def neutral(dtype: torch.dtype, op: str) -> float | int:
-    """What ``op``, "max" or "min", passes over."""
+    """The neutral element of ``op``, "max" or "min"."""
     if dtype == torch.bool:
         return op == "min"
     if dtype.is_floating_point:

@@ -66,7 +66,7 @@ def length(function: Function, x: RowTensor) -> int:
     "is_set_to", "__hash__", "__dir__", "stride", "data_ptr",
 )  # fmt: skip
 def metadata(function: Function, *args: object, **kwargs: object) -> Any:
-    """What the local tensor and the global one have in common."""
+    """Properties that the local tensor and the global one share."""
     with local_tensors():
         return function(*args, **kwargs)
 

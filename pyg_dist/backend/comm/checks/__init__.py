@@ -1,1 +1,1 @@
-"""What ranks must do and have alike, checked above every wire: numbered calls and replicas."""
+"""Checks above every wire that ranks make the same calls and hold the same replicas."""

@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What it does, in words."""
+        """Its kind, and the size and dtype of its tensor, in words."""
         values = "" if self.dtype is None else f" of {self.size} {str(self.dtype).removeprefix('torch.')}"
         return f"{self.kind}{values}"
 
@@ -159,7 +159,7 @@ def _file_id(frame: FrameType) -> int:
 
 
 class Wait(NamedTuple):
-    """What this rank waits for: a call of a sequence, and some ranks of its group, or all."""
+    """A wait of this rank: for a call of a sequence, and for some ranks of its group, or all."""
 
     calls: Calls
     number: int

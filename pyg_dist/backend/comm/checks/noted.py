@@ -1,4 +1,4 @@
-"""What ranks must have alike, as it is noted and compared: a plain tensor's values, or what a script has set."""
+"""Noted things, which ranks must have alike: the values of a plain tensor, or a script's settings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Sample = tuple[torch.dtype, tuple[int, ...], NDArray[Any]] | dict[str, object]
 
 
 class Thing(ABC):
-    """What is noted.
+    """A thing that is noted, to be compared between ranks.
 
     Attributes:
         kind: what it is, a key of the remedies.
@@ -59,7 +59,7 @@ class Thing(ABC):
 
     @property
     def words(self) -> str:
-        """What it is."""
+        """Its kind, with dtype and shape if it has some."""
         return self.kind
 
     @property
@@ -70,7 +70,7 @@ class Thing(ABC):
     @property
     @abstractmethod
     def sample(self) -> Sample:
-        """What says how far ranks are apart."""
+        """Values by which ranks find out how far they differ."""
 
     @abstractmethod
     def difference(self, of_ranks: Mapping[int, Sample], others: str, line: str) -> str:
@@ -148,7 +148,7 @@ class Numbers(Thing):
 
 
 class Settings(Thing):
-    """What a script has set: a model's names and modes, an optimizer's groups; ``read`` makes the values by name."""
+    """A script's settings: a model's names and modes, an optimizer's groups; ``read`` makes the values by name."""
 
     __slots__ = ("_read",)
 

@@ -1,7 +1,7 @@
-"""What every rank must have alike: plain tensors and numbers that meet rows, losses, and what a script sets.
+"""Replicas compared: plain tensors and numbers in functions of rows, losses, and a script's settings.
 
-Each plain tensor that meets rows is noted with a digest of its values (XXH3 of all bytes), which is computed once for
-an object at one version. So are Python's numbers, and from above (:mod:`pyg_dist.graph.training_state`) a model's
+Each plain tensor that is an operand beside rows is noted with a digest of its values (XXH3 of all bytes), computed once
+for an object at one version. So are Python's numbers, and from above (:mod:`pyg_dist.graph.training_state`) a model's
 names and modes, an optimizer's groups, the gradients of a step and the loss of a backward pass. The next small sum
 carries the digest of all that its rank has noted since the last one, in the same messages: while ranks agree, nothing
 more is sent. Where they do not, the ranks of the sum exchange what they have noted, and :func:`compare` names the first
@@ -41,7 +41,7 @@ _REST = 64
 
 
 class Ranks(Protocol):
-    """What is needed of a :class:`~pyg_dist.backend.comm.group.Group`."""
+    """The part of a :class:`~pyg_dist.backend.comm.group.Group` that is used here."""
 
     rank: int
     calls: Calls
@@ -51,7 +51,7 @@ class Ranks(Protocol):
 
 
 class Noted:
-    """What this rank has noted since the last sum of all ranks. Not collective.
+    """This rank's notes since the last sum of all ranks. Not collective.
 
     Attributes:
         is_on: whether there is another rank to compare it with.

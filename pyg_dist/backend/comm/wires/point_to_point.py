@@ -345,7 +345,7 @@ class _Packets:
 
 
 def _packed(x: Tensor, number: int | None, packets: _Packets | None) -> Tensor:
-    """What is sent: a tensor, with a number before it where there is one."""
+    """The tensor to send: ``x``, with a number before it where there is one."""
     if packets is None or number is None:
         return x
     packets.number[0] = number

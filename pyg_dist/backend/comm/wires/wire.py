@@ -16,7 +16,7 @@ from pyg_dist.backend.session.state import current
 
 
 class Work(Protocol):
-    """What is under way."""
+    """A handle of work under way."""
 
     def wait(self) -> object:
         """Wait until it is done."""
@@ -98,7 +98,7 @@ class Wire(Protocol):
 
 
 class Carriers:
-    """What carries a session's messages; set before its first group is made.
+    """The carriers of a session's messages; set before its first group is made.
 
     Attributes:
         refused: types of devices whose tensors no wire carries, whatever torch's backends say.
@@ -111,7 +111,7 @@ class Carriers:
 
 
 class Machines:
-    """What is known of the ranks' machines.
+    """The ranks' machines.
 
     Attributes:
         of_rank: the machine of each rank; empty before :func:`~pyg_dist.backend.comm.topology.machines` was called.
@@ -131,5 +131,5 @@ def by_machine(ranks: Sequence[int], of_rank: Sequence[int]) -> list[list[int]]:
 
 
 def carrier() -> str:
-    """What carries messages of CPU tensors in this session, "gloo" or "mpi"; not collective."""
+    """The carrier of CPU tensors' messages in this session, "gloo" or "mpi"; not collective."""
     return "gloo" if current().of(Carriers).mpi is None else "mpi"
