@@ -27,7 +27,12 @@ def flatnonzero(mask: Tensor) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
+def integers_to(last: int) -> torch.dtype:
+    """The dtype of numbers from 0 to ``last``: int32 where they fit."""
+    return torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
+
+
 def in_few_bits(numbers: Tensor) -> Tensor:
     """Numbers that are not negative, as int32 where all fit, else as they are."""
-    fits = numbers.numel() == 0 or int(numbers.max()) <= torch.iinfo(torch.int32).max
-    return numbers.to(torch.int32) if fits else numbers
+    dtype = integers_to(int(numbers.max()) if numbers.numel() else 0)
+    return numbers if dtype == torch.int64 else numbers.to(dtype)

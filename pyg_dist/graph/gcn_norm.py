@@ -138,8 +138,7 @@ class SelfLoops:
         row = torch.cat([row, self.loop_row.to(row.dtype)])
         col = torch.cat([col, self.loop_col.to(col.dtype)])
         last = self.num_edges + self.loop_row.numel()
-        dtype = torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
-        return row, col, torch.cat([edge, host.arange(self.num_edges, last, dtype=dtype)])
+        return row, col, torch.cat([edge, host.arange(self.num_edges, last, dtype=host.integers_to(last))])
 
     @cached_property
     @lasting

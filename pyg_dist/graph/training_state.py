@@ -123,7 +123,7 @@ def note_model(model: nn.Module) -> None:
     known = models.get(model)
     if known is None:
         known = models[model] = _Model()
-    noted().here(known.settings(model))
+    noted().note(known.settings(model))
 
 
 def note_step(optimizer: torch.optim.Optimizer) -> None:
@@ -139,7 +139,7 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
         known = run.optimizers[optimizer] = _Optimizer(optimizer, [*run.models.values()])
     if not known.models:
         return
-    noted().here(known.settings(optimizer))
+    noted().note(known.settings(optimizer))
     compare_order(current().of(Control).group)
     if known.num_steps < _FIRST or known.num_steps % _EVERY == 0:
         for group in optimizer.param_groups:

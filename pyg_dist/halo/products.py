@@ -157,14 +157,9 @@ class HaloProducts(HaloView):
     @cached_property
     @lasting
     def _exchange_counts(self) -> ExchangeCounts:
-        share, group = self.share, self.exchange_group
-        counts = (
-            share.row_transfer.outgoing.num_rows,
-            share.sum_transfer.outgoing.num_rows,
-            sum(share.sum_transfer.weight_send_counts),
-        )
-        gathered = group.gather_rows(host.tensor([[*counts]]), [1] * group.size)
-        return ExchangeCounts(*gathered.sum(0).tolist())
+        rows, sums = self.share.row_transfer, self.share.sum_transfer
+        counts = rows.outgoing.num_rows, sums.outgoing.num_rows, sum(sums.weight_send_counts)
+        return ExchangeCounts(*self.exchange_group.stack(host.tensor(counts)).sum(0).tolist())
 
     def _sends_weights(self, x: Tensor, norm: Norm, layer: nn.Module | None) -> bool:
         """Whether weights that learn are sent for a product with x (collective at the first use)."""
@@ -272,7 +267,7 @@ class HaloLinks:
         mine = torch.stack([share.edge_id[place], source, target, place], dim=1)
 
         counts = torch.bincount(sender, minlength=share.num_ranks)
-        from_rank = group.gather_rows(counts.view(1, -1), [1] * group.size)[:, share.rank]
+        from_rank = group.stack(counts)[:, share.rank]
         lists = tuple(counts.tolist()), tuple(from_rank.tolist())
         self._place = place
         self._exchange = exchange_of(Transport(group, Traffic()), *lists, num_messages=group.size**2)

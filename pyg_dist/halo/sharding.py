@@ -76,10 +76,6 @@ class HaloNodes(NodeSharding):
         found.traffic = self.traffic
         return found
 
-    @property
-    def first(self) -> int:
-        return 0
-
     def seed_of_group(self, seed: int) -> int:
         """A seed of what data groups draw; where they have nodes of their own, they draw other numbers."""
         return seed

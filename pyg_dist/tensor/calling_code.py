@@ -73,9 +73,9 @@ def name_of(layer: nn.Module) -> str:
     return f"{max(paths, key=lambda path: path.count('.'))!r} ({kind})" if paths else kind
 
 
-def _frames(frame: FrameType | None = None) -> Iterator[FrameType]:
-    """The running frames, innermost first, from ``frame`` on if it is given."""
-    return (found for found, _ in walk_stack(sys._getframe(1) if frame is None else frame))
+def _frames() -> Iterator[FrameType]:
+    """The running frames, innermost first."""
+    return (found for found, _ in walk_stack(sys._getframe(1)))
 
 
 def running_layer() -> str:
@@ -126,7 +126,17 @@ class EdgeHandle(OfThisRun, torch.Tensor):
 
 def who_needs_it() -> str:
     """The message of an error in a transform, a function of edges or a loader's constructor of PyG's, else nothing."""
-    return of_whole_graphs() or function_that_needs_all_edges(sys._getframe(1))
+    refusal = of_whole_graphs()
+    of_pyg = [*takewhile(_is_of_pyg, dropwhile(lambda frame: not _is_of_pyg(frame), _frames()))]
+    called = of_pyg[-1] if of_pyg else None  # which the script knows
+    if refusal or called is None or not _is_of_pyg(called, "utils."):
+        return refusal
+    if not any(issubclass(type(value), EdgeHandle) for value in called.f_locals.values()):
+        return ""
+    return (
+        f"torch_geometric.utils.{called.f_code.co_name} needs all edges, and each rank holds only its own: give it "
+        f"edge_index.full_tensor(), all edges, or apply it to the graph before DistributedData"
+    )
 
 
 def of_whole_graphs() -> str:
@@ -152,32 +162,6 @@ def how_to_draw_alike() -> str:
         if frame.f_code.co_name == "collate_fn" and type(frame.f_locals.get("self")).__name__ == "RandomNodeLoader":
             return f"use pyg_dist.loader.{_OURS['RandomNodeLoader']}, or {seeded}"
     return seeded
-
-
-def function_that_needs_all_edges(asker: FrameType) -> str:
-    """The message of an error at ``asker`` in a function of PyG's with a distributed ``edge_index``, else nothing."""
-    called = _called_by_script(asker)
-    if called is None or not _is_of_pyg(called, "utils."):
-        return ""
-    if called.f_globals["__name__"] == "torch_geometric.utils._trim_to_layer":
-        return _TRIMMED
-    if not any(issubclass(type(value), EdgeHandle) for value in called.f_locals.values()):
-        return ""
-    return _needs_all_edges(called)
-
-
-def _called_by_script(asker: FrameType) -> FrameType | None:
-    """The function of PyG's in which ``asker`` runs that the script knows: the outermost one."""
-    return next(
-        reversed([*takewhile(_is_of_pyg, dropwhile(lambda frame: not _is_of_pyg(frame), _frames(asker)))]), None
-    )
-
-
-def _needs_all_edges(frame: FrameType) -> str:
-    return (
-        f"torch_geometric.utils.{frame.f_code.co_name} needs all edges, and each rank holds only its own: give it "
-        f"edge_index.full_tensor(), all edges, or apply it to the graph before DistributedData"
-    )
 
 
 def _is_of_pyg(frame: FrameType, package: str = "") -> bool:

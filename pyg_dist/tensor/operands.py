@@ -70,7 +70,7 @@ def by_row_mask(rows: RowSharding, mask: RowTensor) -> Selection:
     where one of the two was selected by a list, as pairs are by a mask over their edges.
     """
     if mask._attribute and rows.group.size > 1:  # a loop over a set of names has an order of its own on each rank
-        replicas.noted().here(_mask_of(mask._attribute))
+        replicas.noted().note(_mask_of(mask._attribute))
     with local_tensors():
         version, known = version_of(mask), mask._selection
         if known is not None and known[0] == version and known[1] is rows:

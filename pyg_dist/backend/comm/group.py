@@ -176,6 +176,10 @@ class Group(OfThisRun):
                 wait(message)
         return from_wire(out, rows.dtype)
 
+    def stack(self, tensor: Tensor) -> Tensor:
+        """Every rank's tensor, by rank. Shapes: ``[...] -> [size, ...]``, alike on all ranks."""
+        return self.gather_rows(tensor.unsqueeze(0), [1] * self.size)
+
     def gather_bytes(self, content: bytes) -> list[bytes]:
         """Every rank's bytes, by rank."""
         if self.size == 1:

@@ -167,9 +167,9 @@ class IdLists:
 
     def gather(self, row: Sequence[int]) -> Tensor:
         """Every rank's row of numbers, int64 ``[size, len(row)]`` (collective)."""
-        mine = host.tensor([row], dtype=torch.int64)
+        mine = host.tensor(row, dtype=torch.int64)
         self._count(mine.nbytes * (self.group.size - 1))
-        return self.group.gather_rows(mine, [1] * self.group.size)
+        return self.group.stack(mine)
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes

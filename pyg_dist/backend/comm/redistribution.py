@@ -107,7 +107,7 @@ class Redistribution:
         group = transport.group
         order = torch.argsort(receiver, stable=True)
         sent = torch.bincount(receiver, minlength=group.size)
-        received = group.gather_rows(sent.view(1, -1), [1] * group.size)[:, group.rank]
+        received = group.stack(sent)[:, group.rank]
         num_received, sizes = int(received.sum()), tuple(received.tolist())
         send = RowsByRank(row[order], tuple(sent.tolist()), key.numel(), repeats=True)
         unsorted = RowsByRank(host.arange(num_received), sizes, num_received)
@@ -124,7 +124,7 @@ class Redistribution:
         group = transport.group
         order = torch.argsort(owner, stable=True)
         asked = torch.bincount(owner, minlength=group.size)
-        sent = group.gather_rows(asked.view(1, -1), [1] * group.size)[:, group.rank].tolist()
+        sent = group.stack(asked)[:, group.rank].tolist()
         received = tuple(asked.tolist())
         wanted = transport.all_to_all(row[order], received, sent).wait() if group.size > 1 else row[order]
         send = RowsByRank(wanted, tuple(sent), num_rows, repeats=True)

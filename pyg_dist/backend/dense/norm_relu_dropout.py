@@ -34,7 +34,7 @@ class SplitRows:
         """
         mean, mean_square = ops.row_moments(x, norm)
         of_part = torch.stack([mean, mean_square] if norm == "layer" else [mean_square])
-        parts = self.group.gather_rows(of_part.unsqueeze(0), [1] * self.group.size)
+        parts = self.group.stack(of_part)
         share = copied_to(host.tensor(self.sizes, dtype=parts.dtype) / sum(self.sizes), parts.device).view(-1, 1)
         mean_square = (parts[:, -1] * share).sum(0)
         if norm == "layer":

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from pyg_dist.backend import ops
-from pyg_dist.backend.host import in_few_bits
+from pyg_dist.backend.host import in_few_bits, integers_to
 from pyg_dist.backend.on_device import on_device, part_of, to_host
 from pyg_dist.backend.ops.memory import trim_after
 from pyg_dist.backend.session.settings import SPMM_FORM
@@ -118,8 +118,7 @@ class CSR:
 
     def _entries(self) -> Tensor:
         last = self.first + self.num_entries
-        dtype = torch.int32 if last <= _INT32_MAX else torch.int64
-        return torch.arange(self.first, last, dtype=dtype, device=self.col.device)
+        return torch.arange(self.first, last, dtype=integers_to(last), device=self.col.device)
 
     @property
     def num_rows(self) -> int:
@@ -138,7 +137,7 @@ class CSR:
         ``edge`` is the position of each entry's value; None: values are in the order of the entries given. Raises
         DataError where an entry is outside of the matrix, OptionError for more rows or columns than 32 bits can number.
         """
-        if max(num_rows, num_cols) > _INT32_MAX:
+        if integers_to(max(num_rows, num_cols)) != torch.int32:
             raise OptionError(
                 f"Expected fewer than 2^31 rows and columns on one rank (got {num_rows}, {num_cols}): use more ranks"
             )
@@ -337,6 +336,3 @@ class _TrialsBySize(dict[object, list[FormTrial]]):
 def timed_forms() -> list[str]:
     """The forms of products that this run has timed, a line each with its times. Not collective."""
     return [str(trial) for trials in current().of(_TrialsBySize).values() for trial in trials if trial.is_over]
-
-
-_INT32_MAX = torch.iinfo(torch.int32).max

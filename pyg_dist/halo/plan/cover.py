@@ -311,7 +311,7 @@ def minimum_vertex_cover(
         >>> minimum_vertex_cover(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2, 2)
         Cover(left=tensor([True, True]), right=tensor([False, False]))
     """
-    if max(num_left, num_right, left.numel()) > torch.iinfo(torch.int32).max:  # as the op counts
+    if host.integers_to(max(num_left, num_right, left.numel())) != torch.int32:  # as the op counts
         raise OptionError(
             f"Expected at most 2**31 - 1 remote edges in one cover (got {left.numel()}): use more ranks or "
             f"exchange='post'"

@@ -145,8 +145,7 @@ class Places:
     @property
     def dtype(self) -> torch.dtype:
         """Of places in edge storage: int32, and int64 where they are too many."""
-        last = self.first + self.incoming.num_entries
-        return torch.int32 if last <= torch.iinfo(torch.int32).max else torch.int64
+        return host.integers_to(self.first + self.incoming.num_entries)
 
     def stored(self, arriving: Tensor, out: Tensor | None = None) -> Tensor:
         """Numbers of the edges that end here, in the order of edge storage."""

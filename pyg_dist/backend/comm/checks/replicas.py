@@ -107,14 +107,14 @@ class Noted:
     def gradient(self, gradient: Tensor) -> None:
         """Note some of the values of a parameter's gradient."""
         if _is_readable(gradient):
-            self.here(Values("gradient", gradient, is_whole=False))
+            self.note(Values("gradient", gradient, is_whole=False))
 
     def loss(self, loss: Tensor) -> None:
         """Note a loss of all ranks' rows."""
         if loss.is_cpu and loss.is_floating_point():
-            self.here(Numbers("loss", (loss.item(),), loss.dtype))
+            self.note(Numbers("loss", (loss.item(),), loss.dtype))
 
-    def here(self, noted: Thing) -> None:
+    def note(self, noted: Thing) -> None:
         """Note it at the script's line."""
         file, line, _ = user_line(2)
         self.add(noted, file, line)

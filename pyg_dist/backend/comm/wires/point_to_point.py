@@ -63,7 +63,7 @@ class PointToPoint(ABC):
         self.rank, self.size, self.ranks = rank, len(ranks), tuple(ranks)
         self._packets: dict[tuple[torch.Size, torch.dtype], _Packets] = {}
         self._of_rank: dict[int, OfOther] | None = None  # who shares memory; None: who does at the time of a message
-        self._by_machine: dict[tuple[int, ...], tuple[PointToPoint, PointToPoint] | None] = {}
+        self._by_machine: dict[tuple[int, ...], tuple[PointToPoint, PointToPoint | None]] = {}
 
     def among(self: W, ranks: Sequence[int]) -> W:
         other = copy.copy(self)
@@ -72,11 +72,12 @@ class PointToPoint(ABC):
         other._of_rank = dict(current().of(SharedMemory).of_rank)  # another thread sees no change under way
         return other
 
-    def _levels(self) -> tuple[PointToPoint, PointToPoint] | None:
-        """The ranks of this machine, and those that have this one's number on theirs; None: machines share no work."""
+    def _levels(self) -> tuple[PointToPoint, PointToPoint | None]:
+        """The ranks of this machine, and those of its number on theirs; all ranks and None: machines share no work."""
         of_rank, own = current().of(Machines).of_rank, self.ranks[self.rank]
         if of_rank not in self._by_machine:
-            machines, levels = by_machine(self.ranks, of_rank) if of_rank else [], None
+            machines = by_machine(self.ranks, of_rank) if of_rank else []
+            levels: tuple[PointToPoint, PointToPoint | None] = self, None
             if machines:
                 inner = next(ranks for ranks in machines if own in ranks)
                 levels = self.among(inner), self.among([ranks[inner.index(own)] for ranks in machines])
@@ -102,7 +103,8 @@ class PointToPoint(ABC):
     def all_reduce(self, x: Tensor, op: str, tag: int, number: int | None = None) -> tuple[Tensor, bool]:
         """See ``Wire``. A number goes before the elements, in the same messages."""
         if number is None and x.nbytes > (_IN_PIECES if self.size > 2 else _IN_HALVES):
-            self._reduce_in_pieces(x.view(-1), op, tag)
+            inner, outer = self._levels()
+            inner._reduce_in_pieces(x.view(-1), op, tag, outer)
             return x, True
         return self._doubled(x, number, op, tag)
 
@@ -148,19 +150,11 @@ class PointToPoint(ABC):
         _wait([self.receive(theirs, peer, tag), *leaving])
         return (theirs, None) if packets is None else (packets.their_elements, int(packets.their_number[0]))
 
-    def _reduce_in_pieces(self, flat: Tensor, op: str, tag: int) -> None:
+    def _reduce_in_pieces(self, flat: Tensor, op: str, tag: int, outer: PointToPoint | None = None) -> None:
         """Rank i gets everyone's piece i, reduces them in the order of the ranks, and sends the result to all.
 
-        Where machines share the work, the ranks of one do so; its piece i is reduced with that of the other machines.
+        With ``outer``, these are the ranks of one machine, whose piece i is reduced with that of the other machines.
         """
-        levels = self._levels()
-        if levels is None:
-            self._in_pieces(flat, op, tag)
-        else:
-            inner, outer = levels
-            inner._in_pieces(flat, op, tag, outer)
-
-    def _in_pieces(self, flat: Tensor, op: str, tag: int, outer: PointToPoint | None = None) -> None:
         size, others = self.size, self._others()
         ends = [r * flat.numel() // size for r in range(size + 1)]
         low, high = ends[self.rank], ends[self.rank + 1]
@@ -172,7 +166,7 @@ class PointToPoint(ABC):
         for rank, addend in enumerate(addends[1:], 1):
             total = _REDUCE[op](total, addend, out=total if rank < self.rank else own)
         if outer is not None:
-            outer._in_pieces(own, op, tag)
+            outer._reduce_in_pieces(own, op, tag)
         _wait(self._start_all(flat, own, [(peer, 0, high - low) for peer in others], of_others, tag))
 
     def broadcast(self, x: Tensor, source: int, tag: int) -> None:
