@@ -28,7 +28,7 @@ from pyg_dist.halo.plan.cover import Cover, Ends, ExchangeKind, OneWay, RemoteEd
 from pyg_dist.halo.plan.levels import Hierarchy, shares_machines
 from pyg_dist.halo.plan.plan import Plan, hash_of_digests, pairs_of
 from pyg_dist.halo.plan.share import HaloShare, LocalEdges, LocalRows, kinds_of, share_of
-from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts, rows_between_nodes
+from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, merged_parts, rows_across
 from pyg_dist.halo.plan.two_level import MachineEdges, Routes, Task, exchanged
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.store.grid_store import GridStore
@@ -259,7 +259,7 @@ class StoreOnRanks:
         if on_each is None or not shares_machines(plan.ranks, on_each):
             return plan
         hybrid = plan if plan.exchange == "hybrid" else self.counted(replace(plan, exchange="hybrid"))
-        one = rows_between_nodes(hybrid.rows_between(), on_each)
+        one = rows_across(hybrid.rows_between(), on_each)
         plan = replace(plan, across=(one, self.rows_across(on_each)))
         if hierarchy == "off":
             return plan

@@ -15,7 +15,7 @@ from pyg_dist.backend import host
 from pyg_dist.errors import OptionError
 from pyg_dist.halo.plan.cover import ExchangeKind, RemoteEdges
 from pyg_dist.halo.plan.levels import Hierarchy, LevelCounts
-from pyg_dist.halo.plan.sizes import place, rows_between_nodes
+from pyg_dist.halo.plan.sizes import renumbered, rows_across
 from pyg_dist.partition import METHODS as MODELS
 from pyg_dist.partition import Batches, partition
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
@@ -127,7 +127,7 @@ def find_parts(
     if not isinstance(options.method, str) or options.ranks_per_node is None:
         return parts
     edge_index, on_each = as_edges(edge_index), options.ranks_per_node
-    placed = place(edge_index, parts, num_parts, on_each, options.exchange)
+    placed = renumbered(edge_index, parts, num_parts, on_each, options.exchange)
     if options.method not in _TRIED or on_each == 1 or on_each >= num_parts or num_parts % on_each:
         return placed
 
@@ -138,7 +138,7 @@ def find_parts(
         counts = LevelCounts.of(edge_index, parts, num_parts, on_each)
         counted = counts.counted(options.exchange, options.hierarchy != "off")
         load = max(s.work + mean * s.nodes if is_for_sums else s.edges for s in counted.sizes)
-        return rows_between_nodes(counted.rows, on_each), load
+        return rows_across(counted.rows, on_each), load
 
     best = _Best(placed, measured)
     tries = [replace(options, method=method, seed=options.seed + more) for method, more in _TRIED[options.method]]
@@ -148,7 +148,7 @@ def find_parts(
         best.offer(_machines_first(edge_index, num_nodes, num_parts, on_each, of_try, train_mask))
         if number:  # the first one is where it began
             at_once = solve(edge_index, num_nodes, num_parts, of_try, train_mask)
-            best.offer(place(edge_index, at_once, num_parts, on_each, options.exchange))
+            best.offer(renumbered(edge_index, at_once, num_parts, on_each, options.exchange))
     may_share = options.exchange == "hybrid" and options.hierarchy != "off"
     if options.method != "metis" or not may_share or edge_index.shape[1] > _MAX_COMPARED:
         return best.parts
@@ -171,7 +171,7 @@ def _for_sums(edge_index: Tensor, num_parts: int, options: PartsOptions, metis: 
         counts = LevelCounts.of(edge_index, parts, num_parts, on_each)
         counted = counts.chosen(options.exchange, options.hierarchy, model, machine, options.bits)
         seconds = counted.price(model, machine, options.bits).seconds
-        return rows_between_nodes(counted.rows, on_each), seconds, max(s.edges for s in counted.sizes)
+        return rows_across(counted.rows, on_each), seconds, max(s.edges for s in counted.sizes)
 
     (rows, seconds, edges), (fewer, cheaper, heaviest) = measured(metis), measured(other)
     return fewer < rows and cheaper <= seconds and heaviest <= _MOST_IN_EDGES * edges

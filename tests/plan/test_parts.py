@@ -22,7 +22,7 @@ from torch import Tensor
 from pyg_dist.errors import DataError, OptionError
 from pyg_dist.halo.plan.levels import LevelCounts
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.sizes import place
+from pyg_dist.halo.plan.sizes import renumbered
 from pyg_dist.partition import Batches
 from pyg_dist.partition.hypergraph import build_cover_model, choice_by_degree
 from pyg_dist.partition.metis import build_graph_model
@@ -243,7 +243,7 @@ def test_fewer_rows_cross_than_with_plain_metis(shared_data: Any, name: str) -> 
     adjacency = pymetis.CSRAdjacency(model.start.astype(np.int64), model.neighbor.astype(np.int64))
     plain = torch.tensor(pymetis.part_graph(8, adjacency)[1])
     found = find_parts(edge_index, graph.num_nodes, 8, PartsOptions("metis", ranks_per_node=4), graph.train_mask)
-    both = found, place(edge_index, plain, 8, 4, "hybrid")
+    both = found, renumbered(edge_index, plain, 8, 4, "hybrid")
     crossing = [rows_across(edge_index, parts, 8, 4, two_levels=True) for parts in both]
     assert crossing[0] <= crossing[1]
 
@@ -268,7 +268,7 @@ def test_machines_first_where_fewer_rows_cross(shared_data: Any, method: str, tw
     )
     found = find_parts(graph.edge_index, graph.num_nodes, 16, options)
     at_once = solve(graph.edge_index, graph.num_nodes, 16, options)
-    placed = place(graph.edge_index, at_once, 16, 4, "hybrid")
+    placed = renumbered(graph.edge_index, at_once, 16, 4, "hybrid")
     crossing = [rows_across(graph.edge_index, parts, 16, 4, two_levels=two_levels) for parts in (found, placed)]
     assert crossing[0] <= crossing[1] - two_levels
     assert found.bincount(minlength=16).min() > 0

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from pyg_dist.backend.ops.quantize import is_packed, row_bytes
-from pyg_dist.halo.plan.sizes import node_of_rank
+from pyg_dist.halo.plan.sizes import machine_of_rank
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price, reduction_seconds
 
@@ -60,7 +60,7 @@ def sent_by_rank(rows: Tensor, ranks_per_node: int) -> list[tuple[int, int, int,
 
     A message for each pair of ranks with rows. Ranks lie on machines in their order, ``ranks_per_node`` on each.
     """
-    machine = node_of_rank(len(rows), ranks_per_node)
+    machine = machine_of_rank(len(rows), ranks_per_node)
     is_inside = machine[:, None] == machine
     columns = (rows * is_inside, rows * ~is_inside, (rows > 0) & is_inside, (rows > 0) & ~is_inside)
     return list(zip(*(column.sum(1).tolist() for column in columns), strict=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_dist.halo.plan.cost import HaloLoad, halo_price, sent_by_rank
 from pyg_dist.halo.plan.cover import BothEnds, ExchangeKind, RemoteEdges, both_ends
-from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, node_of_rank, rows_between_nodes
+from pyg_dist.halo.plan.sizes import BlockNumbers, ShareSizes, machine_of_rank, rows_across
 from pyg_dist.halo.plan.two_level import MachineEdges
 from pyg_dist.pricing.machine import Machine
 from pyg_dist.pricing.model import Model, Price
@@ -104,7 +104,7 @@ class LevelCounts:
         """Rows of the hybrid exchange that cross machines, in one level and in two; ``None``: no ranks share one."""
         if self.between is None:
             return None
-        one = rows_between_nodes(self.numbers.post_rows + self.numbers.pre_sums, self.between.ranks_per_machine)
+        one = rows_across(self.numbers.post_rows + self.numbers.pre_sums, self.between.ranks_per_machine)
         return one, sum(int(side.sum()) for side in self.between.hybrid)
 
 
@@ -115,19 +115,20 @@ class Crossings(NamedTuple):
     between: int
     messages: tuple[int, int]  # inside, between
     of_rank: list[int]  # that each rank sends to other machines
-    of_nodes: list[list[int]]  # from each machine to each; inside on the diagonal
+    of_machines: list[list[int]]  # from each machine to each; inside on the diagonal
 
     @staticmethod
     def of(rows: Tensor, num_messages: int, ranks_per_node: int) -> Crossings:
         """Of the rows from each rank to each, ``[P, P]``."""
-        node = node_of_rank(len(rows), ranks_per_node)
-        crossing = rows * (node[:, None] != node)
-        of_nodes = rows.new_zeros(2 * (int(node[-1]) + 1,)).index_put_((node[:, None], node), rows, accumulate=True)
+        machine = machine_of_rank(len(rows), ranks_per_node)
+        crossing = rows * (machine[:, None] != machine)
+        size = 2 * (int(machine[-1]) + 1,)
+        of_machines = rows.new_zeros(size).index_put_((machine[:, None], machine), rows, accumulate=True)
         between, num_crossing = int(crossing.sum()), int((crossing > 0).sum())
         messages = num_messages - num_crossing, num_crossing
-        return Crossings(int(rows.sum()) - between, between, messages, crossing.sum(1).tolist(), of_nodes.tolist())
+        return Crossings(int(rows.sum()) - between, between, messages, crossing.sum(1).tolist(), of_machines.tolist())
 
     @property
     def most_between_two(self) -> int:
         """Rows from one machine to another, where they are most."""
-        return max(count for k, counts in enumerate(self.of_nodes) for m, count in enumerate(counts) if k != m)
+        return max(count for k, counts in enumerate(self.of_machines) for m, count in enumerate(counts) if k != m)

@@ -224,7 +224,7 @@ class Plan(DistributionPlan):
             "rows_inside_nodes": levels.inside,
             "rows_between_nodes": levels.between,
             "rows_leaving_node": levels.of_rank,
-            "rows_by_nodes": levels.of_nodes,
+            "rows_by_nodes": levels.of_machines,
             "messages_inside_nodes": levels.messages[0],
             "messages_between_nodes": levels.messages[1],
             "bytes_inside_nodes": {width: level[0] for width, level in of_widths.items()},

@@ -135,7 +135,7 @@ class BlockNumbers:
         if machines is None:
             hops, passed, covered = [], load * 0, crossing
         else:
-            machine, between = node_of_rank(num_ranks, machines.ranks_per_machine), machines.routes(exchange)
+            machine, between = machine_of_rank(num_ranks, machines.ranks_per_machine), machines.routes(exchange)
             rows, sums, by_row, covered = (x * (machine[:, None] == machine) for x in (rows, sums, by_row, crossing))
             hops = [hop.rows(num_ranks) for hop in between.kinds]
             passed = machines.multiplied(exchange) + torch.bincount(between.owner, minlength=num_ranks) + hops[2].sum(0)
@@ -171,7 +171,9 @@ def _pairs(candidates: Candidates, num_ranks: int) -> Tensor:
     return candidates.sender * num_ranks + candidates.receiver
 
 
-def place(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_node: int, exchange: ExchangeKind) -> Tensor:
+def renumbered(
+    edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_node: int, exchange: ExchangeKind
+) -> Tensor:
     """The same parts, renumbered by :func:`rank_of_part` of the rows that ``exchange`` sends. O(E log E) time.
 
     Deterministic, not collective. How many rows go from one part to another does not depend on their numbers.
@@ -183,25 +185,25 @@ def place(edge_index: Tensor, parts: Tensor, num_ranks: int, ranks_per_node: int
     return rank.to(parts.dtype)[parts.long()]
 
 
-def node_of_rank(num_ranks: int, ranks_per_node: int) -> Tensor:
-    """Ranks lie on nodes in their order, ``ranks_per_node`` on each and the rest on the last: int64 ``[P]``."""
+def machine_of_rank(num_ranks: int, ranks_per_node: int) -> Tensor:
+    """Ranks lie on machines in order, ``ranks_per_node`` on each and the rest on the last: int64 ``[P]``."""
     return host.arange(num_ranks) // ranks_per_node
 
 
-def rows_between_nodes(rows: Tensor, ranks_per_node: int) -> int:
-    """How many of the rows ``[P, P]``, sender by receiver, leave their node."""
-    return _cut(rows, node_of_rank(rows.shape[0], ranks_per_node))
+def rows_across(rows: Tensor, ranks_per_node: int) -> int:
+    """How many of the rows ``[P, P]``, sender by receiver, leave their machine."""
+    return _cut(rows, machine_of_rank(rows.shape[0], ranks_per_node))
 
 
 def rank_of_part(rows: Tensor, ranks_per_node: int) -> Tensor:
-    """A rank for every part such that few rows go between nodes: never more than with the parts' own order.
+    """A rank for every part such that few rows go between machines: never more than with the parts' own order.
 
-    Approximate: nodes are grown greedily, then parts change places while that helps (Kernighan and Lin's exchange, one
+    Approximate: groups are grown greedily, then parts change places while that helps (Kernighan and Lin's exchange, one
     pair at a time); the parts' own order is improved likewise, and the better of the two is taken. METIS would not give
-    every node exactly its number of parts. Deterministic, O(P^2) time a pass. Shapes: int64 ``[P, P] -> [P]``.
+    every machine exactly its number of parts. Deterministic, O(P^2) time a pass. Shapes: int64 ``[P, P] -> [P]``.
     """
-    node = _nodes_of_parts(rows, node_of_rank(rows.shape[0], ranks_per_node))
-    return torch.argsort(torch.argsort(node, stable=True))
+    machine = _grouped(rows, machine_of_rank(rows.shape[0], ranks_per_node))
+    return torch.argsort(torch.argsort(machine, stable=True))
 
 
 def merged_parts(rows: Tensor, num_ranks: int) -> Tensor:
@@ -210,24 +212,24 @@ def merged_parts(rows: Tensor, num_ranks: int) -> Tensor:
     Approximate and deterministic, as :func:`rank_of_part`. Numbers of parts by rank differ by one at most.
     """
     num_parts = rows.shape[0]
-    return _nodes_of_parts(rows, host.arange(num_parts) * num_ranks // num_parts)
+    return _grouped(rows, host.arange(num_parts) * num_ranks // num_parts)
 
 
-def _nodes_of_parts(rows: Tensor, given: Tensor) -> Tensor:
-    """Nodes as large as ``given``'s, between which few rows go."""
+def _grouped(rows: Tensor, given: Tensor) -> Tensor:
+    """Groups of parts, as large as ``given``'s, between which few rows go."""
     traffic = (rows + rows.T).fill_diagonal_(0)
     starts = (given, _grown(traffic, given))
-    return min((_improved(traffic, start) for start in starts), key=lambda n: _cut(traffic, n))
+    return min((_improved(traffic, start) for start in starts), key=lambda group: _cut(traffic, group))
 
 
-def _cut(rows: Tensor, node: Tensor) -> int:
-    return int(rows[node[:, None] != node].sum())
+def _cut(rows: Tensor, group: Tensor) -> int:
+    return int(rows[group[:, None] != group].sum())
 
 
-def _grown(traffic: Tensor, node: Tensor) -> Tensor:
-    """Nodes as large as ``node``'s: each begins with the busiest part left and takes in what exchanges most with it."""
-    found, free, with_free = torch.empty_like(node), torch.ones_like(node, dtype=torch.bool), traffic.sum(1)
-    for number, size in enumerate(torch.bincount(node).tolist()):
+def _grown(traffic: Tensor, group: Tensor) -> Tensor:
+    """Groups as large as the given ones: each begins with the busiest part left, and takes in its busiest partners."""
+    found, free, with_free = torch.empty_like(group), torch.ones_like(group, dtype=torch.bool), traffic.sum(1)
+    for number, size in enumerate(torch.bincount(group).tolist()):
         attraction = with_free.clone()
         for count in range(size):
             part = int(torch.where(free, attraction, -1).argmax())
@@ -237,23 +239,23 @@ def _grown(traffic: Tensor, node: Tensor) -> Tensor:
     return found
 
 
-def _improved(traffic: Tensor, node: Tensor) -> Tensor:
-    """``node`` after exchanges of two parts, the best one for each part in turn, until none helps or time is up."""
-    node = node.clone()
+def _improved(traffic: Tensor, group: Tensor) -> Tensor:
+    """``group`` after exchanges of two parts, the best one for each part in turn, until none helps or time is up."""
+    group = group.clone()
     parts = traffic.any(1).nonzero().view(-1).tolist()  # an exchange helps one that has traffic
-    towards = traffic.new_zeros(node.numel(), int(node.max()) + 1).index_add_(1, node, traffic)  # rows, part by node
+    towards = traffic.new_zeros(group.numel(), int(group.max()) + 1).index_add_(1, group, traffic)  # rows
     last = 0
     for turn, a in enumerate(parts * _PASSES):
         if turn - last >= len(parts):
             break
-        at_home = towards.gather(1, node[:, None]).view(-1)
-        gain = towards[a, node] - at_home[a] + towards[:, node[a]] - at_home - 2 * traffic[a]
+        at_home = towards.gather(1, group[:, None]).view(-1)
+        gain = towards[a, group] - at_home[a] + towards[:, group[a]] - at_home - 2 * traffic[a]
         b = int(gain.argmax())
         if gain[b] <= 0:
             continue
         last = turn
         moved = traffic[:, b] - traffic[:, a]
-        towards[:, node[a]] += moved
-        towards[:, node[b]] -= moved
-        node[[a, b]] = node[[b, a]]
-    return node
+        towards[:, group[a]] += moved
+        towards[:, group[b]] -= moved
+        group[[a, b]] = group[[b, a]]
+    return group

@@ -22,7 +22,7 @@ from pyg_dist.backend.session import session
 from pyg_dist.cli import main
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind
 from pyg_dist.halo.plan.plan import Plan
-from pyg_dist.halo.plan.sizes import place, rank_of_part, rows_between_nodes
+from pyg_dist.halo.plan.sizes import rank_of_part, renumbered, rows_across
 from pyg_dist.partition import partition
 from pyg_dist.pricing.machine import Machine
 
@@ -52,7 +52,7 @@ def test_a_permutation_that_is_never_worse(num_ranks: int, ranks_per_node: int, 
     rank = rank_of_part(rows, ranks_per_node)
     assert sorted(rank.tolist()) == list(range(num_ranks))
     assert torch.equal(rank, rank_of_part(rows, ranks_per_node))
-    before, after = rows_between_nodes(rows, ranks_per_node), rows_between_nodes(by_rank(rows, rank), ranks_per_node)
+    before, after = rows_across(rows, ranks_per_node), rows_across(by_rank(rows, rank), ranks_per_node)
     assert after <= before
     if after == before:
         assert rank.tolist() == list(range(num_ranks)), "moved for nothing"
@@ -61,8 +61,8 @@ def test_a_permutation_that_is_never_worse(num_ranks: int, ranks_per_node: int, 
 @pytest.mark.parametrize("seed", range(5))
 def test_two_nodes_of_two_are_optimal(seed: int) -> None:
     rows = torch.randint(0, 100, (4, 4), generator=torch.Generator().manual_seed(seed)).fill_diagonal_(0)
-    best = min(rows_between_nodes(by_rank(rows, torch.tensor(p)), 2) for p in itertools.permutations(range(4)))
-    assert rows_between_nodes(by_rank(rows, rank_of_part(rows, 2)), 2) == best
+    best = min(rows_across(by_rank(rows, torch.tensor(p)), 2) for p in itertools.permutations(range(4)))
+    assert rows_across(by_rank(rows, rank_of_part(rows, 2)), 2) == best
 
 
 @pytest.mark.parametrize(("num_ranks", "ranks_per_node"), [(12, 3), (64, 8), (26, 4)])
@@ -72,7 +72,7 @@ def test_hidden_communities_are_found(num_ranks: int, ranks_per_node: int) -> No
     shuffled = torch.randperm(num_ranks, generator=torch.Generator().manual_seed(1))
     rank = rank_of_part(rows[shuffled][:, shuffled], ranks_per_node)
     found = by_rank(rows[shuffled][:, shuffled], rank)
-    assert rows_between_nodes(found, ranks_per_node) == rows_between_nodes(rows, ranks_per_node)
+    assert rows_across(found, ranks_per_node) == rows_across(rows, ranks_per_node)
 
 
 def test_many_parts_take_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,21 +89,21 @@ def test_many_parts_take_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "argmax", argmax)
     rank = rank_of_part(rows, 4)
     assert asked <= 400 + 2 * 8 * 300  # _grown's, and eight passes from two starts over the parts with traffic
-    assert rows_between_nodes(by_rank(rows, rank), 4) < rows_between_nodes(rows, 4)
+    assert rows_across(by_rank(rows, rank), 4) < rows_across(rows, 4)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_the_plan_is_renumbered(exchange: ExchangeKind) -> None:
     """Rows between two parts do not depend on their numbers, so what was counted for the choice is what is planned."""
     graph, parts = communities(6)
-    placed = place(graph.edge_index, parts, 6, 2, exchange)
+    placed = renumbered(graph.edge_index, parts, 6, 2, exchange)
     before, after = (Plan.of(graph.edge_index, p, 6, exchange) for p in (parts, placed))
     assert sorted(before.rows_between().view(-1).tolist()) == sorted(after.rows_between().view(-1).tolist())
     assert after.rows == before.rows
-    split, together = (rows_between_nodes(plan.rows_between(), 2) for plan in (before, after))
+    split, together = (rows_across(plan.rows_between(), 2) for plan in (before, after))
     assert together < 0.6 * split
     for ranks_per_node in (1, 6, 7):  # nothing to choose
-        assert place(graph.edge_index, parts, 6, ranks_per_node, exchange) is parts
+        assert renumbered(graph.edge_index, parts, 6, ranks_per_node, exchange) is parts
 
 
 def test_counted_in_the_plan() -> None:
@@ -151,9 +151,9 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert expected.parts is not None
     assert ours.parts is not None
     assert torch.equal(expected.parts.int(), partition(graph.edge_index, graph.num_nodes, 6, "random"))
-    assert torch.equal(ours.parts, place(graph.edge_index, expected.parts, 6, 2, "hybrid"))
+    assert torch.equal(ours.parts, renumbered(graph.edge_index, expected.parts, 6, 2, "hybrid"))
     assert ours.hash != expected.hash
-    assert rows_between_nodes(ours.rows_between(), 2) < rows_between_nodes(expected.rows_between(), 2)
+    assert rows_across(ours.rows_between(), 2) < rows_across(expected.rows_between(), 2)
 
 
 def launched(world_size: int, machines: str) -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def test_ranks_of_several_machines(workers: Any, machines: str, on_each: int | N
     """Given parts and ranks in another order than their machines' stay as they are."""
     graph, parts = communities(4)
     drawn = partition(graph.edge_index, graph.num_nodes, 4, "random", seed=3)
-    placed = drawn if on_each is None else place(graph.edge_index, drawn, 4, on_each, "hybrid")
+    placed = drawn if on_each is None else renumbered(graph.edge_index, drawn, 4, on_each, "hybrid")
     assert torch.equal(placed, drawn) == (on_each is None)
     expected, given_plan = (Plan.of(graph.edge_index, p, 4) for p in (placed, parts))
     for found in workers(4).run(launched, 4, machines):
