@@ -1,7 +1,7 @@
 """``DistributedAdjacency``: the handle that stands for ``data.adj_t``, and its arithmetic as a matrix of the edges.
 
-Sparse matrices that a script makes are such ones where they meet rows: ``torch.sparse_coo_tensor(edge_index, values,
-(N, N))`` of distributed edges, and plain ones, equal on every rank, torch's and ``torch_sparse``'s, which are laid out.
+So are a script's sparse matrices as operands beside rows: ``torch.sparse_coo_tensor(edge_index, values, (N, N))`` of
+distributed edges, and plain ones of torch or ``torch_sparse``, equal on every rank, which are laid out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MUL = {*functions("mul", "__mul__", "__rmul__")}
 
 
 def _one_number(value: Any) -> Any:
-    """A number, or a tensor of one, equal on every rank, as values meet it; ``None`` for anything else."""
+    """``value`` as a factor of values, where it is a number, or a tensor of one, equal on every rank; else ``None``."""
     if isinstance(value, Tensor) and not isinstance(value, (RowTensor, DerivedOperand)):
         return value.view(-1) if value.dim() in (1, 2) and value.numel() == 1 else value if value.dim() == 0 else None
     return value if isinstance(value, Number) else None

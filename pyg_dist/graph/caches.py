@@ -115,7 +115,7 @@ class AskedOfBatches:
         return made
 
 
-# Over one graph, a tensor meets one operator per kind of conv; more of them at once are edge weights that change.
+# Over one graph, a tensor has products with one operator per kind of conv; more at once are edge weights that change.
 _MAX_OPERATORS = 2
 
 # Graphs, as relations are, whose results one tensor keeps.

@@ -41,7 +41,7 @@ class _RowsApart(RowSharding):
         _refuse("a question to all ranks")
 
     def copy_to_ranks(self, tensor: Tensor) -> Tensor:
-        """Itself: what meets a block has entered before the blocks."""
+        """Itself: operands of a block are copied to the ranks before the blocks."""
         return tensor
 
     def note(self, tensor: Tensor) -> None:
@@ -69,7 +69,7 @@ class _BlockRows(_RowsApart):
 
 
 class _OwnDraws:
-    """In place of a group: what draws numbers of its own would draw others for each block."""
+    """Stands for a group: code that draws numbers of its own would draw others for each block."""
 
     rank = None
 

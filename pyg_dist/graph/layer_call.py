@@ -36,7 +36,7 @@ class Call:
     is_message: bool = False
     # by tensor and graph, the tensor's state and its rows at the edges
     exchanged: dict[tuple[int, EdgeView], _EdgeRows] = field(default_factory=dict)
-    left: tuple[object, NodeTensor] | None = None  # by one step for another
+    left: tuple[object, NodeTensor] | None = None  # a result that a step leaves for a later one
 
 
 _call: Call | None = None

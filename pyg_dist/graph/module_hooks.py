@@ -2,7 +2,7 @@
 
 The first call of a model on distributed data broadcasts its parameters and buffers from rank 0, so models agree even
 where each rank seeded its generator differently or loaded another checkpoint. What no hook can see (leaves that no
-module owns, parameters that a lazy module or a script makes later) is made equal when it first meets rows:
+module owns, parameters that a lazy module or a script makes later) is made equal at its first function with rows:
 :func:`pyg_dist.backend.autograd.replicated.copy_to_ranks`. In backward passes memory that is short is explained, and
 losses are compared. The hooks slow every module, and make torch.compile warn.
 """

@@ -143,7 +143,7 @@ class GraphProducts(Protocol):
 
     Attributes:
         edge_sharding: which edges are here.
-        loop_rule: how GCN's self loops meet existing ones; it follows from the form of the input.
+        loop_rule: what GCN's norm does about existing self loops; it follows from the form of the input.
         group: the ranks that share the graph.
         device: where this rank's edges lie.
     """

@@ -23,7 +23,7 @@ class PairProbability:
     :math:`(B_a - 1) / (N_a - 1)` within a kind and :math:`B_b / N_b` between them.
     """
 
-    table: Tensor  # float64 ``[2, 2]``, kind of the node that is there by kind of the other
+    table: Tensor  # float64 ``[2, 2]``, by the kinds of the given node and of the other one
     kind: Tensor | None = None  # bool ``[N]``, the kind of each node; ``None``: all are of the first
 
     @staticmethod

@@ -170,7 +170,7 @@ class RowSharding(OfThisRun):
         return None
 
     def slice_columns(self, tensor: Tensor) -> Tensor:
-        """The local columns (last dimension) of a replicated tensor that meets these rows; differentiable."""
+        """The local columns (last dimension) of a replicated operand beside these rows; differentiable."""
         return self.copy_to_ranks(tensor)
 
     def gather_columns(self, values: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class RowSharding(OfThisRun):
         """``local``, of the rows ``other``, on the ranks of these rows by position; differentiable (collective).
 
         ``None`` where that is likely a mistake. It is none where one of the two was selected by a list, as both ends of
-        edges are, ``z[source] * z[target]``; nor where nodes meet as many edges: self loops (``ClusterGCNConv``), or a
+        edges are, ``z[source] * z[target]``; nor beside nodes as many edges: self loops (``ClusterGCNConv``), or a
         graph with as many edges as nodes, whose attributes' names do not tell of which they are.
         """
         if not self._pairs_with(other):

@@ -8,9 +8,9 @@ function    forward            backward
 ==========  =================  ==================
 
 A plain tensor is *replicated*: every rank holds the same value, and its gradient, too, is the same everywhere.
-A row tensor is *distributed*: every rank holds other rows, and gradients with respect to them. A plain tensor
-that meets rows enters; a sum over rows leaves. Each one's backward applies the other, so gradients of gradients
-hold as well. ``all_gather_rows`` is ``reduce_from_ranks`` for whole rows.
+A row tensor is *distributed*: every rank holds other rows, and gradients with respect to them. A plain operand beside
+rows is copied to the ranks; a sum over rows is reduced from them. Each one's backward applies the other, which gives
+gradients of gradients. ``all_gather_rows`` is ``reduce_from_ranks`` for whole rows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _are_same(x: Tensor, y: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class CopyToRanks:
-    """Identity: a tensor that several ranks hold meets another part on each of them; ``total`` sums over these."""
+    """Identity: a tensor that several ranks hold has another part beside it on each; ``total`` sums over these."""
 
     total: Callable[[Tensor], Tensor]
 
@@ -155,7 +155,7 @@ def refuse_transforms() -> None:
 
 
 def copy_to_ranks(tensor: Tensor, group: Group) -> Tensor:
-    """A replicated tensor, about to meet distributed rows: identity; its gradients are summed over ``group``.
+    """A replicated tensor, as an operand beside rows: identity; its gradients are summed over ``group``.
 
     Not collective in the forward pass, except for a leaf that enters for the first time: it is given the values of
     rank 0 (:func:`broadcast_from_main`). The backward is (at once, or with all leaves at the end of the pass).

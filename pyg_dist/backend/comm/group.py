@@ -28,7 +28,7 @@ from pyg_dist.backend.session.state import current, is_group_open
 from pyg_dist.backend.timing import phase
 from pyg_dist.errors import LaunchError
 
-# Bytes up to which a sum also compares what plain tensors the ranks have met.
+# Bytes up to which a sum also compares the ranks' notes (:mod:`~pyg_dist.backend.comm.checks.replicas`).
 _SMALL = 1 << 12
 
 # What no wire carries, as what all do. Of bytes, "max" is `any` and "min" is `all`.
@@ -122,7 +122,7 @@ class Group(OfThisRun):
             return from_wire(self._reduced(to_wire(tensor.detach()), op, kind or op), tensor.dtype)
 
     def _reduced(self, x: Tensor, op: str, kind: str) -> Tensor:
-        """Before a small sum is returned, the plain tensors that the ranks have met are compared."""
+        """Before a small sum is returned, the ranks' notes are compared."""
         _keep_counts()
         wire, tag, call = self.begin(kind, x, x.numel())
         compares = wire.has_tags and x.nbytes <= _SMALL

@@ -84,7 +84,7 @@ class IdLists:
 
     def __init__(self, group: Group) -> None:
         self.group, self.num_bytes = group, 0
-        self._rooms: dict[str, tuple[list[int], list[int]]] = {}  # by kind: to each rank, and from each
+        self._capacities: dict[str, tuple[list[int], list[int]]] = {}  # by kind: to each rank, and from each
 
     def exchange(self, *lists: IdList, kind: str = "") -> Arrived:
         """Send each rank its rows of each list, in one message (collective).
@@ -130,7 +130,7 @@ class IdLists:
         ``whole``: by rank; ``lengths``: of each list in it, ``[ranks, lists]``.
         """
         size, rank, begin = self.group.size, self.group.rank, lengths[0].nbytes
-        room, their_room = self._rooms.get(kind, ([0] * size, [0] * size))
+        capacity, their_capacity = self._capacities.get(kind, ([0] * size, [0] * size))
         wire, tag, call = self.group.begin("ids", torch.from_numpy(lengths), 1)
 
         def exchanged(leaving: list[Bytes], sent: list[int], arriving: list[int]) -> list[Bytes]:
@@ -146,23 +146,23 @@ class IdLists:
             whole[rank] = whole[rank][:0]
             messages = [
                 part
-                for peer, (piece, n) in enumerate(zip(whole, room, strict=True))
+                for peer, (piece, n) in enumerate(zip(whole, capacity, strict=True))
                 if peer != rank
                 for part in (lengths[peer].view(np.uint8), piece[:n], np.empty(max(0, n - len(piece)), np.uint8))
             ]
-            found = exchanged(messages, [begin + n for n in room], [begin + n for n in their_room])
+            found = exchanged(messages, [begin + n for n in capacity], [begin + n for n in their_capacity])
             theirs = np.zeros_like(lengths)
             for peer in range(size):
                 if peer != rank:
                     theirs[peer] = found[peer][:begin].view(np.int64)
                     found[peer] = found[peer][begin:]
             length = theirs.sum(1).tolist()
-            left = [piece[n:] for piece, n in zip(whole, room, strict=True)]
-            missing = [max(0, n - m) for n, m in zip(length, their_room, strict=True)]
+            left = [piece[n:] for piece, n in zip(whole, capacity, strict=True)]
+            missing = [max(0, n - m) for n, m in zip(length, their_capacity, strict=True)]
             if any(missing) or any(len(piece) for piece in left):
                 rest = exchanged(left, [len(piece) for piece in left], missing)
                 found = [np.concatenate(both) for both in zip(found, rest, strict=True)]
-        self._rooms[kind] = _rooms([len(piece) for piece in whole]), _rooms(length)
+        self._capacities[kind] = _capacities([len(piece) for piece in whole]), _capacities(length)
         return found, theirs
 
     def gather(self, row: Sequence[int]) -> Tensor:
@@ -181,6 +181,6 @@ def _joined(pieces: Sequence[Bytes]) -> Bytes:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
 
 
-def _rooms(lengths: list[int]) -> list[int]:
+def _capacities(lengths: list[int]) -> list[int]:
     """Multiples of 8, so that numbers of 64 bits are where a message begins."""
     return [-(-9 * n // 64) * 8 for n in lengths]

@@ -1,8 +1,8 @@
 """The session: all state of a run in one object. When the run ends, it is dropped whole, and a new one takes its place.
 
-What else lives as long as a run is a *part*: an object of some room's class, which the session makes at its first use
-(:meth:`Session.of`). No module's variable holds state of a run. Before ``init`` there is a session, too: of a process
-that has not joined other ranks.
+All else that lives as long as a run is a *part*: an object of another module's class, which the session makes at its
+first use (:meth:`Session.of`). No module's variable holds state of a run. Before ``init`` there is a session, too: of a
+process that has not joined other ranks.
 """
 
 from __future__ import annotations

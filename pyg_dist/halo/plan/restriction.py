@@ -134,7 +134,7 @@ def restricted_to(
         arriving = OneWay.of_list(crossing.arriving, *ends, crossing.sender, size, share.num_ranks, rank, leaves=False)
         cover = arriving.batch_cover(share.exchange)
         if crossing.leaving is None or crossing.between_machines is None or share.ranks_per_machine is None:
-            leaving, cover_of_leaving = told(arriving, cover, crossing.send)
+            leaving, cover_of_leaving = leaving_edges(arriving, cover, crossing.send)
         else:
             leaving = OneWay.of_list(None, *crossing.leaving, size, share.num_ranks, rank, leaves=True)
             cover_of_leaving = leaving.batch_cover(share.exchange)
@@ -150,12 +150,12 @@ Send = Callable[..., list[tuple[Tensor, list[int]]]]
 """:attr:`~pyg_dist.graph.sample.CrossingEdges.send`"""
 
 
-def told(arriving: OneWay, cover: Cover, send: Send) -> tuple[OneWay, Cover]:
+def leaving_edges(arriving: OneWay, cover: Cover, send: Send) -> tuple[OneWay, Cover]:
     """The edges that leave a rank, given those that arrive (collective); O(m) time in rows and in edges of sums.
 
-    Of the rows all are told, with one bit for those that carry their edges, and of the sums those that are sent: with
-    how many edges each has, and the rows of these. So the edges that leave are those of sums alone, which have the same
-    order on both ranks.
+    A rank hears of all its rows that others need, with one bit for those that carry their edges, and of the sums that
+    it sends: how many edges each has, and their rows. So the edges that leave are those of sums alone, which have the
+    same order on both ranks.
     """
     rows, sums = arriving.rows, host.flatnonzero(cover.right)
     is_summed = ~cover.left.index_select(0, arriving.row)

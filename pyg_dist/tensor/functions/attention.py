@@ -157,7 +157,7 @@ def scaled_product(
 
 
 def _whole(x: Tensor, rows: RowSharding) -> Tensor:
-    """All of a tensor, as every rank's own queries meet it; differentiable (collective for rows)."""
+    """All of a tensor, for every rank's own queries; differentiable (collective for rows)."""
     if isinstance(x, (RowTensor, MovedRows)):
         return replicated.copy_to_ranks(x.full_tensor(), rows.group)
     return rows.copy_to_ranks(x)

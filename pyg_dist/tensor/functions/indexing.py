@@ -214,7 +214,7 @@ def _pairs(x: RowTensor, index: tuple[Any, ...], dim: int) -> Tensor:
     """One place of ``dim`` for each selected row: ``p[torch.arange(N), y]``, ``h[rows, last]`` (as ``x[index[0]]``)."""
     rows = index[0]
     is_all = not isinstance(rows, RowTensor) and len(rows) == x.shape[0]
-    # Not selected, so that what follows meets other rows of x.
+    # Not selected, so that the result pairs with other rows of x.
     picked = x if is_all and torch.equal(host.as_tensor(rows), host.arange(len(rows))) else x[rows]
     columns, size = _columns(index[dim], picked.shape[0]), x.shape[dim]
     if not isinstance(columns, RowTensor) and columns.device.type == "cpu":  # each rank has all, and raises

@@ -29,7 +29,7 @@ _signature = cache(inspect.signature)
 
 
 def _bound(function: Function, args: Args, kwargs: Kwargs) -> tuple[dict[str, Any], str, RowSharding]:
-    """The operands of a loss as they meet local rows, its reduction, and the rows."""
+    """The operands of a loss beside local rows, its reduction, and the rows."""
     bound = _signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments

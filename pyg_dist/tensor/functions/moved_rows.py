@@ -124,7 +124,7 @@ def dim_of_rows_first(dim: int, place: int) -> int:
 
 
 def rows_first(operand: object, like: MovedRows, function: Function) -> Any:
-    """An operand that aligns at the right with ``like``, as it meets ``like.of``."""
+    """An operand that aligns at the right with ``like``, in the form for ``like.of``."""
     if not isinstance(operand, Tensor) or operand.dim() == 0:
         return operand
     if type(operand) is MovedRows:

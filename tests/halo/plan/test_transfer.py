@@ -19,7 +19,7 @@ from pyg_dist.backend.ops import quantize_csr
 from pyg_dist.backend.ops.quantize import SUM_KEY
 from pyg_dist.backend.sparse.csr import CSR
 from pyg_dist.halo.plan.cover import EXCHANGES, ExchangeKind, OneWay, RemoteEdges
-from pyg_dist.halo.plan.restriction import told
+from pyg_dist.halo.plan.restriction import leaving_edges
 from pyg_dist.halo.plan.share import HaloShare, halo_share
 from pyg_dist.halo.plan.transfer import UNIT
 from pyg_dist.partition import partition
@@ -235,7 +235,7 @@ def test_what_a_rank_is_told_is_what_it_would_find(exchange: ExchangeKind) -> No
         return [(rows, list(counts or ())) for rows, counts, *_ in lists]
 
     for arriving_edges, _ in both:
-        told(arriving_edges, arriving_edges.batch_cover(exchange), note)
+        leaving_edges(arriving_edges, arriving_edges.batch_cover(exchange), note)
     for rank, (arriving_edges, leaving) in enumerate(both):
 
         def arrive(*_: IdList, rank: int = rank) -> list[tuple[Tensor, list[int]]]:
@@ -244,7 +244,7 @@ def test_what_a_rank_is_told_is_what_it_would_find(exchange: ExchangeKind) -> No
             ]
             return [(torch.cat(of_kind), [len(x) for x in of_kind]) for of_kind in pieces]
 
-        found, cover = told(arriving_edges, arriving_edges.batch_cover(exchange), arrive)
+        found, cover = leaving_edges(arriving_edges, arriving_edges.batch_cover(exchange), arrive)
         expected = leaving.batch_cover(exchange)
         summed = ~expected.left[leaving.row]
         assert torch.equal(cover.left, expected.left)

@@ -44,7 +44,7 @@ Sample = tuple[torch.dtype, tuple[int, ...], NDArray[Any]] | dict[str, object]
 """Of a tensor, or of numbers: dtype, shape and some of the values. Else what is set, by name."""
 
 
-class Thing(ABC):
+class Note(ABC):
     """A thing that is noted, to be compared between ranks.
 
     Attributes:
@@ -63,7 +63,7 @@ class Thing(ABC):
         return self.kind
 
     @property
-    def today(self) -> Thing:
+    def today(self) -> Note:
         """As it is now, where that can be seen."""
         return self
 
@@ -84,7 +84,7 @@ class Thing(ABC):
         return f"Expected the same {self.kind} on every rank (got {got}) at {line}: {_REMEDIES[self.kind]}"
 
 
-class Values(Thing):
+class Values(Note):
     """A tensor at one version, of which all values are digested, or some.
 
     Attributes:
@@ -126,7 +126,7 @@ class Values(Thing):
         )
 
 
-class Numbers(Thing):
+class Numbers(Note):
     """Python's numbers, and the dtype in which they were computed."""
 
     __slots__ = ("_dtype", "_given")
@@ -147,7 +147,7 @@ class Numbers(Thing):
         return self._difference("", dict(zip(of_ranks, first, strict=True)), line)
 
 
-class Settings(Thing):
+class Settings(Note):
     """A script's settings: a model's names and modes, an optimizer's groups; ``read`` makes the values by name."""
 
     __slots__ = ("_read",)

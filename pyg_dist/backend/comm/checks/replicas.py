@@ -24,14 +24,14 @@ from torch import Tensor
 
 from pyg_dist.backend import plain_json
 from pyg_dist.backend.comm.checks.calls import Calls, line_in_words, user_line
-from pyg_dist.backend.comm.checks.noted import Numbers, Thing, Values, differ_by_rounding
+from pyg_dist.backend.comm.checks.noted import Note, Numbers, Values, differ_by_rounding
 from pyg_dist.backend.session.state import current
 from pyg_dist.errors import AgreementError, describe_ranks
 
 logger = logging.getLogger("pyg_dist")
 
-# Far more than meet rows between two sums; the oldest go.
-_MAX_MEETINGS = 1024
+# Far more than a script makes between two sums; the oldest go.
+_MAX_NOTES = 1024
 
 # Parameters that learn are noted before one in so many sums: an epoch of a small graph would be 1 % longer.
 _PARAMETERS_EVERY = 8
@@ -60,7 +60,7 @@ class Noted:
     def __init__(self) -> None:
         self.is_on = False
         self._values: dict[int, Values] = {}  # by id: tensors compare by value
-        self._meetings: deque[tuple[Thing, str, int]] = deque(maxlen=_MAX_MEETINGS)  # with file and line
+        self._notes: deque[tuple[Note, str, int]] = deque(maxlen=_MAX_NOTES)  # with file and line
         self._numbers: set[tuple[tuple[object, ...], str, int]] = set()
         self._digest = 0
         self.num_rests = 0
@@ -68,7 +68,7 @@ class Noted:
         self._notes_parameters = True
 
     def tensor(self, tensor: Tensor) -> None:
-        """Note a plain tensor that meets rows.
+        """Note a plain tensor that is an operand beside rows.
 
         Exact for dense tensors in main memory. Those elsewhere, of classes with operators of their own, or under a
         tracer or a transform of ``torch.func`` are not noted.
@@ -98,7 +98,7 @@ class Noted:
     def numbers(self, given: tuple[object, ...]) -> None:
         """Note the numbers that a function computes rows with: once for a line."""
         file, line, _ = user_line(2)
-        if len(self._numbers) == _MAX_MEETINGS:
+        if len(self._numbers) == _MAX_NOTES:
             self._numbers.clear()
         if (given, file, line) not in self._numbers:
             self._numbers.add((given, file, line))
@@ -114,14 +114,14 @@ class Noted:
         if loss.is_cpu and loss.is_floating_point():
             self.note(Numbers("loss", (loss.item(),), loss.dtype))
 
-    def note(self, noted: Thing) -> None:
+    def note(self, noted: Note) -> None:
         """Note it at the script's line."""
         file, line, _ = user_line(2)
         self.add(noted, file, line)
 
-    def add(self, noted: Thing, file: str, line: int) -> None:
+    def add(self, noted: Note, file: str, line: int) -> None:
         """Note it at a line of the script."""
-        self._meetings.append((noted, file, line))
+        self._notes.append((noted, file, line))
         self._digest = hash((self._digest, noted.digest))
 
     def agree(self) -> None:
@@ -132,7 +132,7 @@ class Noted:
         self._notes_parameters = hash((self._num_sums,)) % _PARAMETERS_EVERY == 0
 
     def _clear(self) -> None:
-        self._meetings.clear()
+        self._notes.clear()
         self._numbers.clear()
         self._digest = 0
 
@@ -143,10 +143,10 @@ class Noted:
             self._clear()
         return self._digest
 
-    def take(self) -> dict[tuple[str, str], list[tuple[int, Thing]]]:
+    def take(self) -> dict[tuple[str, str], list[tuple[int, Note]]]:
         """All that was noted, by kind and line, each with its place in the order of time."""
-        by_line: dict[tuple[str, str], list[tuple[int, Thing]]] = {}
-        for place, (noted, file, line) in enumerate(self._meetings):
+        by_line: dict[tuple[str, str], list[tuple[int, Note]]] = {}
+        for place, (noted, file, line) in enumerate(self._notes):
             by_line.setdefault((noted.kind, line_in_words(file, line)), []).append((place, noted.today))
         self._clear()
         return by_line
@@ -174,13 +174,13 @@ def compare(group: Ranks) -> None:
         AgreementError: On every rank, naming the first that differs.
     """
     mine = noted().take()
-    lists = _gathered(group, {line: [(place, thing.digest) for place, thing in met] for line, met in mine.items()})
+    lists = _gathered(group, {line: [(place, thing.digest) for place, thing in notes] for line, notes in mine.items()})
     differing = []
     for key, first in lists[0].items():
-        met_by_all = [of_rank.get(key, ()) for of_rank in lists]
-        if all(len(met) == len(first) for met in met_by_all):
-            for k, ((place, _), *_) in enumerate(zip(*met_by_all, strict=True)):
-                digests = [met[k][1] for met in met_by_all]
+        of_all = [of_rank.get(key, ()) for of_rank in lists]
+        if all(len(notes) == len(first) for notes in of_all):
+            for k, ((place, _), *_) in enumerate(zip(*of_all, strict=True)):
+                digests = [notes[k][1] for notes in of_all]
                 if len(set(digests)) > 1:
                     differing.append((place, key[1], mine[key][k][1], others(digests, group)))
     if not differing:

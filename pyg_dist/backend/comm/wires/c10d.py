@@ -48,7 +48,7 @@ class C10dWire:
         """See ``Wire``; parts are padded to the longest."""
         if not (longest := max(counts)) or not rows.shape[1:].numel():
             return Flight()
-        arriving = _room(out, counts, longest)
+        arriving = _buffer_like(out, counts, longest)
         sent = _padded(rows, rows.shape[:1], longest)
         work = _all_gather(arriving, sent, group=self._group, async_op=True)
         return _unpadded(work, arriving, out, counts, sent)
@@ -63,7 +63,7 @@ class C10dWire:
             return summed(self, out, rows, counts, tag)
         if not (longest := max(counts)) or not rows.shape[1:].numel():
             return Flight()
-        total = _room(out, out.shape[:1], longest)
+        total = _buffer_like(out, out.shape[:1], longest)
         sent = _padded(rows, counts, longest)
         work = _reduce_scatter(total, sent, group=self._group, async_op=True)
         return _unpadded(work, total, out, out.shape[:1], sent)
@@ -86,7 +86,7 @@ class C10dWire:
         return Flight(others=[Message(work, None) for work in works])
 
 
-def _room(out: Tensor, counts: Sequence[int], longest: int) -> Tensor:
+def _buffer_like(out: Tensor, counts: Sequence[int], longest: int) -> Tensor:
     """Where parts arrive that are padded to the longest: ``out`` where none is."""
     if all(count == longest for count in counts):
         return out
@@ -95,7 +95,7 @@ def _room(out: Tensor, counts: Sequence[int], longest: int) -> Tensor:
 
 def _padded(rows: Tensor, counts: Sequence[int], longest: int) -> Tensor:
     """Parts of so many rows, each with zeros behind it."""
-    padded = _room(rows, counts, longest)
+    padded = _buffer_like(rows, counts, longest)
     if padded is not rows:
         for part, to in zip(torch.split(rows, list(counts)), torch.split(padded.zero_(), longest), strict=True):
             to[: part.shape[0]] = part

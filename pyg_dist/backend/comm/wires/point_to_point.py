@@ -25,7 +25,7 @@ from torch import Tensor
 from pyg_dist.backend import host
 from pyg_dist.backend.comm.checks.calls import message_tag
 from pyg_dist.backend.comm.connection import wait
-from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, SharedMemory
+from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, PeerMemory, SharedMemory
 from pyg_dist.backend.comm.wires.wire import Flight, Machines, Message, Piece, Wire, by_machine
 from pyg_dist.backend.session.state import current
 
@@ -62,7 +62,7 @@ class PointToPoint(ABC):
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         self.rank, self.size, self.ranks = rank, len(ranks), tuple(ranks)
         self._packets: dict[tuple[torch.Size, torch.dtype], _Packets] = {}
-        self._of_rank: dict[int, OfOther] | None = None  # who shares memory; None: who does at the time of a message
+        self._of_rank: dict[int, PeerMemory] | None = None  # who shares memory; None: who does at the time of a message
         self._by_machine: dict[tuple[int, ...], tuple[PointToPoint, PointToPoint | None]] = {}
 
     def among(self: W, ranks: Sequence[int]) -> W:
@@ -252,8 +252,8 @@ class PointToPoint(ABC):
             places.append(place)
         return places
 
-    def _way(self, peer: int, num_bytes: int) -> OfOther | None:
-        """By which a message of so many bytes goes to a rank, or comes from it; None: by this wire."""
+    def _way(self, peer: int, num_bytes: int) -> PeerMemory | None:
+        """The shared memory by which a message of so many bytes goes to or from a rank; None: it goes by this wire."""
         memory = current().of(SharedMemory)
         if num_bytes < memory.least_bytes:
             return None

@@ -1,8 +1,8 @@
 """Large messages within a machine: they lie in memory of the sender that the receiver reads, too.
 
-By a wire goes only where, under the tag of the call: order, comparison and errors are the wire's. A rank's memory is a
-file without a name (Linux), which ends with the process. What others have read they say by a pipe, and its place is
-used again; the pipe also orders what both do with the memory. A message that finds no place goes by the wire.
+The wire carries only the place, under the tag of the call: order, comparison and errors are the wire's. A rank's memory
+is a file without a name (Linux), which ends with the process. Readers say by a pipe which places they have read, which
+are then used again; the pipe also orders reads and writes. A message that finds no place goes by the wire.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _SIGN = 16  # bytes at the start of a rank's memory, by which others know that t
 
 
 class SharedMemory:
-    """Of a session: where this rank's messages lie, and its view of the other ranks'.
+    """A session's memory for messages: this rank's own, and its view of the other ranks'.
 
     Attributes:
-        of_rank: that of each rank which reads this one's messages, and whose messages this one reads.
+        of_rank: the memory of each rank that reads this one's messages, and whose messages this one reads.
         least_bytes: of a message that goes this way, alike on all ranks.
     """
 
     def __init__(self) -> None:
         self.least_bytes = _LEAST_BYTES
-        self.of_rank: dict[int, OfOther] = {}
-        self._own: Own | None = None
+        self.of_rank: dict[int, PeerMemory] = {}
+        self._own: OwnMemory | None = None
 
     def open(self, machine_of: Sequence[int], rank: int, gather: Callable[[bytes], list[bytes]]) -> None:
         """Make this rank's memory and open that of the others of its machine; collective, by ``gather``.
@@ -55,11 +55,11 @@ class SharedMemory:
         """
         if len(set(machine_of)) == len(machine_of):
             return
-        self._own, opened = Own.made(), dict[int, OfOther]()
+        self._own, opened = OwnMemory.made(), dict[int, PeerMemory]()
         for other, address in enumerate(gather(b"" if self._own is None else self._own.address)):
             if self._own is not None and address and other != rank and machine_of[other] == machine_of[rank]:
                 with suppress(OSError, ValueError):
-                    opened[other] = OfOther(address, self._own)
+                    opened[other] = PeerMemory(address, self._own)
         opens = gather(bytes(other in opened for other in range(len(machine_of))))
         for other, theirs in opened.items():
             if opens[other][rank]:
@@ -85,8 +85,8 @@ class SharedMemory:
         self.of_rank, self._own, self.least_bytes = {}, None, _LEAST_BYTES
 
 
-class Own:
-    """Where a rank's messages lie. Its pages take memory from their first use on.
+class OwnMemory:
+    """A rank's memory for messages. Its pages take memory from their first use on.
 
     Attributes:
         address: by which another process of the user opens it.
@@ -114,12 +114,12 @@ class Own:
         self._lock = threading.Lock()
 
     @staticmethod
-    def made() -> Own | None:
+    def made() -> OwnMemory | None:
         """Of as many bytes as the setting allows; None where the system has no such memory."""
         num_bytes = int(min(SHARED_MIB.value(), 1 << 20)) << 20
         if num_bytes and hasattr(os, "memfd_create"):
             with suppress(OSError, ValueError):
-                return Own(num_bytes)
+                return OwnMemory(num_bytes)
         return None
 
     def empty(self, num_bytes: int) -> Tensor | None:
@@ -215,10 +215,10 @@ class Own:
         self._read = _CLOSED
 
 
-class OfOther:
+class PeerMemory:
     """Another rank's memory, as this one reads it, and this one's own, as it is read there."""
 
-    def __init__(self, address: bytes, own: Own) -> None:
+    def __init__(self, address: bytes, own: OwnMemory) -> None:
         process, file, pipe, num_bytes = array("q", address[:-_SIGN])
         opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
         try:

@@ -17,7 +17,7 @@ from pyg_dist.backend.comm.connection import wait
 from pyg_dist.backend.comm.group import Group, world_group
 from pyg_dist.backend.comm.topology import machines
 from pyg_dist.backend.comm.transport import Transport
-from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OfOther, Own, SharedMemory
+from pyg_dist.backend.comm.wires.shared_memory import NO_PLACE, OwnMemory, PeerMemory, SharedMemory
 from pyg_dist.backend.comm.wires.wire import Machines
 from pyg_dist.backend.session.state import current
 
@@ -28,22 +28,22 @@ PAGE = 1 << 12
 
 
 @pytest.fixture
-def own() -> Own:
-    return Own(4 * MIB)
+def own() -> OwnMemory:
+    return OwnMemory(4 * MIB)
 
 
 def numbers(count: int, start: int = 0) -> Tensor:
     return torch.arange(start, start + count)
 
 
-def read(by: OfOther, place: int, like: Tensor) -> Tensor:
+def read(by: PeerMemory, place: int, like: Tensor) -> Tensor:
     out = torch.empty_like(like)
     by.read(place, out.data_ptr(), out.nbytes)
     return out
 
 
-def test_messages_are_copied_or_read_where_they_are(own: Own) -> None:
-    other = OfOther(own.address, own)
+def test_messages_are_copied_or_read_where_they_are(own: OwnMemory) -> None:
+    other = PeerMemory(own.address, own)
     x, y = numbers(1000), numbers(1000, 7)
     places = [own.place(t.data_ptr(), t.nbytes) for t in (x, y)]
     shared = own.empty(x.nbytes)
@@ -55,8 +55,8 @@ def test_messages_are_copied_or_read_where_they_are(own: Own) -> None:
         assert torch.equal(read(other, place, sent), sent)
 
 
-def test_places_are_used_again_when_they_are_read_and_their_tensors_gone(own: Own) -> None:
-    other, whole = OfOther(own.address, own), 4 * MIB - PAGE
+def test_places_are_used_again_when_they_are_read_and_their_tensors_gone(own: OwnMemory) -> None:
+    other, whole = PeerMemory(own.address, own), 4 * MIB - PAGE
     for _ in range(3):
         held = [own.empty(MIB) for _ in range(3)]
         assert all(t is not None for t in held)
@@ -75,7 +75,7 @@ def test_places_are_used_again_when_they_are_read_and_their_tensors_gone(own: Ow
         gc.collect()
 
 
-def test_memory_that_is_not_used_any_more_is_given_back(own: Own) -> None:
+def test_memory_that_is_not_used_any_more_is_given_back(own: OwnMemory) -> None:
     def blocks() -> int:
         return os.stat(f"/proc/self/fd/{own._file}").st_blocks
 
@@ -96,16 +96,16 @@ def test_memory_that_is_not_used_any_more_is_given_back(own: Own) -> None:
     assert (held == 2).all()
 
 
-def test_a_message_without_room_has_no_place(own: Own) -> None:
+def test_a_message_without_room_has_no_place(own: OwnMemory) -> None:
     x = torch.zeros(5 * MIB, dtype=torch.uint8)
     assert own.place(x.data_ptr(), x.nbytes) == NO_PLACE
     assert own.empty(4 * MIB) is None
     assert own.place(x.data_ptr(), 1) != NO_PLACE
 
 
-def test_another_process_of_that_number_is_not_taken_for_the_rank(own: Own) -> None:
+def test_another_process_of_that_number_is_not_taken_for_the_rank(own: OwnMemory) -> None:
     with pytest.raises(ValueError, match="another process"):
-        OfOther(own.address[:-1] + bytes([own.address[-1] ^ 1]), own)
+        PeerMemory(own.address[:-1] + bytes([own.address[-1] ^ 1]), own)
 
 
 @contextmanager
