@@ -25,12 +25,8 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
         - key: ``[N]`` int64, for instance global node ids
         - output: as x
 
-    Args:
-        x: The rows.
-        key: What stands for each row.
-        p: The probability of zero, in ``[0, 1]``; taken as a multiple of 2^-32.
-        seed: Any integer modulo 2^64.
-        column_offset: The number of the first column, where x is a block of the columns of a larger tensor.
+    ``p`` is taken as a multiple of 2^-32, ``seed`` modulo 2^64. ``column_offset``: the number of the first column, where
+    x is a block of the columns of a larger tensor.
     """
     rows = as_rows(x).contiguous()
     y: Tensor = call(native.keyed_dropout.default, rows, key.contiguous(), p, signed(seed), column_offset)
@@ -90,19 +86,8 @@ def sample_rows(
         - output: int64 ``[k + 1]``, how many entries of the rows before; int32 ``[m]``, int64 ``[m]``: the columns
           and the places of these, in each row as they stand there
 
-    Args:
-        rowptr: The pattern's rows.
-        col: Its columns.
-        place: What stands for each entry; ``None``: its number.
-        row: Which rows.
-        key: What stands for each of these rows, for instance global node ids.
-        count: Entries of a row; -1: all of them, which only a draw without replacement can be.
-        seed: Any integer modulo 2^64; :func:`mixed_seed` makes one of several numbers.
-        replace: Whether an entry may come several times. Otherwise a row with fewer entries has them all.
-
-    Raises:
-        DataError: a shape, dtype or value does not fit.
-        UnsupportedError: a tensor is not a dense CPU tensor.
+    ``place`` ``None`` stands for the numbers of the entries. A ``count`` of -1 are all entries of a row, which only a
+    draw without replacement can be; there a row with fewer entries has them all. ``seed``: see :func:`mixed_seed`.
 
     Example:
         >>> rowptr, col = torch.tensor([0, 2, 7]), torch.tensor([4, 8, 3, 5, 6, 7, 9], dtype=torch.int32)

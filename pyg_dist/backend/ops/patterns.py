@@ -92,14 +92,7 @@ def distinct(known: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     ``torch.cat([known, value[first]])[place]`` is ``value``, and ``value[first]`` ascends. By a hash table and a radix
     sort in O(n + k) time, by one thread (``csrc/cpu/distinct.h``).
 
-    Shapes: int64 ``[n]``, int64 or int32 ``[k]`` -> int64 ``[m]``, ``[k]``, on the CPU.
-
-    Args:
-        known: Distinct values.
-        value: Any values.
-
-    Raises:
-        DataError: ``known`` has a value twice, or a shape or dtype does not fit.
+    Shapes: int64 ``[n]``, distinct, int64 or int32 ``[k]`` -> int64 ``[m]``, ``[k]``, on the CPU.
 
     Example:
         >>> [x.tolist() for x in distinct(torch.tensor([7, 3]), torch.tensor([5, 3, 5, 4]))]
@@ -114,12 +107,9 @@ def add_places(place_of: Tensor, value: Tensor, next: int, again: Tensor | None 
     So do those of ``again``, which have places, and are distinct. O(k) time, by one thread (``csrc/cpu/add_places.h``).
 
     Shapes:
-        - place_of: int32 ``[span]``, the place of each value or -1; it is written to
+        - place_of: int32 ``[span]``, the place of each value or -1; written to, unless there is an error
         - value: int64 or int32 ``[k]`` in ``[0, span)``; again: int64
         - output: int64 ``[m]``
-
-    Raises:
-        DataError: A value is out of range, or a shape or dtype does not fit; nothing is written then.
 
     Example:
         >>> place_of = torch.tensor([-1, 0, -1, -1], dtype=torch.int32)
@@ -142,9 +132,6 @@ def find_numbers(
         - int64 on the CPU: id ``[m]``, list after list; count ``[lists]``; first ``[G]``; given, given_number ``[s]``;
           value ``[n]``
         - output: int64 ``[n]``
-
-    Raises:
-        DataError: The counts are not those of ``m`` ids, or a shape or dtype does not fit.
 
     Example:
         >>> id, count, first = torch.tensor([4, 9, 2]), torch.tensor([2, 1]), torch.tensor([1])
@@ -175,9 +162,6 @@ def encode_ids(rows: Tensor, count: Tensor, is_ascending: bool) -> tuple[Tensor,
 
 def decode_ids(content: Tensor, num_bytes: Tensor, num_columns: int, is_ascending: bool) -> tuple[Tensor, Tensor]:
     """The rows of :func:`encode_ids`, and how many each list has.
-
-    Raises:
-        DataError: The bytes are no such rows.
 
     Example:
         >>> content, num_bytes = encode_ids(torch.tensor([[300], [301], [4]]), torch.tensor([2, 1]), True)
