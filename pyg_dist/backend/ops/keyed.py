@@ -25,8 +25,8 @@ def keyed_dropout(x: Tensor, key: Tensor, p: float, seed: int, column_offset: in
         - key: ``[N]`` int64, for instance global node ids
         - output: as x
 
-    ``p`` is taken as a multiple of 2^-32, ``seed`` modulo 2^64. ``column_offset``: the number of the first column, where
-    x is a block of the columns of a larger tensor.
+    ``p`` is taken as a multiple of 2^-32, ``seed`` modulo 2^64. ``column_offset``: the number of the first column,
+    where x is a block of the columns of a larger tensor.
     """
     rows = as_rows(x).contiguous()
     y: Tensor = call(native.keyed_dropout.default, rows, key.contiguous(), p, signed(seed), column_offset)

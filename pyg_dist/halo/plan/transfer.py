@@ -47,28 +47,40 @@ class RelayLists(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class SendLists:
+    """The sending half of a :class:`Transfer`."""
+
+    outgoing: CSR  # ``[s, n]``: send slots by local ids. ``edge`` counts received weights (below); UNIT in rows.
+    send_counts: Counts  # slots by receiver; in two levels, of the first piece
+    # int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of a row's node; a
+    # sum, of which every rank may make another, adds its maker's multiple of SUM_KEY
+    outgoing_key: Tensor
+    weight_recv_counts: Counts  # values that this rank multiplies by, by sender
+
+
+@dataclass(frozen=True)
+class ReceiveLists:
+    """The receiving half."""
+
+    # ``[b, h]``: boundary nodes (local id minus ``num_inner``) by receive slots. ``edge`` counts edge storage; UNIT for
+    # sums.
+    incoming: CSR
+    recv_counts: Counts  # slots by sender; in two levels, of the first piece
+    incoming_key: Tensor  # int64 ``[h]``: keys for the way back, on which the gradients of rows are sums
+    # places in edge storage of the values that other ranks multiply by, integers, grouped by these ranks: the edges
+    # into this rank that are summed at their source
+    weights_to_send: Tensor
+    weight_send_counts: Counts  # these by receiver
+
+
+@dataclass(frozen=True)
+class Transfer(ReceiveLists, SendLists):
     """The lists of one rank. A buffer is grouped by peer; for each peer, rows come before sums, by node.
 
     In two levels a buffer has four pieces like that: what goes between ranks of a machine; by the link rows and sums,
     and where they arrive sums and rows; what goes to agents, or comes from them.
     """
 
-    outgoing: CSR  # ``[s, n]``: send slots by local ids. ``edge`` counts received weights (below); UNIT in rows.
-    # ``[b, h]``: boundary nodes (local id minus ``num_inner``) by receive slots. ``edge`` counts edge storage; UNIT for
-    # sums.
-    incoming: CSR
-    send_counts: tuple[int, ...]  # slots by receiver, ``[P]``; in two levels, of the first piece
-    recv_counts: tuple[int, ...]  # slots by sender, ``[P]``, likewise
-    # places in edge storage of the values that other ranks multiply by, integers, grouped by these ranks: the edges
-    # into this rank that are summed at their source
-    weights_to_send: Tensor
-    weight_send_counts: tuple[int, ...]  # ``weights_to_send`` by receiver, ``[P]``
-    weight_recv_counts: tuple[int, ...]  # values that this rank multiplies by, by sender, ``[P]``
-    # int64 ``[s]``, what stands for each slot where its values are rounded at random: the global id of a row's node; a
-    # sum, of which every rank may make another, adds its maker's multiple of SUM_KEY
-    outgoing_key: Tensor
-    incoming_key: Tensor  # int64 ``[h]``, the same for the way back, on which the gradients of rows are sums
     relay: RelayLists | None = None  # the other pieces; None: there is one level
 
     @property
@@ -102,25 +114,6 @@ class Transfer:
             )
         )
         return (leaving[0], arriving[0]), (leaving[1], arriving[2]), (leaving[2], arriving[1])
-
-
-class ReceiveLists(NamedTuple):
-    """The receiving half of a :class:`Transfer`."""
-
-    matrix: CSR
-    counts: tuple[int, ...]
-    key: Tensor
-    weights: Tensor
-    weight_counts: tuple[int, ...]
-
-
-class SendLists(NamedTuple):
-    """The sending half."""
-
-    matrix: CSR
-    counts: tuple[int, ...]
-    key: Tensor
-    weight_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -171,12 +164,9 @@ LocalId = Callable[[Tensor], Tensor]
 
 def transfer(received: ReceiveLists, sent: SendLists, relay: RelayLists | None = None) -> Transfer:
     """Both halves. Both ranks of a pair find the same without messages."""
-    if relay is None and received.key.numel() + sent.key.numel() == 0:
-        return no_transfer(len(sent.counts), sent.matrix.num_cols, received.matrix.num_rows)
-    return Transfer(
-        sent.matrix, received.matrix, sent.counts, received.counts,
-        received.weights, received.weight_counts, sent.weight_counts, sent.key, received.key, relay,
-    )  # fmt: skip
+    if relay is None and received.incoming_key.numel() + sent.outgoing_key.numel() == 0:
+        return no_transfer(len(sent.send_counts), sent.outgoing.num_cols, received.incoming.num_rows)
+    return Transfer(**vars(sent), **vars(received), relay=relay)
 
 
 def send_lists(leaving: OneWay, slots: Slots, local_id: LocalId, num_local: int) -> SendLists:
@@ -299,4 +289,4 @@ def no_transfer(num_ranks: int, num_local: int, num_boundary: int) -> Transfer:
     none, peers = host.empty(0, dtype=torch.int64), (0,) * num_ranks
     rowptr, col = host.zeros(num_boundary + 1, dtype=torch.int64), none.int()
     outgoing, incoming = CSR(rowptr[:1], col, None, num_local), CSR(rowptr, col, None, 0)
-    return Transfer(outgoing, incoming, peers, peers, none, peers, peers, none, none)
+    return Transfer(outgoing, peers, none, peers, incoming, peers, none, none, peers)
