@@ -19,7 +19,7 @@ from pyg_dist.backend.sparse.matrix import Matrix
 from pyg_dist.graph.edge_sets import refuse_learning_weights, refuse_other_weights
 from pyg_dist.graph.protocol import Norm
 from pyg_dist.graph.sample import Subset
-from pyg_dist.halo.operator import LearningOperator, LinearOperator
+from pyg_dist.halo.operator import LearningOperator, LinearOperator, in_degree
 from pyg_dist.halo.plan.restriction import Restriction
 from pyg_dist.halo.products import HaloProducts
 from pyg_dist.tensor.row_index import origin_of
@@ -170,7 +170,8 @@ class ProductsAtSample(HaloProducts):
         factor = self._factors(weight.dtype)
         if norm.kind == "mean":
             row = on_device(self.restriction.rows.row, self.device)
-            factor = factor / self.parent.in_degree(weight.dtype)[row].clamp_(min=1)[self.ends()[1]]
+            degree = in_degree(self.parent.local, self.parent.halo, weight.dtype)[row]
+            factor = factor / degree.clamp_(min=1)[self.ends()[1]]
         return self._learning(Norm.SUM, weight * factor)
 
     @lasting

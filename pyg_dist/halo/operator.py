@@ -130,7 +130,6 @@ class LearningOperator:
     local: CSR  # local nodes by local sources
     halo: CSR  # boundary nodes by halo slots
     sums: Callable[[], RemoteSums]  # what sends partial sums as well as rows
-    in_degree: Callable[[torch.dtype], Tensor]  # of the local nodes, in a dtype
     # weights of the loops that the norm adds, ``[e] -> [n]``; ``None``: it adds none
     loops: Callable[[Tensor], Tensor] | None = None
     scales: LearnedScales = field(default_factory=LearnedScales)  # of GCN's norm
@@ -177,6 +176,13 @@ class LearningOperator:
 
 
 HaloOperator = LinearOperator | LearningOperator
+
+
+def in_degree(local: CSR, halo: CSR, dtype: torch.dtype) -> Tensor:
+    """Number of in-edges of the local nodes, ``[n]``, of which the last have edges from remote sources, too."""
+    degree = local.rowptr.diff()
+    degree[local.num_rows - halo.num_rows :] += halo.rowptr.diff()
+    return degree.to(dtype)
 
 
 class _AddToLastRows(LocalFunction[Tensor]):

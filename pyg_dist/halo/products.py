@@ -28,7 +28,7 @@ from pyg_dist.graph.edges import Edges
 from pyg_dist.graph.gcn_norm import gcn_product, gcn_scales
 from pyg_dist.graph.protocol import Norm, the_one
 from pyg_dist.halo.exchange import Exchange, exchange_of
-from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, require_dtype
+from pyg_dist.halo.operator import HaloOperator, LearningOperator, LinearOperator, RemoteSums, in_degree, require_dtype
 from pyg_dist.halo.plan.cost import ExchangeCounts, sends_weights
 from pyg_dist.halo.plan.links import MachineLinks, RemoteLinks
 from pyg_dist.halo.plan.share import HaloShare
@@ -101,7 +101,7 @@ class HaloProducts(HaloView):
 
     def _neighbourhood(self, norm: Norm, values: Tensor | None, dtype: torch.dtype) -> LinearOperator:
         """Sum or mean over in-edges, for constant weights in edge storage order."""
-        degree = self.in_degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
+        degree = in_degree(self.local, self.halo, dtype).clamp_(min=1) if norm.kind == "mean" else None
         local = self.local
         if norm.identity:
             local = self._loops_beside.added
@@ -123,7 +123,7 @@ class HaloProducts(HaloView):
         if norm.kind == "gcn" and norm.add_self_loops:
             local = self.local if self.loop_rule == "add" else self._loops.others
             loops = partial(self._loops.weight, loop_value=norm.loop_value)
-        return LearningOperator(norm, weight, local, self.halo, lambda: self._remote_sums, self.in_degree, loops)
+        return LearningOperator(norm, weight, local, self.halo, lambda: self._remote_sums, loops)
 
     @cached_property
     @lasting
@@ -177,11 +177,6 @@ class HaloProducts(HaloView):
             return None
         here, there = edges.parts
 
-        def degree(dtype: torch.dtype) -> Tensor:
-            degree = here.rowptr.diff()
-            degree[self.num_local - self.num_boundary :] += there.rowptr.diff()
-            return degree.to(dtype)
-
         def remote_sums() -> RemoteSums:
             place = host.zeros(self.edge_sharding.num_local, dtype=torch.int64)
             place[self._remote.cpu()] = edges.remote.cpu()
@@ -189,7 +184,7 @@ class HaloProducts(HaloView):
 
         if weight is not None and weight.requires_grad and torch.is_grad_enabled():
             sums = lambda: edges.kept.get("sums", None, remote_sums)  # noqa: E731
-            return LearningOperator(norm, weight.to_local(), here, there, sums, degree)
+            return LearningOperator(norm, weight.to_local(), here, there, sums)
 
         def build() -> LinearOperator:
             values, stored = _constant(weight, dtype), None
@@ -197,7 +192,7 @@ class HaloProducts(HaloView):
                 stored = values.new_zeros(self.edge_sharding.num_local)
                 stored[self._remote] = values[edges.remote]
             _, halo = self._weighted(self.local, stored)
-            scale = degree(dtype).clamp_(min=1) if norm.kind == "mean" else None
+            scale = in_degree(here, there, dtype).clamp_(min=1) if norm.kind == "mean" else None
             return LinearOperator(Matrix(here, values), halo, row_scale=scale, divides=True)
 
         return edges.kept.get((norm, dtype), weight, build)
@@ -223,7 +218,7 @@ class HaloProducts(HaloView):
         else:
             out = times(local)
             if a.norm.kind == "mean":
-                out = out / a.in_degree(x.dtype).clamp_(min=1).view(-1, 1)
+                out = out / in_degree(a.local, a.halo, x.dtype).clamp_(min=1).view(-1, 1)
         return NodeTensor.from_local(out, self.targets)
 
     def _weighted(self, local: CSR, values: Tensor | None) -> tuple[Matrix, HaloTransfer]:

@@ -261,12 +261,6 @@ class HaloView(CopiedToDevices):
         returned = aggregate(halo.reshape(halo.shape[0], halo.shape[1:].numel()), self.row_transfer.to_slots.transposed)
         return own + returned.view_as(own)
 
-    def in_degree(self, dtype: torch.dtype) -> Tensor:
-        """Number of in-edges of the local nodes, ``[n]``."""
-        degree = self.local.rowptr.diff()
-        degree[self.num_local - self.num_boundary :] += self.halo.rowptr.diff()
-        return degree.to(dtype)
-
     @cached_property
     @lasting
     def _feeds_halos(self) -> Tensor:
