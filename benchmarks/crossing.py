@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pyg_dist.cli.inputs import read_planned_graph
 from pyg_dist.halo.plan.levels import LevelCounts
-from pyg_dist.halo.plan.sizes import place
+from pyg_dist.halo.plan.sizes import renumbered
 from pyg_dist.partition.metis import build_graph_model
 from pyg_dist.plan.parts import PartsOptions, find_parts
 from pyg_dist.pricing.machine import Machine
@@ -40,7 +40,7 @@ def plain_parts(edge_index: Tensor, num_nodes: int, num_ranks: int, ranks_per_ma
     graph = build_graph_model(edge_index, num_nodes)
     adjacency = pymetis.CSRAdjacency(graph.start.astype(np.int64), graph.neighbor.astype(np.int64))
     parts = torch.tensor(pymetis.part_graph(num_ranks, adjacency)[1])
-    return place(edge_index, parts, num_ranks, ranks_per_machine, "hybrid")
+    return renumbered(edge_index, parts, num_ranks, ranks_per_machine, "hybrid")
 
 
 def measure(name: str, num_ranks: int, ranks_per_machine: int) -> list[dict[str, Any]]:

@@ -60,11 +60,13 @@ class DistributedAdjacency(DistributedEdgeIndex):
         return torch.Size((self.graph.targets.size, self.graph.sources.size))
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
         """That of the values."""
         return torch.get_default_dtype() if self.weight is None else self.weight.dtype
 
-    def to(self, device: object = None, *args: object, **kwargs: object) -> DistributedAdjacency:
+    def to(  # type: ignore[override]
+        self, device: object = None, *args: object, **kwargs: object
+    ) -> DistributedAdjacency:
         """Itself, or one whose values are cast; see :meth:`DistributedEdgeIndex.to`."""
         super().to(device)
         dtypes = [value for value in (device, *args, kwargs.get("dtype")) if isinstance(value, torch.dtype)]
@@ -126,7 +128,7 @@ class DistributedAdjacency(DistributedEdgeIndex):
         operator = graph.operator(Norm.SUM, values, accumulation_dtype(dtype))
         return graph.aggregate(graph.place(x.to(dtype)), operator)  # type: ignore[arg-type]
 
-    __matmul__ = mm = spmm = matmul
+    __matmul__ = mm = spmm = matmul  # type: ignore[assignment]
 
     def values(self) -> EdgeTensor:
         """The values; ones, where it has none."""
@@ -177,7 +179,7 @@ class DistributedAdjacency(DistributedEdgeIndex):
         out = self.edges(by_operator=True).end(dims[0]).add_up(values)
         return out.unsqueeze(dims[0]) if keepdim else out
 
-    def mul(self, other: Any) -> DistributedAdjacency:
+    def mul(self, other: Any) -> DistributedAdjacency:  # type: ignore[override]
         """The matrix times a number, or with its rows (``[N, 1]``) or columns (``[1, N]`` or ``[N]``) scaled.
 
         Raises:
@@ -217,12 +219,14 @@ class DistributedAdjacency(DistributedEdgeIndex):
         return out if bias is None else out + bias
 
     def float(self) -> DistributedAdjacency:
+        """One with values in float32."""
         return self.to(torch.float32)
 
     def double(self) -> DistributedAdjacency:
+        """One with values in float64."""
         return self.to(torch.float64)
 
-    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
+    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):

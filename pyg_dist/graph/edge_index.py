@@ -48,7 +48,8 @@ class DistributedEdgeIndex(ShardedEdges):
         ((2, 78), (2, 156))
     """
 
-    is_distributed = True
+    graph: DistributedGraph
+    is_distributed = True  # type: ignore[assignment]
     is_sparse = False
 
     @staticmethod
@@ -67,7 +68,9 @@ class DistributedEdgeIndex(ShardedEdges):
     def full_tensor(self) -> Tensor:
         return self.graph.full_edge_index()
 
-    def to(self, device: object = None, *args: object, **kwargs: object) -> DistributedEdgeIndex:
+    def to(  # type: ignore[override]
+        self, device: object = None, *args: object, **kwargs: object
+    ) -> DistributedEdgeIndex:
         """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
         if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
             raise LayoutMismatchError(
@@ -82,7 +85,7 @@ class DistributedEdgeIndex(ShardedEdges):
             weight = RowTensor.from_local(self.weight.to_local().to(graph.device), graph.edge_sharding)
         return type(self)(graph, weight)
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         rows = self.graph.edge_sharding
         return f"{type(self).__name__}({list(self.global_shape())}, {rows.num_local} edges on rank {rows.group.rank})"
 
@@ -92,7 +95,7 @@ class DistributedEdgeIndex(ShardedEdges):
 
     contiguous = long = coalesce = detach = clone
 
-    def cpu(self) -> DistributedEdgeIndex:
+    def cpu(self) -> DistributedEdgeIndex:  # type: ignore[override]
         return self.to("cpu")
 
     def end(self, end: End) -> NodeIds:

@@ -22,7 +22,7 @@ from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.layer_call import neighbour_rows
 from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle
+from pyg_dist.tensor.calling_code import EdgeHandle, of_whole_graphs
 from pyg_dist.tensor.operands import by_row_mask, local_values
 from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, functions, public_name, writes
 from pyg_dist.tensor.row_index import RowIndex
@@ -111,7 +111,7 @@ class ShardedEdges(EdgeHandle):
                     return func(given, *args[1:], **named)
             if func == Tensor.device.__get__:
                 return edges.graph.device
-            if func in _ON_DEVICE:
+            if func in _ON_DEVICE and not of_whole_graphs():  # GraphSAINT's samplers ask for is_cuda first
                 return func(torch.empty(0, dtype=torch.int64, device=edges.device), *args[1:], **named)
             rest = (*args[1:], *(value for name, value in named.items() if name != "input"))
             found: object = None

@@ -69,9 +69,9 @@ class OperatorEdges(Edges):
     def of_graph(graph: Any, weight: RowTensor | None) -> OperatorEdges:
         """All edges of a ``GridGraph``."""
         rows = graph.edge_sharding
-        edges = OperatorEdges.empty()
+        edges: Any = OperatorEdges.empty()
         edges.graph, edges.rows, edges.weight = graph, rows, weight
-        return edges
+        return edges  # type: ignore[no-any-return]
 
     @cached_property
     @lasting

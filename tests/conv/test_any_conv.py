@@ -436,7 +436,7 @@ REFUSED: dict[str, tuple[Case, str]] = {
     "propagate": (Case(Propagates), "Propagates has a 'propagate' of its own, which no rank takes"),
     "hypergraph": (Case(lambda: gnn.HypergraphConv(F, G)), "HypergraphConv expected hyperedges (got edges"),
     "no edges": (Case(MakesEdges, "X"), "MakesEdges expected edges of a DistributedData (got none)"),
-    "no conv": (Case(lambda: Turns(nn.Identity())), "edge_index.add_ would change a distributed edge"),
+    "no conv": (Case(lambda: Turns(nn.Identity())), "torch.Tensor.add_ would change a distributed edge"),
     "its name": (Case(lambda: Turns(nn.Identity())), "(in Turns)"),
     "its path": (Case(lambda: Calls(Turns(gnn.GraphConv(F, G)))), "(in 'layer' (Turns) of Calls)"),
     "pool": (Case(lambda: Calls(gnn.EdgePooling(F))), "distribute stopped at 'layer': EdgePooling makes nodes and"),

@@ -15,7 +15,7 @@ from torch_geometric.utils import to_edge_index
 from workers import Pools
 
 import pyg_dist
-from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
+from pyg_dist.errors import DataError, LayoutMismatchError, UnsupportedError
 
 NUM_NODES = 47
 
@@ -83,7 +83,7 @@ def compare(layouts: list[dict[str, Any]], weighted: bool) -> None:
         with pytest.raises(UnsupportedError, match=r"multiply rows by one after the other, adj_t @ \(adj_t @ x\)"):
             data.adj_t @ data.adj_t
         graph = pyg_dist.DistributedData(random_graph(NUM_NODES, 310, seed=1), **layout)
-        with pytest.raises(MixedRowsError, match="A product with edge_index needs all edges"):
+        with pytest.raises(LayoutMismatchError, match="expected two matrices or vectors whose shapes fit"):
             graph.edge_index @ graph.x
 
 
