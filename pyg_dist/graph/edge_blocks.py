@@ -108,9 +108,9 @@ class BlockEdges(Edges):
 
     @staticmethod
     def of_block(edges: Edges, block: Block, neighbour_id: Callable[[], Tensor]) -> BlockEdges:
-        """Those of a block.
+        """The edges of ``block``.
 
-        ``neighbour_id`` gives the graph's, the same for all blocks: making it takes time by nodes, not by edges.
+        ``neighbour_id`` gives the ids of the graph's neighbours, for all blocks: to make them takes time by nodes.
         """
         graph = edges.graph
         targets = torch.arange(block.low, block.high, device=block.target.device)

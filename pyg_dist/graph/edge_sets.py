@@ -65,15 +65,16 @@ def pick(nodes: NodeSharding, node_id: Tensor, device: torch.device) -> PickedNo
 
 @singledispatch
 def sampled_nodes(nodes: NodeSharding, subset: Subset, device: torch.device) -> PickedNodes:
-    """The ids of a subset of nodes in the layout of these, which registers it here."""
+    """The ids of a subset of nodes; each layout registers its own here."""
     raise NotImplementedError(type(nodes))  # a layout that registers nothing above
 
 
 class SampledEdges(RowSharding):
     """The edges between sampled nodes. They are counted when their number is first read (collective), and not before.
 
-    ``place`` are the local ones among the ``parent``'s, ``parent_key`` their keys there. ``which`` of the
-    edges that a subset names they are; the keys of these stand for them where some are repeated. int64 ``[e]`` each.
+    ``place`` and ``parent_key`` are places and keys of the local ones among the ``parent``'s. Where ``subset`` names
+    its edges, ``which`` are the local ones' numbers among these; where it has edges twice, its keys count, not the
+    parent's. All int64 ``[e]``.
     """
 
     counts_selections = False

@@ -61,7 +61,7 @@ class LearnedScales:
         self._known: dict[tuple[torch.dtype, bool], tuple[object, object]] = {}
 
     def get(self, dtype: torch.dtype, degree: Callable[[], Any], is_source: Tensor | None) -> tuple[Any, Any]:
-        """Those of rows and of columns (collective at the first use, if ``degree`` is).
+        """The scales of rows and of columns (collective at the first use, if ``degree`` is).
 
         ``degree`` gives ``A_w 1``, loops included, ``[N, 1]``; ``is_source``: whether a node has an out-edge; ``None``:
         every one has.

@@ -98,9 +98,9 @@ class FailureWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End well, with the other ranks: this one has a part in a failure that comes while it waits for them.
+        """End together with the other ranks: this one still hears of a failure that comes while it waits for them.
 
-        Ranks that are later than ten seconds go on without it; rank 0, whose store they may need, tells them first.
+        It waits for late ranks for ten seconds. Rank 0, whose store they may need, tells them before it goes.
         """
         if self._has_failed:
             return

@@ -64,7 +64,8 @@ def sums_by_edge(
 ) -> EdgeSums:
     """The sums that :func:`divided` takes.
 
-    ``largest`` makes each target's largest logit of that of these edges, ``[N, H]``.
+    ``largest`` gives each target's largest logit over all of its edges, ``[N, H]``, from the largest over those of
+    ``csr``.
     """
     row, col, edge, heads = csr.row(), csr.col.long(), csr.edge, spec.heads
     values = by_head(inputs.value.index_select(0, col), heads)
@@ -89,7 +90,7 @@ def sums_by_edge(
 
 
 def divided(sums: EdgeSums) -> tuple[Tensor, Tensor]:
-    """The weighted sums of values and edge_attr, of the sums over all parts of the edges."""
+    """The weighted means of values and of edge_attr, from sums over all parts of the edges."""
     divisor = sums.of_ones.masked_fill(sums.of_ones == 0, 1.0).unsqueeze(2)  # zero: of no edges, whose sums are zero
 
     def quotients(rows: Tensor) -> Tensor:

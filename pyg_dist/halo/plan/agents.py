@@ -43,10 +43,10 @@ class Options(NamedTuple):
 
 
 def choose_agents(pair: Tensor, options: Options, other_pair: Tensor, other_rank: Tensor) -> Tensor:
-    """One of its options for each item, such that the ranks of a machine have equal loads: int64 ``[k]``.
+    """Choose one of its options for each item, such that the ranks of a machine have equal loads: int64 ``[k]``.
 
-    Both machines find the same: numbers of a ``pair`` of machines, ``[k]``, depend on the pair alone. ``other_pair``
-    and ``other_rank``: of what a rank has in any case.
+    ``pair`` is each item's pair of machines, ``[k]``. The choice for a pair depends on that pair alone: both machines
+    find the same. ``other_pair`` and ``other_rank``: pairs and ranks of loads that are fixed.
     """
     if pair.numel() == 0:
         return pair
@@ -61,11 +61,11 @@ def choose_agents(pair: Tensor, options: Options, other_pair: Tensor, other_rank
 
 
 def _balanced(pair: Array, is_there: Array, other_pair: Array, other_number: Array) -> Array:
-    """:func:`choose_agents`, by their numbers on their machine, of items with several options, beside fixed loads.
+    """The choice of :func:`choose_agents` for items with several options, beside fixed loads: numbers on machines.
 
     Items of one pair of machines with the same options are a group. A group's items are shared out by weights of the
-    ranks, which are lowered by their loads (iterative proportional fitting), by sums in one order, products and
-    quotients, which round alike everywhere.
+    ranks, and a rank's weight falls with its load (iterative proportional fitting). Sums have one order, and products
+    and quotients round alike everywhere, so all ranks find the same.
     """
     on_each = is_there.shape[1]
     order, count = _groups(pair, is_there)

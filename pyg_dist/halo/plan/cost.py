@@ -103,7 +103,7 @@ def exchange_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: in
 
 
 def _inside_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> float:
-    """Of these, the messages inside a machine, and all calls: what needs a core."""
+    """The part of the exchange's seconds that needs a core: messages inside a machine, and all calls."""
     size = row_bytes(width, ELEMENT_BYTES, load.bits_inside(bits))
     inside = machine.send_seconds(load.rows_inside * size, load.messages_inside, num_ranks, True)
     calls = 1 if load.levels == 1 else 5  # inside, rows and sums between, to agents, from agents
@@ -111,7 +111,7 @@ def _inside_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int
 
 
 def _link_seconds(load: HaloLoad, width: int, machine: Machine, num_ranks: int, bits: int) -> tuple[float, float]:
-    """Of these, the messages between machines; and what they take of a core, which other work has to wait for.
+    """The seconds of messages between machines; and how many of them take a core from other work.
 
     The system copies and splits CPU messages as it does inside a machine; what a GPU sends needs no core.
     """

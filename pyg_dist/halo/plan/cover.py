@@ -82,7 +82,7 @@ class RemoteEdges:
 
     @staticmethod
     def of(edge_index: Tensor, parts: BothEnds, num_ranks: int) -> RemoteEdges:
-        """Those of the whole graph. Not collective, O(E log E) time.
+        """The remote edges of the whole graph. Not collective, O(E log E) time.
 
         Shapes:
             - edge_index: int64 ``[2, E]``
@@ -229,7 +229,7 @@ class OneWay:
         edge: Tensor, source: Tensor, target: Tensor, sender: Tensor, receiver: Tensor, num_nodes: int, num_ranks: int,
         rank: int,
     ) -> tuple[OneWay, OneWay]:  # fmt: skip
-        """Those that end on ``rank``, and those that begin there, of edges in input order that all do one of the two.
+        """The edges that end on ``rank``, and those that begin there, of a list in input order of edges that do either.
 
         ``sender`` and ``receiver`` are the owners of their ends. Not collective, O(m) time.
         """

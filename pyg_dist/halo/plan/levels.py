@@ -73,7 +73,7 @@ class LevelCounts:
 
     @staticmethod
     def of(edge_index: Tensor, parts: BothEnds, num_ranks: int, ranks_per_node: int | None) -> LevelCounts:
-        """Of any number of ranks, in this process. Not collective, O(E log E) time."""
+        """The traffic among any number of ranks, counted in this process. Not collective, O(E log E) time."""
         remote = RemoteEdges.of(edge_index, parts, num_ranks)
         numbers = BlockNumbers.of(remote, both_ends(parts)[1])
         if ranks_per_node is None or not shares_machines(num_ranks, ranks_per_node):

@@ -29,7 +29,7 @@ class MachineLinks:
     def of(
         edge: Tensor, ends: tuple[Tensor, Tensor], ranks: tuple[Tensor, Tensor], share: HaloShare, load: Tensor
     ) -> MachineLinks:
-        """Of edges that all begin or end on the machine of ``share``. Not collective; O(m log m) time.
+        """The links of this rank's machine, from edges that all begin or end on it. Not collective; O(m log m) time.
 
         ``ends`` are sources and targets, ``ranks`` senders and receivers, ``load`` in-edges of the nodes of each rank,
         ``[P]``.
@@ -56,10 +56,14 @@ class MachineLinks:
 def edges_between(
     of_rows: Tensor, of_sums: Tensor, rowptr: Tensor, row: Tensor, node_id: Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The edges with both ends in an ascending list, on the host: they are found on ``device``, which is waited for.
+    """The edges with both ends in a list of nodes, found on ``device``, which is waited for; results lie on the host.
 
-    Of a pattern, sums by rows, whose nodes are given: which rows and sums some edge needs, where the nodes of these
-    rows stand in the list, which row and sum of these each edge has, and which edges these are.
+    The edges are a pattern, sums by rows; ``of_rows`` and ``of_sums`` are the nodes of its columns and rows, and
+    ``node_id`` is the ascending list.
+
+    Returns:
+        The places in the list of the needed rows' nodes; the rows and the sums that are needed; the row and the sum of
+        each edge found, as numbers among those; and which edges these are.
     """
     rowptr, row, node_id, of_rows, of_sums = (
         on_device(known, device) for known in (rowptr, row, node_id, of_rows, of_sums)
@@ -75,7 +79,7 @@ def edges_between(
 
 
 def _used(number: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """The candidates that some edge needs, and their numbers among these."""
+    """Number the candidates that some edge needs: the new number of each edge's candidate, and these candidates."""
     used = torch.zeros(candidates.numel(), dtype=torch.bool, device=number.device)
     used[number] = True
     place = torch.cumsum(used, 0, dtype=torch.int32) - 1
@@ -83,7 +87,7 @@ def _used(number: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def some_of(candidates: Candidates, chosen: Tensor) -> Candidates:
-    """The chosen ones."""
+    """The candidates at the ``chosen`` places."""
     return Candidates(candidates.sender[chosen], candidates.receiver[chosen], candidates.node[chosen])
 
 
@@ -109,10 +113,11 @@ class RemoteLinks:
     def of(share: HaloShare, incoming: Tensor, outgoing: Tensor, sender: Tensor, receiver: Tensor, load: Tensor) -> (
         RemoteLinks
     ):  # fmt: skip
-        """Not collective; O(m log m) time.
+        """The links of a rank, from its remote edges. Not collective; O(m log m) time.
 
-        ``incoming`` are global id, source, target and place in edge storage of each edge that ends here, ``outgoing``
-        global id, source and target of each that begins here, int64; ``sender`` and ``receiver`` their other ranks.
+        ``incoming`` has global id, source, target and place in edge storage of each edge that ends here, ``outgoing``
+        global id, source and target of each that begins here, int64; ``sender`` and ``receiver`` are the ranks at their
+        other ends.
         """
         own = torch.full_like
         edge = torch.cat([incoming[:, 0], outgoing[:, 0]])

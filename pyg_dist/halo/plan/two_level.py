@@ -198,9 +198,9 @@ class MachineEdges:
         source: Tensor, target: Tensor, sender: Tensor, receiver: Tensor, num_nodes: int, load: Tensor,
         ranks_per_machine: int, rank: int,
     ) -> MachineEdges:  # fmt: skip
-        """Those between the machine of ``rank`` and others, known in input order with the ranks of their ends.
+        """The edges between the machine of ``rank`` and others, from a list in input order, with their ends' ranks.
 
-        Not collective, O(m log m) time. They are in the order of :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
+        Not collective, O(m log m) time. The result has the order of :class:`~pyg_dist.halo.plan.cover.RemoteEdges`.
         """
         of_sender, of_receiver = sender // ranks_per_machine, receiver // ranks_per_machine
         machine, by_machine = rank // ranks_per_machine, _by_machine(load, ranks_per_machine)
@@ -258,7 +258,7 @@ class MachineEdges:
 def exchanged(
     ways: Mapping[ExchangeKind, Routes], num_ranks: int, ranks_per_machine: int, send: Send
 ) -> dict[ExchangeKind, Routes]:
-    """Of the ways that every rank has found, those that begin or end on this one (collective).
+    """The routes that begin or end on this rank, of those that all ranks have found, a part each (collective).
 
     Shapes of what is sent: a row ``(node, its owner, sender, receiver, which)`` for each hop, to both of its ends.
     """
@@ -302,10 +302,11 @@ def _by_machine(load: Tensor, ranks_per_machine: int) -> Tensor:
 def _between_machines(
     candidates: Candidates, owner: Tensor, ranks_per_machine: int, num_machines: int
 ) -> tuple[Candidates, Tensor, Tensor]:
-    """Candidates of pairs of machines, of those of pairs of ranks.
+    """Candidates of pairs of machines, made of ``candidates`` of pairs of ranks.
 
-    Also the number of each given one among them, int32, or -1 for one that stays in a machine; and their owners, int64,
-    of those of the given ones.
+    Returns:
+        The new candidates; for each old one, the number of its new one, int32, or -1 where it stays in a machine; and
+        the owners of the new ones' nodes, int64.
     """
     sender, receiver = (end // ranks_per_machine for end in (candidates.sender, candidates.receiver))
     crossing = host.flatnonzero(sender != receiver)

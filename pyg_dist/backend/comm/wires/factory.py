@@ -43,7 +43,7 @@ def staged_wire(wire: Wire, device: str) -> Wire:
 
 
 def wires_within(groups: Sequence[Sequence[int]]) -> tuple[Wire, ...]:
-    """Those among this rank's group, none where it has none (collective over all ranks).
+    """The wires among the ranks of this rank's group, none where it has none (collective over all ranks).
 
     Torch never frees a process group's connections and threads. MPI needs none.
     """
