@@ -61,7 +61,7 @@ class DistributedAdjacency(DistributedEdgeIndex):
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
-        """That of the values."""
+        """The dtype of the values."""
         return torch.get_default_dtype() if self.weight is None else self.weight.dtype
 
     def to(  # type: ignore[override]

@@ -49,7 +49,7 @@ class _RowsApart(RowSharding):
 
 
 class _BlockRows(_RowsApart):
-    """Those at some local places, int64 ``[k]``."""
+    """The rows at some local places, int64 ``[k]``."""
 
     def __init__(self, parent: RowSharding, local_index: Tensor) -> None:
         key = on_device(parent.rng_key, local_index.device)

@@ -1,4 +1,4 @@
-"""``Edges``: a graph's edges as the code of a conv sees them, each on the rank that owns its target."""
+"""``ShardedEdges``: an ``edge_index`` over ranks; ``Edges``: one as a conv's code sees it, by its targets' ranks."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class SelfLoops:
     @cached_property
     @lasting
     def _present(self) -> tuple[Tensor, Tensor]:
-        """Of every loop that exists: its number among the added ones, and its place in edge storage."""
+        """For every loop that exists, its number among the added ones, and its place in edge storage."""
         row, col, edge = self.entries()
         number = host.full((self.shape[0],), -1, dtype=torch.int64)
         number[self.loop_row] = host.arange(self.loop_row.numel())

@@ -119,7 +119,7 @@ _CALLS = nn.Module._call_impl.__code__.co_filename
 
 
 def _keyword_arguments() -> tuple[object, ...]:
-    """Those of the call that the hook runs before: torch passes only positional ones on to hooks for all modules."""
+    """Keyword arguments of the call that the hook runs before: torch gives hooks for all modules the others alone."""
     calling = sys._getframe(2).f_locals.get("kwargs")
     return tuple(calling.values()) if isinstance(calling, dict) else ()
 

@@ -120,7 +120,7 @@ class KeptEdges:
 
     @property
     def key(self) -> Tensor:
-        """Of each: distinct, and in the order of the batch's edges, int64 ``[m]``."""
+        """The key of each edge: distinct, and in the order of the batch's edges, int64 ``[m]``."""
         return self._names[1]
 
     def edge_index(self, order: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class KeptEdges:
     def between(node_id: Tensor, num_nodes: int, ends: tuple[Tensor, Tensor], edge_id: Tensor, num_edges: int) -> (
         KeptEdges
     ):  # fmt: skip
-        """Those between listed nodes, numbered by their places in the list, of the edges with these ends, on the host.
+        """The edges with both ends in a list, of those with these ``ends``; ends are places in the list, on the host.
 
         Args:
             node_id: distinct ids of nodes, in any order, int64 ``[b]``.

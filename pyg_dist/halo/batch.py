@@ -183,6 +183,6 @@ class ProductsAtSample(HaloProducts):
 
 
 def _make_values(operator: Any) -> None:
-    """Those of a constant operator's matrices, and of their transposes."""
+    """Make the values of a constant operator's matrices, and of their transposes."""
     for matrix in (operator.local, operator.halo.outgoing, operator.halo.incoming):
         matrix.value, matrix.transposed.value  # noqa: B018

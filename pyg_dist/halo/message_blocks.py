@@ -39,7 +39,7 @@ class MessageBlocks:
 
     @property
     def num_targets(self) -> int:
-        """Of this rank."""
+        """The number of this rank's targets."""
         return self.csr.num_rows
 
     def block(self, low: int, high: int) -> Block:
@@ -156,7 +156,7 @@ class _Gradients:
         self._sums = [x.new_zeros(x.shape, dtype=ops.sum_dtype(x)) if needed else None for x, needed in pairs]
 
     def add(self, block: Block, grad: Tensor) -> None:
-        """Those of a block, whose messages are made again."""
+        """Add the gradients of a block, whose messages are made again."""
         pieces = [piece.detach() for piece in self._a.pieces(block, self._rows)]
         wanted = [pieces[k].requires_grad_() for k in self._wanted]
         with torch.enable_grad():

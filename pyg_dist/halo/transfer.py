@@ -32,7 +32,7 @@ class Codecs(NamedTuple):
 
     @property
     def transposed(self) -> Codecs:
-        """Of the way back, on which the gradients of rows are sums."""
+        """The codecs of the way back, on which the gradients of rows are sums."""
         return Codecs(self.direct[::-1], self.sums[::-1], self.rows[::-1])
 
 
@@ -136,7 +136,7 @@ class HaloTransfer:
         return replace(self, before=None, after=None)
 
     def weighted(self, outgoing: Tensor, incoming: Tensor) -> HaloTransfer:
-        """The same with values: of what is multiplied before sending, and where it is needed."""
+        """The same transfer with values for the entries before sending (``outgoing``), and for those on arrival."""
         before, after = Matrix(self.outgoing.pattern, outgoing), Matrix(self.incoming.pattern, incoming)
         return replace(self, before=before, after=after)
 

@@ -93,7 +93,7 @@ class HaloView(CopiedToDevices):
 
     @cached_property
     def row_transfer(self) -> HaloTransfer:
-        """Of rows of sources, for whatever cannot be summed by the sender (not collective)."""
+        """The transfer of rows of sources, for whatever cannot be summed by the sender (not collective)."""
         share = self.share
         return self._sum_transfer if share.exchange == "post" else self._halo(share.row_transfer)
 

@@ -47,7 +47,7 @@ def raise_with_peer(error: RuntimeError, peer: int | None) -> NoReturn:
 
 
 class InCall:
-    """Within it this rank waits for a call, and a wire's errors become ours (:func:`wait`).
+    """The context of waiting for a call, within which a wire's errors become this package's (:func:`wait`).
 
     The call is the last of ``calls``; ``peers`` are global numbers of the ranks that it waits for, by default the whole
     group.

@@ -198,7 +198,7 @@ def _control(timeout: timedelta) -> Group:
 
 
 def _watch_failures(session: Session, store: dist.Store) -> tuple[dist.Store, list[str]]:
-    """Hear of other ranks' failures as soon as there is a store: one of them may not come further.
+    """Hear of other ranks' failures from the moment there is a store: one of them may fail before it joins the session.
 
     Returns the session's part of the store, and all ranks' GPUs.
     """

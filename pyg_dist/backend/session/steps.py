@@ -18,7 +18,7 @@ logger = logging.getLogger("pyg_dist")
 
 
 class _Bars(list["tqdm[None]"]):
-    """Those that are shown."""
+    """The progress bars on the terminal."""
 
 
 def configure_log() -> None:

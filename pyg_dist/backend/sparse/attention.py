@@ -178,13 +178,13 @@ class _Found:
         self._addends: list[tuple[int, AddingMap, Any]] = []
 
     def send(self, of_far: Gradients) -> None:
-        """Those of far rows of value and of key go back (collective)."""
+        """Send the gradients of far rows of value and of key back to their ranks (collective)."""
         for k, (gradient, way) in enumerate(zip(of_far, self._a.far, strict=True)):
             if self._is_wanted[k] and gradient is not None and way is not None:
                 self._addends.append((k, way.transposed, way.transposed.send(gradient)))
 
     def add(self, first: int, gradients: Gradients) -> None:
-        """Those of the inputs from number ``first`` on, as they are here (collective)."""
+        """Add this rank's gradients of the inputs from number ``first`` on (collective)."""
         for k, gradient in enumerate(gradients, first):
             way = self._a.maps[k]
             if self._is_wanted[k] and gradient is not None:

@@ -29,7 +29,7 @@ class Options(NamedTuple):
 
     @staticmethod
     def of(item: Tensor, rank: Tensor, machine: Tensor, ranks_per_machine: int) -> Options:
-        """Of pairs of an item and a rank; all ranks of an item are on its ``machine``."""
+        """The options of items, from pairs of an item and a rank; all ranks of an item are on its ``machine``."""
         is_there = host.zeros(machine.numel(), ranks_per_machine, dtype=torch.bool)
         is_there.view(-1)[item * ranks_per_machine + rank % ranks_per_machine] = True
         return Options(is_there, machine * ranks_per_machine)

@@ -30,7 +30,7 @@ BothEnds = Tensor | tuple[Tensor, Tensor]
 
 
 def both_ends(given: BothEnds) -> tuple[Tensor, Tensor]:
-    """That of the sources and that of the targets."""
+    """The values of the sources, and those of the targets."""
     return given if isinstance(given, tuple) else (given, given)
 
 
@@ -102,7 +102,7 @@ class RemoteEdges:
 
     @staticmethod
     def of_ways(arriving: OneWay, leaving: OneWay, load: Tensor) -> RemoteEdges:
-        """Those of one rank in both directions; their numbers do not matter."""
+        """The remote edges of one rank, from those of both directions. They have no global ids."""
 
         def joined(first: Ends, last: Ends) -> Candidates:
             peers = [ends.peers() for ends in (first, last)]
@@ -176,7 +176,7 @@ class Ends:
         return self.node.numel()
 
     def peers(self) -> Tensor:
-        """Of each, int64 ``[k]``."""
+        """The peer of each end, int64 ``[k]``."""
         return torch.repeat_interleave(host.arange(len(self.counts)), host.tensor(self.counts))
 
     def counts_of(self, place: Tensor) -> list[int]:
@@ -217,7 +217,7 @@ class OneWay:
         rank: int,
         leaves: bool,
     ) -> OneWay:
-        """Of edges in input order, given the other rank of each. Not collective, O(m) time."""
+        """The edges of one direction, in input order, given the other rank of each. Not collective, O(m) time."""
         row, sums_of, place, *ends = _by_sum(peer, source, target, num_nodes, num_ranks)
         rows, sums = (Ends(node, tuple(torch.bincount(of, minlength=num_ranks).tolist())) for of, node in ends)
         if place is not None and edge is not None:
@@ -244,7 +244,7 @@ class OneWay:
     def cover(self, exchange: ExchangeKind, load: Tensor, each_step: bool = False) -> Cover:
         """:meth:`RemoteEdges.cover` of these edges; ``load``: in-edges of the nodes of each rank, ``[P]``.
 
-        ``each_step``: of a mini-batch.
+        ``each_step``: whether it is made anew in each step, as for mini-batches.
         """
         if exchange != "hybrid":
             return self.uniform_cover(exchange)
@@ -281,7 +281,7 @@ class OneWay:
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Those that a mask selects. torch would make an int64 of each entry of the mask first."""
+    """The values that a mask selects. torch would make an int64 of each entry of the mask first."""
     return torch.from_numpy(values.numpy()[mask.numpy()])
 
 

@@ -52,7 +52,7 @@ class Counted(NamedTuple):
         return halo_price(model, loads, machine, len(loads), bits)
 
     def _rows_added_to(self, sizes: ShareSizes) -> int:
-        """At most so many, by what arrives: of each message, of all by the link together, and of one all-to-all-v.
+        """An upper bound on the rows that arriving rows are added to: counted once for each message or all-to-all-v.
 
         In two levels a third of the messages inside machines are addends for other machines, which are not multiplied.
         """
@@ -119,7 +119,7 @@ class Crossings(NamedTuple):
 
     @staticmethod
     def of(rows: Tensor, num_messages: int, ranks_per_node: int) -> Crossings:
-        """Of the rows from each rank to each, ``[P, P]``."""
+        """The crossings of rows from each rank to each, ``[P, P]``."""
         machine = machine_of_rank(len(rows), ranks_per_node)
         crossing = rows * (machine[:, None] != machine)
         size = 2 * (int(machine[-1]) + 1,)

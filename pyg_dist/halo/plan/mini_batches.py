@@ -57,12 +57,12 @@ class MiniBatchPlan:
 
     @property
     def ranks(self) -> int:
-        """Of all groups."""
+        """The number of ranks in all groups."""
         return self.num_groups * self.whole.ranks
 
     @property
     def steps(self) -> int:
-        """Of an epoch: ceil(N / (B groups))."""
+        """The number of steps in an epoch: ceil(N / (B groups))."""
         return -(-self.num_nodes // (self.batch_size * self.num_groups))
 
     def _mean(self, number: Callable[[Plan], float]) -> float:
@@ -73,13 +73,13 @@ class MiniBatchPlan:
         return replace(model, num_nodes=self.batch_size, num_entries=entries, input="new")
 
     def seconds(self, model: Model, machine: Machine) -> float:
-        """Of a step on the slowest rank, a mean: a group's, with the sum of gradients over all groups."""
+        """Mean seconds of a step on a group's slowest rank, with the sum of gradients over all groups."""
         price = self._mean(lambda plan: plan.price(self._model(plan, model), machine).seconds)
         sums = (reduction_seconds(model, machine, ranks) for ranks in (self.ranks, self.whole.ranks))
         return price + next(sums) - next(sums)
 
     def memory_bytes(self, model: Model) -> list[int]:
-        """Of a step beside the graph: by rank of a group, the largest of the samples."""
+        """Memory that a step takes beside the graph, the most of any sample, by rank of a group."""
         by_sample = [plan.memory_bytes(self._model(plan, model)) for plan in self.batches]
         return [max(of_rank) for of_rank in zip(*by_sample, strict=True)]
 

@@ -165,7 +165,7 @@ class Plan(DistributionPlan):
     def _bytes_by_level(
         self, levels: Crossings, width: int, element_size: int = ELEMENT_BYTES, backward: bool = False
     ) -> tuple[int, int]:
-        """Of one aggregation of ``width`` columns, inside machines and between them."""
+        """The bytes of one aggregation of ``width`` columns, inside machines and between them."""
         of_row = self.row_bytes(width, element_size, backward)
         return levels.inside * (width * element_size if self.two_levels else of_row), levels.between * of_row
 

@@ -41,7 +41,7 @@ class SampledRows:
 
     @staticmethod
     def of(nodes: LocalRows, subset: Subset) -> SampledRows:
-        """Those of a subset, given the rank's nodes of the graph."""
+        """The rows of a subset, given the rank's nodes of the graph."""
         place = nodes.find(subset.node_id)
         position = host.flatnonzero(place >= 0)
         of_sample = _at(nodes.row, _at(place, position)).long()

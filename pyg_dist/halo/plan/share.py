@@ -214,7 +214,7 @@ class LocalRows:
 
     @staticmethod
     def of(node_id: Tensor) -> LocalRows:
-        """Those of rows in this order."""
+        """The local rows whose nodes are ``node_id``, in this order."""
         ascending, row = node_id.sort()
         return LocalRows(ascending, row.to(torch.int32))
 
@@ -247,10 +247,9 @@ class LocalRows:
 
 @dataclass(frozen=True)
 class LocalEdges:
-    """The edges between a rank's own nodes: global ids, int64, and ends, int32, which count each end's nodes by
-    ascending id.
+    """The edges between a rank's own nodes, those of one target in input order.
 
-    Those of one target are in input order.
+    ``edge_id`` are global ids, int64; ends are numbers of the rank's sources or targets by ascending id, int32.
     """
 
     edge_id: Tensor

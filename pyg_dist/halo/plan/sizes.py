@@ -91,7 +91,7 @@ class BlockNumbers:
 
     @staticmethod
     def of(remote: RemoteEdges, owner: Tensor) -> BlockNumbers:
-        """Those of a graph, given the ``owner`` of each target, ``[N]`` integers. Not collective, O(E log E) time."""
+        """The numbers of a graph whose targets have these owners, ``[N]`` integers. Not collective, O(E log E) time."""
         num_ranks, hybrid = remote.num_ranks, remote.cover("hybrid")
         rows, sums = (_pairs(kind, num_ranks) for kind in (remote.rows, remote.sums))
 

@@ -128,7 +128,7 @@ class Places:
 
     @staticmethod
     def of(arriving: OneWay, local_id: LocalId, num_local: int, num_inner: int, first: int) -> Places:
-        """Those of ``arriving`` edges, on a rank of so many nodes, some before the boundary. O(m) time."""
+        """The places of ``arriving`` edges on a rank with so many nodes, of them so many inner ones. O(m) time."""
         at = local_id(arriving.sums.node).sub_(num_inner)
         start, col, order = ops.csr_from_edges(
             at.index_select(0, arriving.sum), arriving.row, None, num_local - num_inner, len(arriving.rows)
@@ -137,7 +137,7 @@ class Places:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of places in edge storage: int32, and int64 where they are too many."""
+        """The dtype of places in edge storage: int32, or int64 where they are too many."""
         return host.integers_to(self.first + self.incoming.num_entries)
 
     def stored(self, arriving: Tensor, out: Tensor | None = None) -> Tensor:

@@ -102,11 +102,11 @@ class Routes:
         return rows, sums, self.gather, self.spread
 
     def leaving(self, hops: Hops, rank: int) -> Hops:
-        """Those that leave a rank, in the order of its buffer: rows before sums, by receiver and node."""
+        """The hops that leave a rank, in the order of its buffer: rows before sums, by receiver and node."""
         return self._sorted(hops, hops.sender == rank, self.is_sum)
 
     def arriving(self, hops: Hops, rank: int) -> Hops:
-        """Those that arrive at a rank, in the order of its buffer: sums before rows, by sender and node."""
+        """The hops that arrive at a rank, in the order of its buffer: sums before rows, by sender and node."""
         return self._sorted(hops, hops.receiver == rank, ~self.is_sum)
 
     def _sorted(self, hops: Hops, chosen: Tensor, is_later: Tensor) -> Hops:
@@ -181,7 +181,7 @@ class MachineEdges:
 
     @staticmethod
     def of(remote: RemoteEdges, ranks_per_machine: int) -> MachineEdges:
-        """Those between all machines, of the edges between all ranks. Not collective, O(m) time."""
+        """The edges between all machines, from those between all ranks. Not collective, O(m) time."""
         on_each, load = ranks_per_machine, _by_machine(remote.load, ranks_per_machine)
         rows, row_number, row_owner = _between_machines(remote.rows, remote.rows.sender, on_each, load.numel())
         sums, sum_number, sum_owner = _between_machines(remote.sums, remote.sums.receiver, on_each, load.numel())
@@ -322,13 +322,13 @@ def _between_machines(
 
 
 def _picked(chosen: Tensor, item: Tensor, number: Tensor, other: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the chosen edges: the numbers of their items, and the owners of their other ends."""
+    """For the chosen edges, the numbers of their items, and the owners of their other ends."""
     edges = host.flatnonzero(chosen)
     return number.index_select(0, item.index_select(0, edges)), owner.index_select(0, other.index_select(0, edges))
 
 
 def num_machines(num_ranks: int, ranks_per_machine: int) -> int:
-    """Of consecutive ranks, ``ranks_per_machine`` on each and the rest on the last."""
+    """The number of machines: consecutive ranks share one, ``ranks_per_machine`` on each and the rest on the last."""
     return -(-num_ranks // ranks_per_machine)
 
 

@@ -128,7 +128,7 @@ along("diff", parameters="n dim", default=-1)(_mixes)
 
 @along("gather", parameters="dim index")
 def gather(function: Function, x: Tensor, *args: object, **kwargs: object) -> object:
-    """Of rows, all are gathered (collective). Of a plain table, each rank looks up its own rows of the index."""
+    """From rows, which are gathered (collective), or a plain table: each rank looks up its own rows of the index."""
     if isinstance(x, RowTensor):
         return _of_all(function, x, *args, **kwargs)
     bound = bind(function, "dim index", args, kwargs)
@@ -163,7 +163,7 @@ def repeat_interleave(
 
 @along("cosine_similarity", parameters="x2 dim", default=1, broadcasts=True)
 def _cosines(function: Function, x: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> object:
-    """Of each column, or of two one-dimensional tensors of rows (collective)."""
+    """The similarity of each pair of columns, or of two one-dimensional tensors of rows (collective)."""
     if x.dim() != x2.dim() or x.shape[0] != x2.shape[0]:
         return _mixes(function)
     return (F.normalize(x, dim=0, eps=eps) * F.normalize(x2, dim=0, eps=eps)).sum(0)
@@ -171,7 +171,7 @@ def _cosines(function: Function, x: Tensor, x2: Tensor, dim: int = 1, eps: float
 
 @implements("cosine_similarity")
 def cosine_similarity(function: Function, x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> object:
-    """Of each row, of a query and each row, or of each column; ``dim`` is one of the operand with more."""
+    """Row by row, of a query and each row, or column by column; ``dim`` counts in the operand with more dimensions."""
     x1, x2 = (x2, x1) if x1.dim() < x2.dim() else (x1, x2)
     return _cosines(function, x1, x2, dim, eps)
 

@@ -65,7 +65,7 @@ def searchsorted(
 
 @implements("gru_cell", "lstm_cell", "rnn_tanh_cell", "rnn_relu_cell", "bilinear")
 def of_pairs_of_rows(function: Function, *args: Any, **kwargs: object) -> Tensor:
-    """Of an input's row and a state's or another input's; torch takes one dimension for a single vector."""
+    """Functions of an input's row and a state's, or another input's; torch takes one dimension for a single vector."""
     if args and args[0].dim() < 2:
         raise MixedRowsError(
             f"{public_name(function)} expected rows [N, F] (got {list(args[0].shape)}): use .view(-1, 1)"
@@ -137,7 +137,7 @@ def relu(function: Function, *args: object, **kwargs: object) -> Tensor:
 
 @implements("group_norm")
 def group_norm(function: Function, x: Tensor, num_groups: int, *args: object, **kwargs: object) -> Tensor:
-    """Of each row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
+    """Row by row. ``F.group_norm`` requires several values per channel over all rows, not over the local ones."""
     if isinstance(x, RowTensor) and x.numel() == num_groups:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {list(x.shape)}")
     return with_parameters(run=torch.group_norm)(function, x, num_groups, *args, **kwargs)
@@ -395,7 +395,7 @@ def _instance_norm_of_moved(
     weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:  # fmt: skip
-    """Of one instance, ``[1, F, N]``, as PyG's ``InstanceNorm`` has it: :func:`batch_norm` of ``[N, F]``.
+    """For one instance, ``[1, F, N]``, as PyG's ``InstanceNorm`` has it: :func:`batch_norm` of ``[N, F]``.
 
     In ``[B, N, ...]``, as torch takes ``[N, F]`` for one instance of N channels, each row has a norm of its own.
     """

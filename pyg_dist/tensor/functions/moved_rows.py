@@ -164,7 +164,7 @@ def on_moved(function: Function, *args: object, **kwargs: object) -> Any:
 
 
 def _element_by_element(function: Function, first: MovedRows, args: Args, kwargs: Kwargs) -> Any:
-    """Of operands that all have their rows in the dimension where ``first`` has them."""
+    """The function of operands that all have their rows in the dimension where ``first`` has them."""
     args = tuple(rows_first(a, first, function) for a in args)
     kwargs = {name: rows_first(value, first, function) for name, value in kwargs.items()}
     out = function(*args, **kwargs)
@@ -173,7 +173,7 @@ def _element_by_element(function: Function, first: MovedRows, args: Args, kwargs
 
 @MOVED.implements("where")
 def _where(function: Function, *args: object, **kwargs: object) -> object:
-    """Of three operands; ``where(condition)`` alone lists places."""
+    """Element by element, for three operands; ``where(condition)`` alone lists places."""
     if len(args) + len(kwargs) == 1:
         raise refuse_moved(function, moved_in((args, *kwargs.values()))[0])
     return on_moved(function, *args, **kwargs)

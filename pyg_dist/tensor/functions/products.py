@@ -103,7 +103,7 @@ def dot(function: Function, *args: Tensor, **kwargs: Tensor) -> Tensor:
 
 @implements("cross")
 def cross(function: Function, x: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
-    """Of the three columns of each row."""
+    """Cross products over the three columns of each row."""
     if dim is None and function is not torch.linalg.cross:
         raise MixedRowsError(f"{public_name(function)} without 'dim' may take the rows for vectors: pass dim=-1")
     dim = -1 if dim is None else dim
@@ -121,7 +121,7 @@ def dist(function: Function, x: Tensor, other: Tensor, p: float = 2) -> Tensor:
 
 @implements("diag", "diagonal", "trace")
 def diagonal(function: Function, x: RowTensor, *options: object, **named: object) -> Tensor:
-    """Of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` sums them (collective)."""
+    """Diagonal of a square matrix, such as ``x @ y.T``: an element of each row; ``trace`` is their sum (collective)."""
     if options or named or x.dim() != 2 or x.shape[0] != x.shape[1]:
         raise refuse(function, f"of shape {list(x.shape)} or with options would mix rows")
     with local_tensors():
@@ -261,7 +261,7 @@ def _linear_of_moved(function: Function, x: Any, weight: Tensor, bias: Tensor | 
 
 @MOVED.implements("cov", "corrcoef")
 def _covariance_of_moved(function: Function, x: MovedRows, *, correction: int = 1, **weights: object) -> Tensor:
-    """Of the columns of rows, ``torch.cov(x.T)``: a plain matrix, of one column a number (collective)."""
+    """The covariance of columns of rows, ``torch.cov(x.T)``: a plain matrix, of one column a number (collective)."""
     if x.dim() != 2 or any(weight is not None for weight in weights.values()):
         raise refuse_moved(function, x)
     of = x.of if x.dtype.is_floating_point else x.of.to(torch.get_default_dtype())

@@ -91,7 +91,7 @@ def dropout(
 
 
 def probability(p: float, training: bool) -> float:
-    """That of a dropout: zero outside of training."""
+    """The probability of a dropout: zero outside of training."""
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     return p if training else 0.0

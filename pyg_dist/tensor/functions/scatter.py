@@ -70,7 +70,7 @@ def scatter(function: Function, x: Tensor, *args: object, **kwargs: object) -> o
 
 @MOVED.implements(*_NAMES)
 def _of_moved(function: Function, x: Tensor, *args: object, **kwargs: object) -> object:
-    """Of rows in another dimension, along it, into a plain tensor (collective)."""
+    """Scatter rows in another dimension, along it, into a plain tensor (collective)."""
     first = moved_in((x, *args, *kwargs.values()))[0]
     source = "source" if function.__name__.startswith("index") else "src"
     bound = bind(function, f"dim index {source} reduce", args, kwargs)

@@ -169,7 +169,7 @@ def _has_rows(values: Sequence[object]) -> bool:
 
 
 def _is_ours(cls: object) -> bool:
-    """Those of ``torch.distributions`` are formulas of rows, as a script's."""
+    """Whether the package handles this function itself; those of ``torch.distributions`` run on rows, as a script's."""
     module: str = cls.__module__
     return module.startswith(_OURS) and not module.startswith("torch.distributions.")
 

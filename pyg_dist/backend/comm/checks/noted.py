@@ -171,12 +171,12 @@ class Settings(Note):
 
 
 def digest_of_words(words: object) -> int:
-    """Of numbers, strings, and tuples of them: ``hash`` of strings differs between processes."""
+    """A digest of numbers, strings, and tuples of them: ``hash`` of strings differs between processes."""
     return int(xxhash.xxh3_64_intdigest(repr(words).encode())) >> 1
 
 
 def digest_of(tensor: Tensor, is_whole: bool = True) -> tuple[int, NDArray[Any]]:
-    """Of shape, dtype and values, or of some of them; and some of the values."""
+    """A digest of shape, dtype and all values, or some; and some of the values."""
     array = _array(tensor)
     if not array.flags.c_contiguous:
         if array.nbytes > _EXPANDED:  # what is expanded counts once

@@ -137,7 +137,7 @@ class Noted:
         self._digest = 0
 
     def digest(self) -> int:
-        """Of all that this rank has noted since the last sum of all ranks, -1 never."""
+        """A digest of all that this rank has noted since the last sum of all ranks; it is never -1."""
         if self.num_rests:
             self.num_rests -= 1
             self._clear()

@@ -112,7 +112,7 @@ def _has_thread() -> bool:
 
 @cache
 def _type_of(num_bytes: int) -> object:
-    """Of a message as one element: MPI libraries of MPI 3, as Open MPI 5, have counts of 31 bits."""
+    """The type of a message as one element: MPI libraries of MPI 3, as Open MPI 5, have counts of 31 bits."""
     from mpi4py import MPI
 
     num_chunks, num_left = divmod(num_bytes, _MOST_BYTES)

@@ -115,7 +115,7 @@ class OwnMemory:
 
     @staticmethod
     def made() -> OwnMemory | None:
-        """Of as many bytes as the setting allows; None where the system has no such memory."""
+        """Memory of as many bytes as the setting allows; None where the system has none to share."""
         num_bytes = int(min(SHARED_MIB.value(), 1 << 20)) << 20
         if num_bytes and hasattr(os, "memfd_create"):
             with suppress(OSError, ValueError):

@@ -23,7 +23,7 @@ _HOST = torch.device("cpu")
 
 
 class _Warned(set[str]):
-    """Of which devices."""
+    """The devices that were warned of."""
 
 
 class StagedWire:
