@@ -17,6 +17,11 @@ def as_edges(edge_index: object) -> Tensor:
     """A plain int64 tensor ``[2, E]`` on the CPU."""
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
+    if getattr(type(edge_index), "is_distributed", None) is True:  # torch's tensors have a method of this name
+        raise DataError(
+            f"Expected 'edge_index' of shape [2, num_edges] on every rank (got a {type(edge_index).__name__}): give "
+            f"edge_index.full_tensor()"
+        )
     if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.shape[0] != 2:
         shape = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index).__name__
         raise DataError(f"Expected 'edge_index' of shape [2, num_edges] (got {shape}): transpose or stack it")

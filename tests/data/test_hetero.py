@@ -198,12 +198,13 @@ def test_mapping(num_ranks: int) -> None:
     assert sum(plan.nodes_of[VENUE][1:]) == 0
     alone = HeteroPlan.of(stock.edge_index_dict, owners(stock, num_ranks), num_ranks)
     assert (alone.hash, alone.describe(), alone.messages) == (plan.hash, plan.describe(), plan.messages)
+    walks = [MetaPath2Vec(edges, 4, [RELATIONS[0]], 1, 2) for edges in (data.edge_index_dict, stock.edge_index_dict)]
+    assert torch.equal(*(walk.col_dict[RELATIONS[0]] for walk in walks))
     for wrong, message in (
         (lambda: setattr(data[PAPER], "x", torch.zeros(3, 2)), "Expected 'x' to have 23 rows, one per node"),
         (lambda: setattr(data[PAPER], "x", data[AUTHOR].x), "Expected 'x' to have 23 rows, one per node"),
         (lambda: setattr(data[PAPER, "cites", PAPER], "edge_index", torch.zeros(2, 3)), "Assigning 'edge_index'"),
         (lambda: data["reviewer"], "Expected a type of nodes of this graph"),
-        (lambda: MetaPath2Vec(data.edge_index_dict, 4, [RELATIONS[0]], 2, 2), "sort_edge_index needs all edges"),
         (lambda: setattr(data[PAPER, "new", PAPER], "edge_index", torch.zeros(2, 3)), "Assigning 'edge_index'"),
     ):
         with pytest.raises(PygDistError, match=message):

@@ -270,7 +270,7 @@ def refusals() -> None:
     data = DistributedData(first)
     with pytest.raises(DataError, match="below num_nodes=37"):
         data.edge_set(torch.tensor([[37], [0]]))
-    with pytest.raises(DataError, match=r"of shape \[2, num_edges\]"):
+    with pytest.raises(DataError, match=r"got a DistributedEdgeIndex\): give edge_index.full_tensor\(\)"):
         data.edge_set(data.edge_index)
     with pytest.raises(LayoutMismatchError, match="a value for each of 90 edges"):
         data.edge_set(first.edge_index, torch.ones(91))
