@@ -276,7 +276,9 @@ def by_blocks(case: Case) -> None:
     """The same of messages by blocks of few edges."""
     from unittest.mock import patch
 
-    with patch.object(type(MESSAGE_MIB), "value", lambda self: 1e-9), patch.object(message_blocks, "_MOST_BYTES", 1e18):
+    limit = patch.object(type(MESSAGE_MIB), "value", lambda self: 1e-9)
+    estimate = patch.object(message_blocks, "_MAX_MESSAGE_BYTES", 1e18)
+    with limit, estimate:
         for name, exchange in zip(("edge", "custom", "gine"), EXCHANGES, strict=True):
             if exchange == case.exchange:
                 run_conv(case, name)
