@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import Any, Generic, Protocol
 
 import torch
@@ -26,9 +25,21 @@ class Context(Protocol):
 
 
 class _LocalMeta(FunctionMeta):
-    """Finds methods in the class itself, where scripts' are replaced (``pyg_dist/tensor/functions/scripts.py``)."""
+    """Functions whose methods torch finds in the class, where scripts' are replaced by others for rows of all ranks."""
 
-    forward = setup_context = backward = vjp = None
+    forward: Any = None
+    setup_context: Any = None
+    backward: Any = None
+    vjp: Any = None
+    _backward_cls: Any
+
+    def __init__(self, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> None:
+        super().__init__(name, bases, body)  # type: ignore[no-untyped-call]
+
+        def run_backward(node: object, *gradients: Tensor | None) -> object:
+            return self.backward(node, *map(local_gradient, gradients))
+
+        self._backward_cls.apply = run_backward
 
 
 class LocalFunction(torch.autograd.Function, Generic[Out], metaclass=_LocalMeta):
@@ -38,25 +49,12 @@ class LocalFunction(torch.autograd.Function, Generic[Out], metaclass=_LocalMeta)
     tensors, on which torch's functions would speak of the global ones.
     """
 
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        if "backward" in vars(cls):
-            cls.backward = staticmethod(_of_local_rows(cls.backward))  # type: ignore[method-assign]
-
     @classmethod
     def apply(cls, *args: object) -> Out:
         """As torch's, which first looks for other ways to write a function: a microsecond."""
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[no-untyped-call, no-any-return]
         return super(_SingleLevelFunction, cls).apply(*args)  # type: ignore[misc, no-any-return]
-
-
-def _of_local_rows(backward: Callable[..., object]) -> Callable[..., object]:
-    @wraps(backward)
-    def local_backward(ctx: object, *gradients: Tensor | None) -> object:
-        return backward(ctx, *(local_gradient(g) for g in gradients))
-
-    return local_backward
 
 
 def differentiable_gradients(
