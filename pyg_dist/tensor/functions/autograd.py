@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.tensor.functions.shapes import metadata
 from pyg_dist.tensor.registry import TABLE, Function, bind, implements
 from pyg_dist.tensor.row_tensor import KEPT, RowTensor, as_row_tensor_, copy_of, local_tensors, version_of
-from pyg_dist.tensor.sharding import RowSharding
+from pyg_dist.tensor.sharding import RowSharding, living
 
 
 def as_stored(value: object, rows: RowSharding) -> Any:
@@ -212,8 +213,27 @@ def grad(
     return tuple(results)
 
 
-TABLE[torch.autograd.backward] = backward
+_stock_backward = torch.autograd.backward
+TABLE[_stock_backward] = backward
 TABLE[torch.autograd.grad] = grad
+
+
+@wraps(_stock_backward)
+def _dispatched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    given = [*_sequence(tensors), *_sequence(kwargs.get("inputs") or ())]
+    if any(isinstance(x, RowTensor) for x in given):
+        backward(_stock_backward, tensors, *args, **kwargs)
+    else:
+        _stock_backward(tensors, *args, **kwargs)
+
+
+if "handle_torch_function" not in _stock_backward.__code__.co_names:  # torch 2.10
+    living.watch(
+        *(
+            partial(setattr, torch.autograd, "backward", function)
+            for function in (_dispatched_backward, _stock_backward)
+        )
+    )
 
 
 _checks: dict[str, Callable[[Tensor], dict[str, Any]]] = torch.utils.checkpoint._allowed_determinism_checks_to_fns
