@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,8 @@ def _by_torch(function: Function, args: Args, kwargs: Kwargs, of_classes: bool) 
 )  # fmt: skip
 def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Tensor:
     """Losses that are a value per element or row, then summed or averaged (two of them by weight)."""
+    if function is F.l1_loss:
+        kwargs.setdefault("weight", _weight_of_l1_loss())
     by_torch = _by_torch(function, args, kwargs, of_classes=False)
     if by_torch is not None:
         return by_torch
@@ -117,6 +121,14 @@ def elementwise_loss(function: Function, *args: object, **kwargs: object) -> Ten
             weight = weight.sum()
         return values.sum() / rows.reduce_from_ranks(weight)
     return values.sum() if reduction == "sum" else values.mean()
+
+
+def _weight_of_l1_loss() -> object:
+    """The weight that ``F.l1_loss`` was called with: torch does not hand it on."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not F.l1_loss.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["weight"]
 
 
 def _widen(operands: dict[str, Any]) -> torch.dtype | None:

@@ -47,6 +47,11 @@ CLASSES: list[Form] = [
     lambda f, t: f(t.c.transpose(1, 2), torch.stack([t.label, t.label], 1)),
     lambda f, t: f(input=t.x, target=t.label * 0 + 1, ignore_index=1),  # all ignored: NaN
 ]
+WEIGHTED: list[Form] = [
+    *pairs("x", "y"), lambda f, t: f(t.v, t.u), *forms(lambda f, t, **given: f(t.x, t.y, weight=t.p, **given)),
+    lambda f, t: f(t.x, t.y, weight=t.full_p), lambda f, t: f(t.x[t.mask], t.y[t.mask], weight=t.p[t.mask]),
+    lambda f, t: f(t.full, t.full, weight=t.p),
+]  # fmt: skip
 FORMS: dict[str, Sequence[Form]] = {
     "cross_entropy": [
         *CLASSES,
@@ -57,11 +62,8 @@ FORMS: dict[str, Sequence[Form]] = {
         lambda f, t: f(t.x[t.mask], t.soft[t.mask]),
     ],
     "nll_loss": CLASSES,
-    "l1_loss": [*pairs("x", "y"), lambda f, t: f(t.v, t.u)],  # with weights: see test_refusals.py
-    "mse_loss": [
-        *pairs("x", "y"), lambda f, t: f(t.v, t.u), *forms(lambda f, t, **given: f(t.x, t.y, weight=t.p, **given)),
-        lambda f, t: f(t.x, t.y, weight=t.full_p), lambda f, t: f(t.x[t.mask], t.y[t.mask], weight=t.p[t.mask]),
-    ],
+    "l1_loss": WEIGHTED,
+    "mse_loss": WEIGHTED,
     "smooth_l1_loss": pairs("x", "y", {"beta": 0.5}),
     "huber_loss": [*pairs("x", "y", {"delta": 0.5}), *forms(lambda f, t, **given: f(t.x, t.y, weight=t.p, **given))],
     "binary_cross_entropy": [

@@ -150,7 +150,7 @@ def test_compiled() -> None:
 @on_ranks(3)
 def test_not_dispatched() -> None:
     """What docs/reference/limits.md lists: torch hands these to nobody, and they see this rank's rows."""
-    t, plain = Operands("tall", True), Operands("tall", False)
+    t, _plain = Operands("tall", True), Operands("tall", False)
     x = t.x.detach()
     local = x.to_local()
     result = torch.ops.aten.clone.default(x)
@@ -160,10 +160,6 @@ def test_not_dispatched() -> None:
         with pytest.raises(LayoutMismatchError, match="a plain operand with 1 or 7 rows"):
             x + result
     assert torch.as_tensor(x) is x
-    # Since torch 2.13 it is not told that there were weights.
-    weight = None if torch.__version__ >= "2.13" else plain.p
-    torch.testing.assert_close(F.l1_loss(t.x, t.y, weight=plain.p), F.l1_loss(plain.x, plain.y, weight=weight))
-    assert not torch.isclose(F.l1_loss(plain.x, plain.y, weight=plain.p), F.l1_loss(plain.x, plain.y))
 
 
 @on_ranks(2)
