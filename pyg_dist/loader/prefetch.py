@@ -8,9 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import torch
+from typing_extensions import NamedTuple
 
 from pyg_dist.backend import timing
 from pyg_dist.backend.on_device import Made, SideStream, taken
