@@ -203,6 +203,20 @@ def test_factories_name_their_device(modules: Modules) -> None:
     assert not found, f"take pyg_dist.backend.host's, or name the device: {found}"
 
 
+def test_generic_named_tuples_are_made_by_python_3_10(modules: Modules) -> None:
+    """It has none of its own, and type checkers do not say so."""
+    makers = {f"{path}": names for path, nodes in modules.items() if (names := generic_named_tuples(nodes))}
+    assert makers
+    assert {maker for names in makers.values() for maker in names} == {"typing_extensions"}, makers
+
+
+def generic_named_tuples(nodes: Iterable[ast.AST]) -> list[str]:
+    """The module that each one's ``NamedTuple`` is imported from."""
+    imported = {a.name: n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module for a in n.names}
+    bases = [[last_name(b) for b in node.bases] for node in nodes if isinstance(node, ast.ClassDef)]
+    return [imported["NamedTuple"] for names in bases if "NamedTuple" in names and len(names) > 1]
+
+
 def undocumented(modules: Modules) -> list[str]:
     """Public methods without a docstring whose names no class that others implement or inherit from explains.
 
