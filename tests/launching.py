@@ -9,6 +9,7 @@ would take most of a short script's time. What looks at the import takes ``is_fo
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,11 @@ import forked_python
 import pytest
 from limits import COMMAND_SECONDS
 from workers import LAUNCHER_PREFIXES
+
+# What gloo of torch 2.10 prints of its connections, and Triton of torch for CUDA of what a forked process leaves.
+_OTHERS = re.compile(
+    r"^(\[Gloo\]|nanobind: | - leaked | - \.\.\. skipped remainder|See https://nanobind).*(\n|$)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def _run(commands: list[tuple[list[str], dict[str, str]]], timeout: float) -> En
         seconds = time.monotonic() - start
         stdout.seek(0)
         stderr.seek(0)
-        ended = Ended(codes, stdout.read(), stderr.read(), seconds)
+        ended = Ended(codes, _OTHERS.sub("", stdout.read()), _OTHERS.sub("", stderr.read()), seconds)
     if not codes:
         pytest.fail(f"{commands[0][0]} had not ended after {timeout} s\n{ended.stdout}\n{ended.stderr}")
     return ended

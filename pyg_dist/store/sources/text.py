@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -169,7 +170,10 @@ class Table:
 
     def _parsed(self, lines: list[str]) -> Array:
         quote = '"' if self.separator is not None and any('"' in line for line in lines) else None
-        return np.loadtxt(lines, list(self.columns), comments=None, delimiter=self.separator, quotechar=quote, ndmin=1)
+        columns = list(self.columns)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # of floats where integers go: older NumPy rounds them
+            return np.loadtxt(lines, columns, comments=None, delimiter=self.separator, quotechar=quote, ndmin=1)
 
     def _refuse(self, lines: list[str], rows: Rows) -> None:
         """Raise the error of the first line that cannot be parsed."""
