@@ -134,7 +134,7 @@ def measure_on_gpu(num_edges: int, kinds: list[str], log: gpu_measure.Log) -> No
 def rows_sent(num_edges: int) -> Iterator[dict[str, float]]:
     """For some numbers of ranks: the rows that one layer sends, and those that the homogeneous form would send."""
     hetero = read_hetero(graph_of(num_edges), allow_nan=True, warn=False)
-    edges = hetero.edge_indices()
+    edges = {relation: one.edge_index for relation, one in hetero.relations.items()}
     for num_ranks in (2, 4, 8):
         parts = find_parts_by_type(edges, hetero.num_nodes, None, num_ranks, PartsOptions("metis", 0.03, 0))
         plan = HeteroPlan.of(edges, parts, num_ranks)

@@ -145,7 +145,7 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: one_type.NUM_CORES])
     description, graph = machine.describe(), graph_of(args.degrees)
     hetero = read_hetero(graph, allow_nan=True, warn=False)
-    parts = find_parts_by_type(hetero.edge_indices(), hetero.num_nodes, None, 2, PartsOptions("metis", 0.03, 0))
+    parts = find_parts_by_type(graph.edge_index_dict, hetero.num_nodes, None, 2, PartsOptions("metis", 0.03, 0))
     plan = HeteroPlan.of(graph.edge_index_dict, parts, 2)
     print(plan.describe((HIDDEN,)))
     schedule, results = Schedule(args.rounds, args.epochs, num_retakes=args.retakes), {}

@@ -69,9 +69,16 @@ class DistributedEdgeIndex(ShardedEdges):
         return self.graph.full_edge_index()
 
     def to(  # type: ignore[override]
-        self, device: object = None, *args: object, **kwargs: object
-    ) -> DistributedEdgeIndex:
-        """Itself: a graph moves together with its node tensors, through ``data.to(device)``."""
+        self, device: Any = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Itself: a graph moves together with its node tensors, through ``data.to(device)``.
+
+        A plain tensor of all edges in another dtype (collective).
+        """
+        given = (device, *args, *kwargs.values())
+        dtypes = [x.dtype if isinstance(x, Tensor) else x for x in given if isinstance(x, (torch.dtype, Tensor))]
+        if dtypes and dtypes[0] != self.dtype:
+            return self.full_tensor().to(device, *args, **kwargs)
         if isinstance(device, (str, torch.device)) and torch.device(device).type != self.device.type:
             raise LayoutMismatchError(
                 f"Expected edge_index to stay on {self.device} (got {device}): move the graph, data.to({device!r})"
@@ -95,7 +102,7 @@ class DistributedEdgeIndex(ShardedEdges):
 
     contiguous = long = coalesce = detach = clone
 
-    def cpu(self) -> DistributedEdgeIndex:  # type: ignore[override]
+    def cpu(self) -> Tensor:  # type: ignore[override]
         return self.to("cpu")
 
     def end(self, end: End) -> NodeIds:

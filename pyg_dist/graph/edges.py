@@ -22,7 +22,7 @@ from pyg_dist.graph.gcn_norm import put_loop_values
 from pyg_dist.graph.layer_call import neighbour_rows
 from pyg_dist.graph.protocol import EdgeView, End, nodes_at, the_one
 from pyg_dist.store.manifest import LoopRule
-from pyg_dist.tensor.calling_code import EdgeHandle, of_whole_graphs
+from pyg_dist.tensor.calling_code import COMPILED, EdgeHandle, of_whole_graphs
 from pyg_dist.tensor.operands import by_row_mask, local_values
 from pyg_dist.tensor.registry import Args, Function, Kwargs, dims_of, functions, public_name, writes
 from pyg_dist.tensor.row_index import RowIndex
@@ -97,16 +97,29 @@ class ShardedEdges(EdgeHandle):
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.end(0), self.end(1)))
 
-    def __deepcopy__(self, memo: object) -> ShardedEdges:
+    def __copy__(self) -> ShardedEdges:
         return self  # immutable
+
+    def __deepcopy__(self, memo: object) -> ShardedEdges:
+        return self
+
+    def __format__(self, format_spec: str) -> str:
+        return repr(self)
+
+    def __dir__(self) -> list[str]:
+        return list(object.__dir__(self))
 
     @classmethod
     def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
+        if torch._C._get_tracing_state() is not None:
+            raise UnsupportedError(COMPILED)
         named = kwargs or {}
         edges = args[0] if args else named.get("input")
         if isinstance(edges, ShardedEdges):
             if func in ALIKE or func in _SIZES:
-                given: Tensor = torch.empty(edges.global_shape(), device="meta") if func in _SIZES else edges
+                given: Tensor = edges
+                if func in _SIZES:
+                    given = torch.empty(edges.global_shape(), dtype=edges.dtype, device="meta")
                 with local_tensors():
                     return func(given, *args[1:], **named)
             if func == Tensor.device.__get__:
@@ -396,13 +409,15 @@ SINGLE_EDGES = frozenset(
 )
 """Names of attributes that look at single edges."""
 
-_SIZES = {Tensor.shape.__get__, Tensor.size, Tensor.numel, torch.numel}  # type: ignore[attr-defined]
+_SIZES = {Tensor.shape.__get__, Tensor.nbytes.__get__, Tensor.size, Tensor.stride, Tensor.numel, torch.numel}  # type: ignore[attr-defined]
 ALIKE = {
     *functions(
         "dtype.__get__", "layout.__get__", "ndim.__get__", "requires_grad.__get__", "requires_grad.__set__",
         "is_leaf.__get__", "is_sparse.__get__", "is_nested.__get__", "is_quantized.__get__", "grad_fn.__get__",
         "grad.__get__", "itemsize.__get__", "_version.__get__", "_backward_hooks.__get__", "dim", "is_floating_point",
-        "is_complex", "is_contiguous", "element_size", "__len__", "__hash__", namespaces=(Tensor,),
+        "is_complex", "is_contiguous", "element_size", "__len__", "__hash__", "is_pinned", "is_shared", "is_inference",
+        "is_signed", "is_conj", "is_neg", "is_xpu.__get__", "is_mkldnn.__get__", "is_mps.__get__", "_is_view",
+        "is_sparse_csr.__get__", "retains_grad.__get__", namespaces=(Tensor, torch),
     )
 }  # fmt: skip
 """Questions that all edges answer alike."""

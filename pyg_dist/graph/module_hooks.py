@@ -206,7 +206,7 @@ def _first_own_functions(outputs: Any) -> Iterator[object]:
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
-        if issubclass(getattr(node, "_forward_cls", object), LocalFunction) or hasattr(node, "row_context"):
+        if issubclass(getattr(node, "_forward_cls", object), LocalFunction) or hasattr(node, "row_records"):
             yield node
             continue
         following = {inner for inner, _ in getattr(node, "next_functions", ())} - seen

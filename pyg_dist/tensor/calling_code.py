@@ -131,6 +131,8 @@ def who_needs_it() -> str:
     called = of_pyg[-1] if of_pyg else None  # which the script knows
     if refusal or called is None or not _is_of_pyg(called, "utils."):
         return refusal
+    if called.f_code.co_name == "spmm":
+        return "torch_geometric.utils.spmm takes no adj_t of a DistributedData: write adj_t @ x, its sum"
     if not any(issubclass(type(value), EdgeHandle) for value in called.f_locals.values()):
         return ""
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,35 @@ def same(got: Any, expected: Any) -> bool:
         return bool(got == expected)
     assert type(got) is type(expected)
     return got.shape == expected.shape and got.dtype == expected.dtype and np.allclose(got, expected, 1e-12, 1e-12)
+
+
+@on_ranks(2)
+def test_what_one_rank_may_do_alone() -> None:
+    graph = random_graph(NUM_NODES, 130)
+    ours: Any = pyg_dist.DistributedData(graph)
+    edges = ours.edge_index
+    if pyg_dist.rank() == 0:  # another rank would wait, or raise, where all edges are gathered
+        assert f"{edges}" == format(edges, "") == str(edges) == repr(edges)
+        assert "full_tensor" in dir(edges)
+        assert copy.copy(edges) is copy.deepcopy(edges) is edges
+        assert (edges.nbytes, edges.stride(), edges.is_pinned()) == (16 * graph.num_edges, (graph.num_edges, 1), False)
+        assert edges.is_signed()
+        assert not torch.is_floating_point(edges)
+    with pytest.raises(pyg_dist.errors.UnsupportedError, match=r"torch\.jit compiles for plain tensors"):
+        torch.jit.trace(lambda e: e + 1, edges)  # type: ignore[no-untyped-call]
+
+
+@on_ranks(2)
+def test_another_dtype_is_of_a_plain_tensor() -> None:
+    graph = random_graph(NUM_NODES, 130)
+    edges: Any = pyg_dist.DistributedData(graph).edge_index
+    assert edges.to("cpu") is edges.to(torch.int64) is edges.to(torch.arange(3)) is edges
+    for asked in ((torch.int32,), ("cpu", torch.float32), (torch.zeros(1),)):
+        got, expected = edges.to(*asked), graph.edge_index.to(*asked)
+        assert type(got) is Tensor
+        assert got.dtype == expected.dtype
+        assert torch.equal(got, expected)
+    assert torch.equal(edges.to(dtype=torch.int32), graph.edge_index.int())
 
 
 @pytest.mark.parametrize("layout", ["halo", "grid"])

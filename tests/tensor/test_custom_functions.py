@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -207,6 +211,57 @@ class Captures(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         return g.sum(0), None
+
+
+class Keeps(Backward):
+    """An attribute lives as long as what comes out."""
+
+    kept: weakref.ref[Any]
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.kept = Centred()  # type: ignore[no-untyped-call]
+        Keeps.kept = weakref.ref(ctx.kept)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        assert ctx.kept is Keeps.kept()
+        return g
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@on_ranks(1, 2)
+def test_what_a_function_keeps_goes_with_its_output() -> None:
+    x = pyg_dist.DistributedData(random_graph(N, 420, 6, seed=5)).x.detach().clone().requires_grad_()
+    gc.disable()
+    out: Any = Keeps.apply(x)  # type: ignore[no-untyped-call]
+    assert Keeps.kept() is not None
+    out.sum().backward()
+    del out
+    left = Keeps.kept()
+    gc.enable()
+    del Keeps.kept
+    assert left is None
+
+
+@on_ranks(1)
+def test_methods_may_be_any_callable() -> None:
+    """Also of functions without rows, while there are some elsewhere."""
+    x = pyg_dist.DistributedData(random_graph(N, 420, 6, seed=5)).x.detach().clone().requires_grad_()
+    plain = torch.ones(3, requires_grad=True)
+
+    class Scales(Function):
+        forward = functools.partial(lambda factor, ctx, x: x * factor, 3.0)  # type: ignore[assignment]
+        backward = staticmethod(lambda ctx, g: g * 3.0)
+
+    for value in (plain, x):
+        Scales.apply(value).sum().backward()  # type: ignore[no-untyped-call]
+        grad: Any = value.grad
+        assert torch.equal(getattr(grad, "full_tensor", grad.clone)(), torch.full(value.shape, 3.0, dtype=value.dtype))
+    with mock.patch.object(Scales, "forward", lambda ctx, x: x * 5):
+        assert torch.equal(Scales.apply(plain), torch.full((3,), 5.0))  # type: ignore[no-untyped-call]
+    assert torch.equal(Scales.apply(plain), torch.full((3,), 3.0))  # type: ignore[no-untyped-call]
 
 
 @on_ranks(1, 2)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, wraps
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -47,32 +46,50 @@ def _as_rows(local: object, rows: Rows) -> object:
     return RowTensor.from_local(local, rows)  # a view: the engine's own tensor must not change its class
 
 
-class _Context(FunctionCtx):
-    """The ``ctx`` of a script's function, over the engine's ``node``: saves and returns row tensors."""
+class _Records:
+    """Of one call: which of its arguments, outputs and saved tensors have rows. The engine's node keeps it."""
 
-    def __init__(self, node: Any, arguments: Sequence[object]) -> None:
-        self._node = node
-        node.row_context = self
-        self._rows_of_saved: list[Rows] = []
-        self.input_rows = [_rows_of(value) for value in arguments]
-        self.input_shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for value in arguments]
-        self.output_rows: list[Rows] = []
+    def __init__(self, arguments: Sequence[object]) -> None:
+        self.inputs = [_rows_of(value) for value in arguments]
+        self.shapes = [tuple(value.shape) if isinstance(value, Tensor) else None for value in arguments]
+        self.saved: list[Rows] = []
+        self.outputs: list[Rows] = []
+
+
+class _Context(FunctionCtx):
+    """The ``ctx`` of a script's function, over the engine's node, whose attributes it has: its tensors are row tensors.
+
+    A method has one of its own, since a node that knew it would be a cycle, with all that the script keeps there.
+    """
+
+    _node: Any
+    _records: _Records
+
+    def __init__(self, node: Any, records: _Records) -> None:
+        vars(self).update(_node=node, _records=records)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._node, name)
 
-    mark_dirty = property(attrgetter("_node.mark_dirty"))
-    mark_non_differentiable = property(attrgetter("_node.mark_non_differentiable"))
-    set_materialize_grads = property(attrgetter("_node.set_materialize_grads"))
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._node, name, value)
 
     def save_for_backward(self, *tensors: object) -> None:
-        self._rows_of_saved = [_rows_of(tensor) for tensor in tensors]
+        self._records.saved = [_rows_of(tensor) for tensor in tensors]
         self._node.save_for_backward(*tensors)
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
         """As torch's: outputs and what hooks have packed come back as plain tensors, of which it makes row tensors."""
-        return tuple(map(_as_rows, self._node.saved_tensors, self._rows_of_saved))
+        return tuple(map(_as_rows, self._node.saved_tensors, self._records.saved))
+
+
+def _context(node: Any, args: Sequence[object]) -> Any:
+    """What the forward of a script's function gets for ``node``."""
+    if not _has_rows(args):
+        return node
+    node.row_records = records = _Records(args)
+    return _Context(node, records)
 
 
 def _forward_of_rows(script: Any, forward: Any) -> Any:
@@ -83,7 +100,7 @@ def _forward_of_rows(script: Any, forward: Any) -> Any:
     def forward_of_rows(node: Any, *args: Any) -> object:
         if not isinstance(node, _Node):  # called by another function's forward
             return forward(node, *args)
-        context = _Context(node, args) if _has_rows(args) else node
+        context = _context(node, args)
         out = forward(context, *args)
         _note_outputs(script, context, out)
         return out
@@ -97,7 +114,7 @@ def _setup_context_of_rows(script: Any, setup_context: Any) -> Any:
         if not isinstance(node, _Node):
             setup_context(node, inputs, output)
             return
-        context = _Context(node, inputs) if _has_rows(inputs) else node
+        context = _context(node, inputs)
         setup_context(context, inputs, output)
         _note_outputs(script, context, output)
 
@@ -107,19 +124,19 @@ def _setup_context_of_rows(script: Any, setup_context: Any) -> Any:
 def _backward_of_rows(script: Any, backward: Any) -> Any:
     @wraps(backward)
     def backward_of_rows(node: Any, *gradients: Any) -> object:
-        context = getattr(node, "row_context", None) if isinstance(node, _Node) else None
-        if context is None:
+        records: _Records | None = getattr(node, "row_records", None) if isinstance(node, _Node) else None
+        if records is None:
             return backward(node, *gradients)
-        is_boxed = getattr(script, "boxed_grads_call", False)
+        context, is_boxed = _Context(node, records), getattr(script, "boxed_grads_call", False)
         local = map(local_gradient, gradients[0] if is_boxed else gradients)
-        seen: Any = list(map(_as_rows, local, context.output_rows))
+        seen: Any = list(map(_as_rows, local, records.outputs))
         out = backward(context, seen) if is_boxed else backward(context, *seen)
         out = out if isinstance(out, tuple) else (out,)
-        if len(out) < len(context.input_rows):  # torch says so
+        if len(out) < len(records.inputs):  # torch says so
             return out
         wanted = node.needs_input_grad
         return tuple(
-            _gradient(value, context.input_rows[k], context.input_shapes[k]) if k < len(wanted) and wanted[k] else value
+            _gradient(value, records.inputs[k], records.shapes[k]) if k < len(wanted) and wanted[k] else value
             for k, value in enumerate(out)
         )
 
@@ -129,7 +146,7 @@ def _backward_of_rows(script: Any, backward: Any) -> Any:
 def _note_outputs(script: Any, context: Any, out: object) -> None:
     outputs = out if isinstance(out, tuple) else (out,)
     if isinstance(context, _Context):
-        context.output_rows = [_rows_of(value) for value in outputs]
+        context._records.outputs = [_rows_of(value) for value in outputs]
     elif _has_rows(outputs) and context.next_functions:
         constant = [id(x) for x in context.non_differentiable or ()]
         if any(isinstance(x, RowTensor) and x.is_floating_point() and id(x) not in constant for x in outputs):
@@ -182,14 +199,18 @@ _OF_ROWS = {
 }
 
 
-@lru_cache(maxsize=1024)
-def _of_rows(name: str, script: Any, method: Any) -> Any:
-    return _OF_ROWS[name](script, method)
-
-
 def _own(cls: type, name: str) -> Any:
     """The attribute of a class as it is without :class:`_Method`."""
-    return next(vars(base)[name] for base in cls.__mro__ if name in vars(base)).__get__(None, cls)
+    method = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    return method.__get__(None, cls) if hasattr(method, "__get__") else method
+
+
+@lru_cache(maxsize=1024)
+def _method(cls: Any, name: str) -> Any:
+    own = _own(cls, name)
+    if _is_ours(cls) or own is _own(Function, name):  # torch asks which methods a class has not defined
+        return own
+    return _OF_ROWS[name](cls, own)
 
 
 class _Method:
@@ -203,12 +224,7 @@ class _Method:
         self._name = name
 
     def __get__(self, cls: Any, metaclass: object = None) -> Any:
-        if cls is None:
-            return self
-        method = _own(cls, self._name)
-        if _is_ours(cls) or method is _own(Function, self._name):  # torch asks which methods a class has not defined
-            return method
-        return _of_rows(self._name, cls, method)
+        return self if cls is None else _method(cls, self._name)
 
     def __set__(self, cls: type, value: object) -> None:
         _remove()
@@ -231,6 +247,7 @@ def _add() -> None:
 
 
 def _remove() -> None:
+    _method.cache_clear()
     for name in _OF_ROWS:
         delattr(FunctionMeta, name)
 
