@@ -227,6 +227,8 @@ class Keeps(Backward):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         assert ctx.kept is Keeps.kept()
+        del ctx.kept
+        assert not hasattr(ctx, "kept")
         return g
 
 

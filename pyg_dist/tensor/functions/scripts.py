@@ -74,6 +74,9 @@ class _Context(FunctionCtx):
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._node, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self._node, name)
+
     def save_for_backward(self, *tensors: object) -> None:
         self._records.saved = [_rows_of(tensor) for tensor in tensors]
         self._node.save_for_backward(*tensors)
