@@ -15,8 +15,9 @@ from torch import Tensor
 
 from pyg_dist.conv.inputs import snapshot
 from pyg_dist.errors import UnsupportedError
-from pyg_dist.graph.edges import ALIKE, SINGLE_EDGES, Edges
+from pyg_dist.graph.edges import SINGLE_EDGES, Edges
 from pyg_dist.graph.protocol import DistributedGraph, EdgeView, Norm, Operator
+from pyg_dist.graph.sharded_edges import ALIKE
 from pyg_dist.tensor import EdgeTensor
 from pyg_dist.tensor.registry import Args, Function, Kwargs, mapped
 from pyg_dist.tensor.row_tensor import DerivedOperand, version_of

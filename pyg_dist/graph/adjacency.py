@@ -18,8 +18,8 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_dist.errors import DataError, MixedRowsError, UnsupportedError
 from pyg_dist.graph.edge_index import DistributedEdgeIndex
-from pyg_dist.graph.edges import ShardedEdges
 from pyg_dist.graph.protocol import DistributedGraph, NodeSharding, Norm, nodes_at
+from pyg_dist.graph.sharded_edges import ShardedEdges
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.functions import products
 from pyg_dist.tensor.functions.full_tensor import stand_for_constructor

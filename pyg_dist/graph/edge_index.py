@@ -12,8 +12,9 @@ from torch import Tensor
 from pyg_dist.backend.session.agreement import digest
 from pyg_dist.errors import LayoutMismatchError, UnsupportedError
 from pyg_dist.graph.edge_sets import graph_over
-from pyg_dist.graph.edges import Edges, NodeIds, ShardedEdges
+from pyg_dist.graph.edges import Edges, NodeIds
 from pyg_dist.graph.protocol import DistributedGraph, End, NodeSharding
+from pyg_dist.graph.sharded_edges import ShardedEdges
 from pyg_dist.partition.inputs import as_edges, check_ends
 from pyg_dist.store.manifest import LoopRule
 from pyg_dist.tensor.calling_code import of_whole_graphs

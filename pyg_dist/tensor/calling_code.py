@@ -121,7 +121,7 @@ class EdgeHandle(OfThisRun, torch.Tensor):
 
     def full_tensor(self) -> torch.Tensor:
         """All edges in the input's order, int64 ``[2, E]``, on every rank (collective)."""
-        raise NotImplementedError(f"{type(self).__name__}.full_tensor")
+        raise NotImplementedError(f"{type(self).__name__}.full_tensor")  # by each kind of edges
 
 
 def who_needs_it() -> str:
